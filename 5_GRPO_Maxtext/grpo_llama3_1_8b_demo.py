@@ -1,0 +1,1144 @@
+"""GRPO on a language model: evaluate -> train -> evaluate, with MaxText, Tunix, Grain and Orbax.
+
+One script, two sizes. `MODEL` is any Llama-architecture checkpoint in Hugging Face's layout: by default
+the tiny Llama that lies beside this file (0.3 M parameters, laptop CPU), at full size
+`meta-llama/Llama-3.1-8B-Instruct` on a TPU VM. Same code path; the constants below have two columns.
+
+The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q:
+
+    J = mean_i mean_t [ min(ratio_it * A_i, clip(ratio_it, 1 - eps, 1 + eps) * A_i) - beta * KL_it ]
+    A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
+
+What is *not* here, and why: no critic (the group's mean reward is the baseline: that is GRPO), no reward
+model (the rewards are four functions in reward_func.py), no replay (samples are used once, NUM_ITERATIONS
+1, so ratio = 1 and the clip never binds), no value of the prompt's tokens (only the answer is trained).
+
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, about 3 minutes on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: goes on where it stopped
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
+"""
+
+import csv
+import dataclasses
+import difflib
+import errno
+import functools
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+# XLA splits even the smallest matrix product over all cores; on a model this small the hand-over costs
+# more than it saves, and one thread also makes a run repeatable bit for bit. TPUs ignore these flags.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": it is not needed
+
+import absl.logging
+import grain
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import transformers
+from flax import nnx
+from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
+from maxtext.configs import pyconfig
+from maxtext.layers.embeddings import LLaMARotaryEmbedding
+from maxtext.utils import model_creation_utils
+from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
+from omegaconf import OmegaConf
+from scipy.stats import binomtest
+from tqdm import tqdm
+from tunix.rl import rl_cluster as rl_cluster_lib
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from tunix.sft import hooks, metrics_logger
+
+sys.path.insert(0, str(HERE))  # so that the two files beside this one import from anywhere
+import reward_func
+from rollout import MaxTextRollout
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+# %% Constants ------------------------------------------------------------------------------------------
+class Pair(NamedTuple):
+    """A constant with two values; `configure` keeps the one that fits MODEL's size."""
+
+    laptop: Any
+    tpu: Any
+
+
+MODEL = "tiny_llama"  # Hugging Face name or folder; "tiny_llama" lies beside this file
+DATASET = "tiny_gsm8k"  # "tiny_gsm8k" (beside this file), "gsm8k" (tensorflow-datasets), or a JSON/JSONL file
+TEST_DATASET = ""  # empty: the test split of DATASET; or a JSON/JSONL file
+DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps gsm8k
+RUN_DIR = ""  # empty: runs/grpo_llama3_1_8b_demo/<time>; a folder with a checkpoint in it: go on from there
+SEED = 0  # weights come from MODEL; the seed orders the questions and draws the answers
+
+#                                     laptop column: MODEL's hidden size is below 1,024 (tiny Llama, CPU)
+#                                     TPU column:    Llama 3.1 8B on a TPU VM
+
+# --- the question, and what the model is asked to write
+SYSTEM_PROMPT = (
+    "You are given a problem. Think about it and write your reasoning between <reasoning> and "
+    "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and </answer>."
+)
+# The tiny Llama learned its format from demonstrations and has never seen an instruction.
+TEMPLATE = Pair("{question}", "{system_prompt}\n\n{question}")
+MAX_PROMPT_LENGTH = Pair(32, 256)  # tokens, chat template included; longer questions are left out, and named
+TOTAL_GENERATION_STEPS = Pair(32, 768)  # tokens an answer may take; what is longer is cut off
+
+# --- sampling during training
+TEMPERATURE = Pair(1.0, 0.9)  # 1: the policy itself. Too low and all G answers agree: nothing to learn from
+TOP_P = 1.0  # 1: off. Cutting the tail here would train on another distribution than the one sampled
+TOP_K = Pair(-1, 50)  # -1: off. 50 of 128,256 tokens is a mild cut; of the tiny Llama's it would be none
+
+# --- GRPO
+BATCH_SIZE = Pair(16, 2)  # prompts a step (the source: 1)
+NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups are all right or all wrong: no signal
+NUM_ITERATIONS = 1  # mu, optimizer updates a batch
+BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
+EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
+NUM_BATCHES = Pair(200, 3_738)  # steps an epoch
+NUM_EPOCHS = 1
+
+# --- optimizer (AdamW, linear warm-up, cosine decay to 0)
+LEARNING_RATE = Pair(1e-3, 3e-6)  # peak; 8 B parameters forgive far less than 0.3 M
+B1 = 0.9
+B2 = 0.99
+WEIGHT_DECAY = 0.1
+WARMUP_FRACTION = 0.1  # share of all steps
+MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it
+TRAIN_MICRO_BATCH_SIZE = Pair(16, 1)  # prompts a gradient pass; BATCH_SIZE / this = accumulation steps
+
+# --- evaluation
+EVAL_CONFIG = "standard"  # the sampled figures use this entry; the greedy figure always uses "greedy"
+GENERATION_CONFIGS = {
+    "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
+    "standard": dict(temperature=0.7, top_k=50, top_p=0.95),
+    "liberal": dict(temperature=0.85, top_k=-1, top_p=1.0),
+}
+NUM_TEST_QUESTIONS = Pair(512, 1_319)  # from the top of the test set
+NUM_PASSES = 1  # sampled answers a question; above 1 the report adds pass@k and majority@k
+
+# --- checkpoints and logs (all under RUN_DIR)
+SAVE_INTERVAL_STEPS = Pair(50, 500)  # steps between checkpoints
+MAX_TO_KEEP = 4  # checkpoints kept
+
+# --- model and devices
+DTYPE = Pair("float32", "bfloat16")  # of activations
+WEIGHT_DTYPE = "float32"  # of weights and Adam moments: an update of 3e-6 vanishes in bfloat16
+SCAN_LAYERS = Pair(False, True)  # True compiles one layer instead of 32; False is faster when layers are few
+REMAT_POLICY = Pair("none", "full")  # full: recompute activations in the backward pass instead of keeping them
+ATTENTION = Pair("dot_product", "flash")
+ROLLOUT_ENGINE = Pair("maxtext", "vllm")  # who generates: rollout.py, or vLLM (TPU packages needed)
+TRAINER_DEVICES_FRACTION = 0.5  # vllm on several chips: the share that trains ...
+SAMPLER_DEVICES_FRACTION = 0.5  # ... and the share that generates; 1.0 and 1.0: both on all chips
+HBM_UTILIZATION_VLLM = 0.2  # share of a chip's memory that vLLM may take for weights and KV cache
+
+DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can mend: shown as one line, exit code 2."""
+
+
+def is_small(model: str) -> bool:
+    """Whether MODEL is a local folder with a hidden size below 1,024: the laptop column."""
+    try:
+        return json.loads((model_path(model) / "config.json").read_text())["hidden_size"] < 1024
+    except (OSError, ValueError, KeyError):
+        return False  # a hub name, or a folder whose fault `load_hf_config` will name
+
+
+def model_path(model: str) -> Path:
+    """The folder of MODEL, looked for where the command runs and beside this file."""
+    return Path(model) if Path(model).is_dir() or not (HERE / model).is_dir() else HERE / model
+
+
+def configure(arguments: list[str]) -> dict[str, Any]:
+    """Sets this module's constants from `NAME=value` arguments and MODEL's size.
+
+    Args:
+        arguments: such as ["NUM_BATCHES=50", "LEARNING_RATE=5e-4"].
+
+    Returns:
+        Every constant by name, as the run will use it.
+
+    Raises:
+        UserError: an unknown name (lists the nearest), a value of the wrong type or out of range.
+    """
+    overrides = {}
+    for argument in arguments:
+        name, _, text = argument.partition("=")
+        if name not in DEFAULTS or "=" not in argument or isinstance(DEFAULTS[name], dict):
+            near = difflib.get_close_matches(name.upper(), DEFAULTS, n=3, cutoff=0.5)
+            raise UserError(
+                f"{argument!r}: no such constant; write NAME=value, nearest names: "
+                f"{', '.join(near) or 'none, see the top of the script'}"
+            )
+        value = OmegaConf.to_container(OmegaConf.from_cli([argument]))[name]  # 1e-3 -> 0.001, True -> bool
+        kind = type(DEFAULTS[name].laptop if isinstance(DEFAULTS[name], Pair) else DEFAULTS[name])
+        if kind is str:
+            value = text
+        elif kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise UserError(f"{name}={text}: {name} is a {kind.__name__}, {text!r} is not")
+        overrides[name] = value
+
+    column = "laptop" if is_small(overrides.get("MODEL", DEFAULTS["MODEL"])) else "tpu"
+    constants = {
+        name: getattr(value, column) if isinstance(value, Pair) else value
+        for name, value in DEFAULTS.items()
+    } | overrides
+    globals().update(constants)
+    check_constants()
+    return constants
+
+
+def check_constants() -> None:
+    """Refuses values that would fail later, or teach nothing without saying so.
+
+    Raises:
+        UserError: names the constant, its value and the remedy.
+    """
+    for name, low in {
+        "MAX_PROMPT_LENGTH": 1, "TOTAL_GENERATION_STEPS": 2, "BATCH_SIZE": 1, "NUM_GENERATIONS": 2,
+        "NUM_ITERATIONS": 1, "NUM_BATCHES": 1, "NUM_EPOCHS": 1, "NUM_TEST_QUESTIONS": 1, "NUM_PASSES": 1,
+        "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 1, "SEED": 0,
+    }.items():  # fmt: skip
+        if globals()[name] < low:
+            raise UserError(f"{name}={globals()[name]}: use {low} or more")
+    if TEMPERATURE <= 0:
+        raise UserError(f"TEMPERATURE={TEMPERATURE}: greedy answers are all alike; use a value above 0")
+    if not 0 < TOP_P <= 1:
+        raise UserError(f"TOP_P={TOP_P}: a probability mass, above 0 and at most 1 (1 switches it off)")
+    if TOP_K != -1 and TOP_K < 1:
+        raise UserError(f"TOP_K={TOP_K}: use 1 or more, or -1 to switch it off")
+    if BATCH_SIZE % TRAIN_MICRO_BATCH_SIZE:
+        raise UserError(
+            f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={BATCH_SIZE}"
+        )
+    for name in ("BETA", "EPSILON", "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION"):
+        if not 0 <= globals()[name] < math.inf:
+            raise UserError(f"{name}={globals()[name]}: use a finite number, 0 or more")
+    for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "HBM_UTILIZATION_VLLM"):
+        if not 0 < globals()[name] <= 1:
+            raise UserError(f"{name}={globals()[name]}: a share, above 0 and at most 1")
+    if EVAL_CONFIG not in GENERATION_CONFIGS:
+        raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
+    if ROLLOUT_ENGINE not in ("maxtext", "vllm"):
+        raise UserError(f"ROLLOUT_ENGINE={ROLLOUT_ENGINE}: one of maxtext, vllm")
+
+
+# %% Data: GSM8K columns in, chat prompts out -----------------------------------------------------------
+def read_questions(dataset: str, split: str) -> tuple[list[dict[str, str]], str]:
+    """Reads questions and gold answers.
+
+    Args:
+        dataset: "gsm8k", a folder with `train.jsonl` and `test.jsonl`, or a JSON/JSONL file.
+        split: "train" or "test"; ignored for a single file.
+
+    Returns:
+        Rows with `question`, `answer` (the text after `####`) and `line`, and where they came from.
+
+    Raises:
+        UserError: no such file, no rows, a missing column, an answer without `#### N`.
+    """
+    if dataset == "gsm8k":
+        rows, source = read_tfds_gsm8k(split)
+    else:
+        path = model_path(dataset)
+        path = path / f"{split}.jsonl" if path.is_dir() else path
+        rows, source = read_json(path), str(path)
+    if not rows:
+        raise UserError(f"DATASET={dataset}: {source} has no rows; give a file with at least one question")
+    questions = []
+    for line, row in enumerate(rows, start=1):
+        missing = [column for column in ("question", "answer") if column not in row]
+        if missing:
+            raise UserError(
+                f"DATASET={dataset}: {source}, row {line} has no column {missing[0]!r} "
+                f"(it has {', '.join(map(repr, row)) or 'none'}); rename it"
+            )
+        answer = reward_func.extract_hash_answer(str(row["answer"]))
+        if answer is None:
+            raise UserError(
+                f"DATASET={dataset}: {source}, row {line}: the answer does not end in '#### N'; add it"
+            )
+        questions.append({"question": str(row["question"]), "answer": answer, "line": str(line)})
+    return questions, source
+
+
+def read_json(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON array or a JSON-lines file; raises UserError with file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"DATASET={path}: {error.strerror}; give 'gsm8k' or a JSON/JSONL file") from None
+    rows = []
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise UserError(f"DATASET={path}: row {len(rows) + 1} is not JSON ({error}); mend it") from None
+    for line, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"DATASET={path}: row {line} is not an object with named columns; mend it")
+    return rows
+
+
+def read_tfds_gsm8k(split: str) -> tuple[list[dict[str, str]], str]:
+    """GSM8K from tensorflow-datasets; the embedded tiny_gsm8k where it can be neither found nor fetched."""
+    import tensorflow_datasets as tfds
+    import tensorflow_datasets.text.gsm8k  # noqa: F401  (registers the builder; the package alone does not)
+
+    builder = tfds.builder("gsm8k", data_dir=os.path.expanduser(DATA_DIR), file_format="array_record")
+    if not builder.data_path.exists():
+        try:
+            # Probe first: tensorflow-datasets itself goes on trying for over 200 s without a network.
+            huggingface_hub.get_session().head("https://raw.githubusercontent.com", timeout=5)
+        except Exception:
+            print("DATASET=gsm8k: no network and nothing prepared in DATA_DIR; using the embedded tiny_gsm8k")
+            path = HERE / "tiny_gsm8k" / f"{split}.jsonl"
+            return read_json(path), str(path)
+        builder.download_and_prepare()
+    # values are bytes
+    rows = [{k: v.decode() for k, v in row.items()} for row in builder.as_data_source(split)]
+    return rows, f"tensorflow-datasets gsm8k ({split})"
+
+
+def to_prompt(tokenizer, question: str) -> str:
+    """The text the model is asked to continue: TEMPLATE inside the tokenizer's own chat template."""
+    content = TEMPLATE.format(system_prompt=SYSTEM_PROMPT, question=question)
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+
+
+def make_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> list[dict[str, str]]:
+    """Adds `prompts`, and leaves out what is longer than MAX_PROMPT_LENGTH tokens: counted and named.
+
+    Raises:
+        UserError: no question is short enough.
+    """
+    kept, too_long = [], []
+    for row in questions:
+        prompt = to_prompt(tokenizer, row["question"])
+        length = len(tokenizer.encode(prompt, add_special_tokens=False))
+        if length <= MAX_PROMPT_LENGTH:
+            kept.append({"prompts": prompt} | row)
+        else:
+            too_long.append((int(row["line"]), length))
+    if too_long:
+        named = ", ".join(f"row {line} ({n} tokens)" for line, n in too_long[:3])
+        print(
+            f"{source}: {len(too_long):,} of {len(questions):,} questions are longer than "
+            f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} and left out: {named}"
+            + (f", ... (all in {RUN_DIR}/too_long.csv)" if len(too_long) > 3 else "")
+        )
+        with open(Path(RUN_DIR) / "too_long.csv", "a", newline="") as file:
+            csv.writer(file).writerows((source, line, n) for line, n in too_long)
+    if not kept:
+        shortest = min(n for _, n in too_long)
+        raise UserError(
+            f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH}: no question of {source} is that short; "
+            f"the shortest takes {shortest} tokens, raise it"
+        )
+    return kept
+
+
+def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
+    """Batches of BATCH_SIZE prompts, shuffled anew each epoch, from training step `start_step` on."""
+    return (
+        grain.MapDataset.source(rows)
+        .shuffle(seed=SEED)
+        .repeat()  # the number of steps is NUM_BATCHES * NUM_EPOCHS, however many rows there are
+        .batch(BATCH_SIZE)[start_step : num_steps()]
+    )
+
+
+def num_steps() -> int:
+    """Training steps of the whole run: batches of BATCH_SIZE questions."""
+    return NUM_BATCHES * NUM_EPOCHS
+
+
+# %% Model: any Llama-architecture checkpoint into MaxText ----------------------------------------------
+def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
+    """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
+
+    Raises:
+        UserError: not found, not reachable, not a Llama, without weights, or with parts MaxText lacks.
+    """
+    folder = model_path(model)
+    if not folder.is_dir():
+        try:
+            folder = Path(
+                huggingface_hub.snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
+            )
+        except Exception as error:  # no network, no such name, no licence accepted: many types
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+                "give a folder, or accept the licence and set HF_TOKEN"
+            ) from None
+    if not (folder / "config.json").is_file():
+        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
+    hf = transformers.AutoConfig.from_pretrained(folder)
+    rope_type = getattr(hf, "rope_parameters", {}).get("rope_type")
+    if hf.model_type != "llama" or hf.attention_bias or hf.mlp_bias or hf.hidden_act != "silu":
+        raise UserError(f"MODEL={model}: not a plain Llama ({hf.model_type}); biases are not supported")
+    if rope_type not in ("default", "llama3"):
+        raise UserError(f"MODEL={model}: rope type {rope_type!r} is not supported; default or llama3 is")
+    return folder, hf
+
+
+def load_tokenizer(folder: Path):
+    """The model's tokenizer, with a padding token that is not its end-of-sequence token.
+
+    Padding is masked out of the loss. Were the two the same, so would be the end of every answer, and
+    the model would never learn to stop.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        spare = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for the purpose
+        if spare not in tokenizer.get_vocab():
+            raise UserError(f"MODEL={MODEL}: its tokenizer has no pad token of its own; add one")
+        tokenizer.pad_token = spare
+    if tokenizer.chat_template is None:
+        raise UserError(f"MODEL={MODEL}: its tokenizer has no chat template; take an instruct model")
+    return tokenizer
+
+
+def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int):
+    """The MaxText config of a Llama with the sizes of `config.json`.
+
+    Args:
+        hf: the checkpoint's config.
+        rows: sequences in one forward pass, over all devices.
+        prompt_tokens: P, the prompt's half of the KV cache.
+        new_tokens: T, the answer's half.
+    """
+    rope = hf.rope_parameters
+    set_rope_scaling(rope)
+    return pyconfig.initialize(
+        ["", os.path.join(MAXTEXT_CONFIGS_DIR, "base.yml")],
+        model_name="llama3.1-8b",  # names the architecture (and its weight mapping); the sizes follow
+        override_model_config=True,
+        base_num_decoder_layers=hf.num_hidden_layers,
+        base_emb_dim=hf.hidden_size,
+        base_mlp_dim=hf.intermediate_size,
+        base_num_query_heads=hf.num_attention_heads,
+        base_num_kv_heads=hf.num_key_value_heads,
+        head_dim=hf.head_dim,
+        vocab_size=hf.vocab_size,
+        normalization_layer_epsilon=hf.rms_norm_eps,
+        rope_max_timescale=int(rope["rope_theta"]),
+        rope_use_scale=rope["rope_type"] == "llama3",
+        logits_via_embedding=hf.tie_word_embeddings,  # MaxText then computes the output layer in bfloat16
+        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama does not
+        per_device_batch_size=rows / jax.device_count(),
+        max_prefill_predict_length=prompt_tokens,
+        max_target_length=prompt_tokens + new_tokens,
+        dtype=DTYPE,
+        weight_dtype=WEIGHT_DTYPE,
+        matmul_precision="highest" if DTYPE == "float32" else "default",
+        attention=ATTENTION,
+        scan_layers=SCAN_LAYERS,
+        remat_policy=REMAT_POLICY,
+        hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
+        skip_jax_distributed_system=True,
+        enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
+        convert_checkpoint_if_possible=False,
+        log_config=False,
+        jax_cache_dir="",  # or MaxText keeps compiled programs in the home directory
+        run_name="grpo",
+        base_output_directory="runs",
+    )
+
+
+def set_rope_scaling(rope: dict[str, Any]) -> None:
+    """Gives MaxText the checkpoint's rope scaling, where it has Llama 3.1's four numbers built in.
+
+    The formula (Llama 3.1's): wavelengths above `original / low_freq_factor` are stretched by `factor`,
+    those below `original / high_freq_factor` are kept, those between are interpolated.
+    """
+    if rope["rope_type"] != "llama3":
+        return
+    original = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+
+    def scale(self, frequency):
+        smooth = (original * frequency / (2 * jnp.pi) - low) / (high - low)
+        smooth = jnp.clip(smooth, 0.0, 1.0)  # 0: stretched by `factor`, 1: kept
+        return ((1 - smooth) / rope["factor"] + smooth) * frequency
+
+    LLaMARotaryEmbedding._apply_scaling_factor = scale
+
+
+def weight_mapping(hf: transformers.LlamaConfig, config, saving_to_hf: bool):
+    """MaxText's own name map and layout hooks between its Llama and Hugging Face's, for these sizes."""
+    sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
+    names = param_mapping.PARAM_MAPPING["llama3.1-8b"](sizes, config, scan_layers=config.scan_layers)
+    layout_hooks = param_mapping.HOOK_FNS["llama3.1-8b"](
+        sizes, config, scan_layers=config.scan_layers, saving_to_hf=saving_to_hf
+    )
+    if hf.tie_word_embeddings:
+        names.pop("params-decoder-logits_dense-kernel")
+    return names, layout_hooks
+
+
+def load_llama(folder: Path, hf: transformers.LlamaConfig, config, pad_id: int, devices=None):
+    """Builds the MaxText model under Tunix's adapter and fills it with the checkpoint's weights.
+
+    Args:
+        folder: holds `*.safetensors`.
+        hf: its config.
+        config: from `to_maxtext_config`.
+        pad_id: padding token id; the adapter masks it.
+        devices: None for all.
+
+    Returns:
+        The adapter (call: tokens [B, L], positions [B, L], None, mask [B, L, L] -> logits [B, L, V]) and its mesh.
+
+    Raises:
+        UserError: weights that are missing, left over or of another shape.
+    """
+    adapter, mesh = model_creation_utils.from_pretrained(
+        config,
+        devices=devices,
+        wrap_with_tunix_adapter=True,
+        tokenizer_pad_id=pad_id,
+        rng_key=jax.random.PRNGKey(0),
+    )
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
+    params = nnx.state(adapter.base, nnx.Param)
+    target = nnx.to_pure_dict(params)
+    with mesh:
+        checkpoint = load_dynamic.load_sharded_hf_state(str(folder))
+        wanted = {name for value in names.values() for name in np.atleast_1d(value)}
+        if hf.tie_word_embeddings:
+            checkpoint.pop("lm_head.weight", None)  # the same numbers once more
+        if wanted != set(checkpoint):
+            odd = sorted(wanted ^ set(checkpoint))[0]
+            fault = "lacks" if odd in wanted else "has the unknown"
+            raise UserError(f"MODEL={MODEL}: {folder} {fault} weight {odd}; is config.json of this model?")
+        loaded = load_dynamic.transform_hf_state_to_mt_state(
+            checkpoint, target, names, layout_hooks, config
+        )["params"]
+
+    def fit(path, old, new):
+        if old.shape != new.shape or new is old:  # `new is old`: MaxText left its random weight in place
+            raise UserError(f"MODEL={MODEL}: weight {jax.tree_util.keystr(path)} is not in {folder}")
+        return jax.device_put(new.astype(old.dtype), old.sharding)
+
+    nnx.update(adapter.base, jax.tree_util.tree_map_with_path(fit, target, loaded))
+    return adapter, mesh
+
+
+def copy_of(adapter):
+    """A second model with the same weights in memory of its own: the frozen reference."""
+    graphdef, state = nnx.split(adapter)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+
+
+# %% Evaluation: the same questions before and after ----------------------------------------------------
+def generation_config(name: str) -> dict[str, Any]:
+    """Arguments of Tunix's `RolloutConfig` for an entry of GENERATION_CONFIGS, or "train"."""
+    train = dict(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
+    sampling = train if name == "train" else GENERATION_CONFIGS[name]
+    return sampling | dict(
+        max_prompt_length=MAX_PROMPT_LENGTH,
+        max_tokens_to_generate=TOTAL_GENERATION_STEPS,
+        kv_cache_size=MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS,
+    )
+
+
+def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: int = 1) -> dict[str, Any]:
+    """Asks every question and grades the answers.
+
+    Args:
+        rollout: any Tunix rollout engine.
+        rows: with `prompts` and `answer`.
+        config_name: entry of GENERATION_CONFIGS.
+        num_passes: answers K to each question Q.
+
+    Returns:
+        Shares `answer_accuracy`, `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        `completion_length` (tokens); with K > 1 also `pass_at_k`, `majority_at_k`; lists `correct` [Q]
+        (first pass) and `completions` [Q].
+    """
+    prompts = [row["prompts"] for row in rows for _ in range(num_passes)]
+    golds = [row["answer"] for row in rows for _ in range(num_passes)]
+    chunk = BATCH_SIZE * NUM_GENERATIONS
+    texts, lengths = [], []
+    for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
+        # The same noise before and after training: what differs is the model.
+        seed = jax.random.fold_in(jax.random.key(SEED + 1), start) if ROLLOUT_ENGINE == "maxtext" else None
+        config = RolloutConfig(**generation_config(config_name), seed=seed)
+        output = rollout.generate(prompts[start : start + chunk], config)
+        texts += output.text
+        lengths += [len(tokens) for tokens in output.tokens]
+
+    correct = np.array([reward_func.grade(t, g) for t, g in zip(texts, golds, strict=True)])
+    close = np.array([reward_func.is_close(t, g, 0.1) for t, g in zip(texts, golds, strict=True)])
+    result = {
+        "questions": len(rows),
+        "answer_accuracy": float(correct.mean()),
+        "partial_accuracy": float(close.mean()),
+        "format_accuracy": float(np.mean([reward_func.format_ok(t) for t in texts])),
+        "completion_length": float(np.mean(lengths)),
+        "cut_off": float(np.mean(np.array(lengths) >= TOTAL_GENERATION_STEPS)),
+        "correct": correct[::num_passes].tolist(),
+        "completions": texts[::num_passes],
+    }
+    if num_passes > 1:
+        by_question = correct.reshape(-1, num_passes)  # [Q, K]
+        result["pass_at_k"] = float(by_question.any(axis=1).mean())
+        votes = [majority(texts[i : i + num_passes]) for i in range(0, len(texts), num_passes)]
+        result["majority_at_k"] = float(
+            np.mean([v is not None and reward_func.grade(v, row["answer"]) for v, row in zip(votes, rows)])
+        )
+    return result
+
+
+def majority(completions: list[str]) -> str | None:
+    """The first completion that gives the most frequent number; None if none gives one."""
+    numbers = [reward_func.parse_number(reward_func.extract_answer(c) or "") for c in completions]
+    given = [n for n in numbers if n is not None]
+    return completions[numbers.index(max(given, key=given.count))] if given else None
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % Wilson interval of a share seen in n questions."""
+    interval = binomtest(round(share * n), n).proportion_ci(0.95, method="wilson")
+    return interval.low, interval.high
+
+
+# %% Training -------------------------------------------------------------------------------------------
+def guarded(reward_fn):
+    """The reward function, with its faults turned into one clear line (Tunix would let NaN pass as 0)."""
+
+    @functools.wraps(reward_fn)
+    def checked(prompts, completions, **columns):
+        name = f"reward function {reward_fn.__name__}"
+        try:
+            rewards = reward_fn(prompts=prompts, completions=completions, **columns)
+        except Exception as error:
+            raise UserError(f"{name} raised {type(error).__name__}: {error}; mend it") from error
+        if np.shape(rewards) != (len(completions),):
+            raise UserError(
+                f"{name} returned shape {np.shape(rewards)} for {len(completions)} completions; "
+                "return one number for each"
+            )
+        bad = np.flatnonzero(~np.isfinite(np.asarray(rewards, float)))
+        if bad.size:
+            raise UserError(
+                f"{name} returned {rewards[bad[0]]} for completion {completions[bad[0]]!r}; "
+                "return a finite number"
+            )
+        return rewards
+
+    return checked
+
+
+def group_metrics(prompts, completions, advantages, rewards, answer, **columns):
+    """What to watch besides the loss; Tunix averages and logs it.
+
+    `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse
+    answer, hence advantage 0 and no gradient: their generation was paid for nothing.
+    """
+    groups = np.asarray(rewards).reshape(-1, NUM_GENERATIONS)  # [B, G]
+    correct = [reward_func.grade(c, a) for c, a in zip(completions, answer, strict=True)]
+    return {
+        "groups/zero_variance": (np.mean(np.ptp(groups, axis=1) == 0), np.mean),
+        "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
+        "answers/correct": (np.mean(correct), np.mean),
+        "answers/format_ok": (np.mean([reward_func.format_ok(c) for c in completions]), np.mean),
+    }
+
+
+class TrainingLog(hooks.TrainingHooks):
+    """Progress bar, one CSV row a step, and the guard against a loss that is not a number."""
+
+    COLUMNS = ("step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length",
+               "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds")  # fmt: skip
+
+    def __init__(self, path: Path, first_step: int):
+        """Appends to `path` after `first_step` steps; rows of steps that were lost are dropped."""
+        self.rows = {}
+        if path.exists():
+            with open(path, newline="") as file:
+                old = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+            self.rows = {int(row["step"]): row for row in old if row["step"] <= first_step}
+        self._path = path
+        self._started = time.perf_counter()
+        self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
+
+    def on_rollout_metrics(self, buffer) -> None:
+        """Takes what Tunix logged about a step's answers; it reports `global_steps` from 0."""
+        mean = {name: float(np.mean(values)) for name, (values, op) in buffer.metrics.items() if op}
+        now = time.perf_counter()
+        self.rows.setdefault(buffer.global_steps + 1, {}).update(
+            reward=mean["rewards/score/mean"],
+            reward_std=mean["groups/reward_std"],
+            correct=mean["answers/correct"],
+            format_ok=mean["answers/format_ok"],
+            zero_variance=mean["groups/zero_variance"],
+            length=mean["completions/mean_length"],
+            seconds=now - self._started,
+        )
+        self._started = now
+
+    def on_train_step_end(self, trainer, train_step: int, train_loss: float) -> None:
+        """Called once for each optimizer update, one update late (Tunix overlaps logging with work)."""
+        if not np.isfinite(train_loss):
+            raise UserError(
+                f"the loss of update {train_step} is {train_loss}; that update was not applied. Lower "
+                f"LEARNING_RATE={LEARNING_RATE} or MAX_GRAD_NORM={MAX_GRAD_NORM}; the last checkpoint is good"
+            )
+        if train_step % NUM_ITERATIONS:
+            return
+        step = train_step // NUM_ITERATIONS
+
+        def last(name):
+            return float(trainer.metrics_logger.get_metric_history("actor", name, "train")[-1])
+
+        row = self.rows.setdefault(step, {})
+        row.update(
+            step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
+            clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
+        )  # fmt: skip
+        self._progress.update()
+        shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
+        self._progress.set_postfix(shown)
+
+    def close(self) -> list[dict[str, float]]:
+        """Writes the CSV file and returns its rows."""
+        self._progress.close()
+        rows = [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
+        with open(self._path, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.COLUMNS, restval="nan")
+            writer.writeheader()
+            writer.writerows(rows)
+        return rows
+
+    def on_train_start(self, trainer): ...
+    def on_train_end(self, trainer): ...
+    def on_train_step_start(self, trainer): ...
+    def on_eval_step_start(self, trainer): ...
+    def on_eval_step_end(self, trainer, eval_loss): ...
+
+
+def make_optimizer() -> optax.GradientTransformation:
+    """AdamW behind a gradient-norm clip; an update that is not finite is skipped, not applied."""
+    updates = num_steps() * NUM_ITERATIONS
+    schedule = optax.warmup_cosine_decay_schedule(
+        init_value=0.0, peak_value=LEARNING_RATE, warmup_steps=int(WARMUP_FRACTION * updates),
+        decay_steps=updates,
+    )  # fmt: skip
+    adamw = optax.adamw(schedule, b1=B1, b2=B2, weight_decay=WEIGHT_DECAY)
+    transform = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), adamw)
+    # One NaN would otherwise sit in every weight, and in the next checkpoint; `TrainingLog` stops the run.
+    return optax.apply_if_finite(transform, max_consecutive_errors=1_000)
+
+
+def split_devices() -> tuple[list, list]:
+    """Devices that train and devices that generate; the same ones unless vLLM has a share of its own."""
+    devices = jax.devices()
+    if ROLLOUT_ENGINE != "vllm" or len(devices) == 1:
+        return devices, devices
+    trainer = devices[: int(len(devices) * TRAINER_DEVICES_FRACTION)]
+    sampler = devices[-int(len(devices) * SAMPLER_DEVICES_FRACTION) :]
+    return trainer, sampler
+
+
+def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cluster_lib.RLCluster:
+    """Loads MODEL once for the actor and once more for the reference, and hands both to Tunix.
+
+    If RUN_DIR holds a checkpoint, Tunix puts its weights and Adam moments into the actor here.
+    """
+    trainer_devices, sampler_devices = split_devices()
+    config = to_maxtext_config(hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS)
+    actor, mesh = load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
+    reference = copy_of(actor) if BETA else None
+
+    if ROLLOUT_ENGINE == "vllm":
+        rollout_engine = "vllm"
+        rollout_mesh = jax.sharding.Mesh(np.array(sampler_devices).reshape(1, -1), ("fsdp", "tp"))
+    else:
+        rollout_engine = functools.partial(
+            MaxTextRollout, maxtext_config=config, current_step=lambda: cluster.global_steps, seed=SEED
+        )
+        rollout_mesh = mesh
+    role = rl_cluster_lib.Role
+    cluster = rl_cluster_lib.RLCluster(
+        actor=actor,
+        reference=reference,
+        tokenizer=tokenizer,
+        cluster_config=rl_cluster_lib.ClusterConfig(
+            role_to_mesh={role.ACTOR: mesh, role.REFERENCE: mesh, role.ROLLOUT: rollout_mesh},
+            role_to_logical_axis_rule={r: config.logical_axis_rules for r in (role.ACTOR, role.REFERENCE)},
+            rollout_engine=rollout_engine,
+            rollout_config=RolloutConfig(
+                **generation_config("train"),
+                rollout_vllm_model_version=str(folder),
+                rollout_vllm_hbm_utilization=HBM_UTILIZATION_VLLM,
+                rollout_vllm_tpu_backend_type="jax",
+            ),
+            training_config=rl_cluster_lib.RLTrainingConfig(
+                actor_optimizer=make_optimizer(),
+                max_steps=num_steps() * NUM_ITERATIONS,  # Tunix counts optimizer updates
+                eval_every_n_steps=num_steps() * NUM_ITERATIONS,  # never: `evaluate` does it
+                mini_batch_size=BATCH_SIZE,
+                # None: equal sizes would still wrap the optimizer for accumulation, at a weights' copy
+                train_micro_batch_size=(
+                    TRAIN_MICRO_BATCH_SIZE if TRAIN_MICRO_BATCH_SIZE < BATCH_SIZE else None
+                ),
+                rollout_micro_batch_size=BATCH_SIZE,
+                compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE,
+                checkpoint_root_directory=str(Path(RUN_DIR).resolve() / "checkpoints"),
+                checkpointing_options=ocp.CheckpointManagerOptions(
+                    save_interval_steps=SAVE_INTERVAL_STEPS * NUM_ITERATIONS, max_to_keep=MAX_TO_KEEP
+                ),
+                metrics_logging_options=metrics_logger.MetricsLoggerOptions(
+                    log_dir=str(Path(RUN_DIR) / "tensorboard"), flush_every_n_steps=20
+                ),
+                data_sharding_axis=("fsdp",),
+            ),
+        ),
+    )
+    # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
+    # above it still stops at max_steps.
+    cluster.actor_trainer.config.max_steps = None
+    return cluster
+
+
+def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list[dict[str, float]]:
+    """Runs GRPO from the step the cluster stands at to the last.
+
+    Ctrl-C (or SIGTERM) ends the loop after the step in progress; Tunix then saves a checkpoint.
+
+    Returns:
+        One row of figures for each step, as in `train_log.csv`.
+
+    Raises:
+        KeyboardInterrupt: stopped by the user, checkpoint saved.
+        UserError: a faulty reward function, a loss that is not finite, a full disk.
+    """
+    trainer = cluster.actor_trainer
+    learner = GRPOLearner(
+        rl_cluster=cluster,
+        algo_config=GRPOConfig(
+            num_generations=NUM_GENERATIONS,
+            num_iterations=NUM_ITERATIONS,
+            beta=BETA,
+            epsilon=EPSILON,
+            kl_loss_mode="low_var_kl",  # k3, the estimator of the GRPO paper (eq. 4)
+        ),
+        reward_fns=[
+            guarded(reward_func.match_format_exactly),
+            guarded(reward_func.match_format_approximately),
+            guarded(reward_func.check_answer),
+            guarded(reward_func.check_numbers),
+        ],
+        metric_fns=[group_metrics],
+    )
+    trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
+    # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
+    start = trainer.train_steps // NUM_ITERATIONS
+    cluster.global_steps = start
+    log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start)
+    trainer.with_training_hooks(log)
+    cluster.with_external_metrics_logger(log.on_rollout_metrics)
+
+    stop = threading.Event()
+
+    def batches():
+        dataset = training_batches(rows, start)
+        # On a resume Tunix calls next() once for every update already made, to throw the batch away
+        # (with NUM_ITERATIONS > 1: too often). It gets placeholders; the real data starts at the step.
+        yield from itertools.repeat(dataset[0], start * NUM_ITERATIONS)
+        for batch in dataset:
+            if stop.is_set():
+                return
+            yield batch
+
+    def on_signal(number, frame):
+        stop.set()
+        tqdm.write("stopping after this step, then saving (once more: stop at once, unsaved)")
+        signal.signal(number, signal.default_int_handler)
+
+    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        learner.train(batches())
+    except Exception as error:
+        if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
+            raise UserError(
+                f"RUN_DIR={RUN_DIR}: the disk is full; earlier checkpoints are whole. Free some space "
+                "and run the same command again"
+            ) from error
+        raise
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        rows_logged = log.close()
+    if stop.is_set() and trainer.train_steps < num_steps() * NUM_ITERATIONS:
+        raise KeyboardInterrupt
+    return rows_logged
+
+
+# %% Report: terminal, report.md, one picture, result.json ----------------------------------------------
+def comparison_table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """The before/after table in Markdown, shares with 95 % Wilson intervals."""
+    n = before["questions"]
+
+    def cell(value, is_share):
+        if not is_share:
+            return f"{value:.1f}"
+        low, high = wilson(value, n)
+        return f"{value:.1%} ({low:.1%} to {high:.1%})"
+
+    names = {
+        "answer_accuracy": "answers right", "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+        "greedy_answer_accuracy": "greedy: answers right", "greedy_format_accuracy": "greedy: format right",
+        "pass_at_k": f"pass@{NUM_PASSES}", "majority_at_k": f"majority@{NUM_PASSES}",
+        "cut_off": "cut off at the limit", "completion_length": "mean length, tokens",
+    }  # fmt: skip
+    lines = [f"| {n} questions, {EVAL_CONFIG} sampling | before | after |", "|---|---|---|"]
+    for key, name in names.items():
+        if key in before:
+            row = [cell(result[key], key != "completion_length") for result in (before, after)]
+            lines.append(f"| {name} | {row[0]} | {row[1]} |")
+    return "\n".join(lines)
+
+
+def flip_table(before: list[bool], after: list[bool]) -> str:
+    """How many questions changed sides (sampled, first pass), in Markdown."""
+    counts = {pair: 0 for pair in itertools.product((True, False), repeat=2)}
+    for pair in zip(before, after, strict=True):
+        counts[pair] += 1
+    return (
+        "| | right after | wrong after |\n|---|---|---|\n"
+        f"| right before | {counts[True, True]} | {counts[True, False]} |\n"
+        f"| wrong before | {counts[False, True]} | {counts[False, False]} |"
+    )
+
+
+def sample_answers(before: dict[str, Any], after: dict[str, Any], rows: list[dict[str, str]]) -> str:
+    """One question with its answers: the first that turned right, else the first."""
+    flips = [not b and a for b, a in zip(before["correct"], after["correct"], strict=True)]
+    i = flips.index(True) if any(flips) else 0
+    return (
+        f"question: {rows[i]['question']}\nright answer: {rows[i]['answer']}\n"
+        f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
+    )
+
+
+def draw_picture(path: Path, log: list[dict[str, float]], before: dict[str, Any], after: dict[str, Any]):
+    """Learning curves on the left, before/after with intervals on the right; readable on any background."""
+    figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4), facecolor="white", layout="constrained")
+    steps = [row["step"] for row in log]
+    colors = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
+    labels = {
+        "correct": "answers right",
+        "format_ok": "format right",
+        "zero_variance": "groups without signal",
+    }
+    for key, color in colors.items():
+        curves.plot(steps, [row.get(key, math.nan) for row in log], color=color, label=labels[key], lw=1.2)
+    curves.set(xlabel="training step", ylabel="share of the step's answers", ylim=(-0.02, 1.02))
+    curves.legend(frameon=False)
+    curves.set_title(f"{BATCH_SIZE} questions x {NUM_GENERATIONS} answers a step")
+
+    keys = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    for offset, result, color, label in (
+        (-0.2, before, "#bbbbbb", "before"),
+        (0.2, after, "#1f77b4", "after"),
+    ):
+        shares = np.array([result[key] for key in keys])
+        intervals = np.array([wilson(share, result["questions"]) for share in shares])  # [4, 2]
+        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
+        bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
+    bars.set_xticks(range(4), ["answers\nright", "within\n10 %", "format\nright", "greedy:\nright"])
+    bars.set(ylim=(0, 1.05), title=f"{before['questions']} held-out questions, 95 % intervals")
+    bars.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_report(before, after, log, test_rows, source: str, seconds: float) -> None:
+    """Prints the tables and writes report.md, report.png and result.json into RUN_DIR."""
+    run_dir = Path(RUN_DIR)
+    step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
+    table, flips = comparison_table(before, after), flip_table(before["correct"], after["correct"])
+    sample = sample_answers(before, after, test_rows)
+    draw_picture(run_dir / "report.png", log, before, after)
+    last = log[-1]
+    training = (
+        f"{len(log)} steps of {BATCH_SIZE} x {NUM_GENERATIONS} answers, median {step_seconds:.2f} s a step; "
+        f"last step: reward {last['reward']:.2f} +- {last['reward_std']:.2f} within a group, "
+        f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
+        f"{last['length']:.1f} tokens an answer"
+    )
+    command = "python 5_GRPO_Maxtext/" + Path(__file__).name + " " + " ".join(sys.argv[1:])
+    (run_dir / "report.md").write_text(
+        f"# GRPO: before and after\n\n`{command.strip()}`\n\nmodel `{MODEL}`, test questions: {source}, "
+        f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n"
+        f"Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
+    )
+    kept = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions")
+    result = {
+        "before": {key: before[key] for key in kept},
+        "after": {key: after[key] for key in kept},
+        "seconds": round(seconds, 1),
+        "seconds_per_step": round(step_seconds, 4),
+        "steps": len(log),
+    }
+    (run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{table}\n\n{flips}\n\n{sample}\n\n{training}")
+    print(f"\nreport: {run_dir}/report.md, picture: {run_dir}/report.png, total {seconds:.0f} s")
+    print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def open_run_dir(constants: dict[str, Any]) -> None:
+    """Makes RUN_DIR, or checks that the run in it was started with the same constants.
+
+    Raises:
+        UserError: other constants, not writable, too little space for the checkpoints.
+    """
+    global RUN_DIR
+    RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
+    path = Path(RUN_DIR) / "constants.json"
+    new = {k: v for k, v in constants.items() if k != "RUN_DIR"}
+    try:
+        Path(RUN_DIR).mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(json.dumps(new, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"RUN_DIR={RUN_DIR}: {error.strerror}; choose another folder") from None
+    old = json.loads(path.read_text())
+    for name in new:
+        if old.get(name) != new[name]:
+            raise UserError(
+                f"{name}={new[name]}: the run in RUN_DIR={RUN_DIR} was started with {old.get(name)}; "
+                "take that, or another RUN_DIR"
+            )
+
+
+def check_disk(num_parameters: int) -> None:
+    """Refuses to start a run whose checkpoints will not fit (weights and two Adam moments each)."""
+    needed = num_parameters * 3 * jnp.dtype(WEIGHT_DTYPE).itemsize * (MAX_TO_KEEP + 1)
+    free = shutil.disk_usage(RUN_DIR).free
+    if free < needed:
+        raise UserError(
+            f"MAX_TO_KEEP={MAX_TO_KEEP}: the checkpoints need {needed / 2**30:.2f} GiB in RUN_DIR={RUN_DIR}, "
+            f"{free / 2**30:.2f} GiB are free; lower it, free some space, or take another RUN_DIR"
+        )
+
+
+def evaluate_both(rollout, rows: list[dict[str, str]], when: str) -> dict[str, Any]:
+    """Greedy and sampled figures; kept in RUN_DIR, so that a resumed run does not ask again."""
+    path = Path(RUN_DIR) / f"{when}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    greedy = evaluate(rollout, rows, "greedy")
+    result = evaluate(rollout, rows, EVAL_CONFIG, NUM_PASSES) | {
+        "greedy_answer_accuracy": greedy["answer_accuracy"],
+        "greedy_format_accuracy": greedy["format_accuracy"],
+    }
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result) + "\n")
+    partial.rename(path)  # whole or not at all
+    print(
+        f"{when} training: answers right {result['answer_accuracy']:.1%}, format right "
+        f"{result['format_accuracy']:.1%}, greedy right {result['greedy_answer_accuracy']:.1%}"
+    )
+    return result
+
+
+def run(arguments: list[str]) -> None:
+    """Evaluates, trains, evaluates; see the module's docstring."""
+    started = time.perf_counter()
+    constants = configure(arguments)
+    if ROLLOUT_ENGINE == "vllm":
+        try:
+            import vllm  # noqa: F401
+        except ImportError:
+            raise UserError(
+                "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages, "
+                "or set ROLLOUT_ENGINE=maxtext"
+            ) from None
+    folder, hf = load_hf_config(MODEL)
+    tokenizer = load_tokenizer(folder)
+    train_questions, train_source = read_questions(DATASET, "train")
+    test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
+    open_run_dir(constants)
+    train_rows = make_prompts(tokenizer, train_questions, train_source)
+    test_rows = make_prompts(tokenizer, test_questions[:NUM_TEST_QUESTIONS], test_source)
+
+    cluster = make_cluster(folder, hf, tokenizer)
+    trainer = cluster.actor_trainer
+    num_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(trainer.model, nnx.Param)))
+    check_disk(num_parameters)
+    print(
+        f"model    {folder}: {num_parameters:,} parameters, {hf.num_hidden_layers} layers, {WEIGHT_DTYPE}\n"
+        f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
+        f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = {BATCH_SIZE * NUM_GENERATIONS} sequences "
+        f"of {MAX_PROMPT_LENGTH} + {TOTAL_GENERATION_STEPS} tokens\n"
+        f"run      {num_steps()} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
+        f"generation by {ROLLOUT_ENGINE}, in {RUN_DIR}"
+    )
+    done = trainer.train_steps // NUM_ITERATIONS
+    if done:
+        print(f"going on after step {done} of {num_steps()}, from the checkpoint in {RUN_DIR}")
+    before = evaluate_both(cluster.rollout, test_rows, "before")
+    if done < num_steps():
+        log = train(cluster, train_rows)
+    else:
+        log = TrainingLog(Path(RUN_DIR) / "train_log.csv", done).close()
+    after = evaluate_both(cluster.rollout, test_rows, "after")
+    write_report(before, after, log, test_rows, test_source, time.perf_counter() - started)
+
+
+def main() -> None:
+    """Runs the script with the command line's constants; exit code 2 on the user's errors, 130 on Ctrl-C."""
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    try:
+        run(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        again = " ".join(a for a in sys.argv[1:] if not a.startswith("RUN_DIR="))
+        print(f"\nstopped. To go on: python {sys.argv[0]} {again} RUN_DIR={RUN_DIR}", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

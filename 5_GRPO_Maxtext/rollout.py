@@ -1,0 +1,232 @@
+"""Generation with the very model that is being trained: MaxText decoding as one compiled program.
+
+On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix accepts any
+`BaseRollout`, and its own 'vanilla' one cannot drive a MaxText model. One call is one program:
+
+    prefill   all prompt tokens in a single forward pass, which fills the prompt's half of the KV cache
+    decode    one token a step for all rows; stops as soon as every row has said end-of-sequence
+
+Three things that Tunix's vanilla sampler does otherwise, each of which would spoil learning silently:
+the end-of-sequence token stays in the completion (else it is never trained, and answers never learn
+to stop); the random key is a function of the training step (else either every step samples the same,
+or a resumed run samples differently); log-probs use the sampling temperature (else the importance
+ratio of the first inner update is not 1).
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
+from maxtext.utils import model_creation_utils
+from tunix.generate.sampler import sample_top_p
+from tunix.rl import common as rl_common
+from tunix.rl.rollout import base_rollout
+
+
+class MaxTextRollout(base_rollout.BaseRollout):
+    """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
+
+    Args:
+        rollout_actor: `TunixMaxTextAdapter` around the actor; Tunix passes the one it trains.
+        tokenizer: Tunix's `TokenizerAdapter` of a Hugging Face tokenizer with a pad token of its own.
+        mesh: device mesh of the actor.
+        rollout_config: Tunix's `RolloutConfig` of the training rollouts.
+        maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
+            `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
+        current_step: returns the training step; the sampling key of a step is a function of it.
+        seed: sampling seed of the whole run.
+    """
+
+    def __init__(
+        self,
+        rollout_actor,
+        tokenizer,
+        mesh: jax.sharding.Mesh,
+        rollout_config: base_rollout.RolloutConfig,
+        *,
+        maxtext_config,
+        current_step: Callable[[], int],
+        seed: int,
+    ):
+        self._actor = rollout_actor
+        self._tokenizer = tokenizer
+        self._mesh = mesh
+        self._temperature = rollout_config.temperature
+        self._config = maxtext_config
+        self._current_step = current_step
+        self._seed = seed
+        self._last_step, self._calls = None, 0
+        with mesh, nn_partitioning.axis_rules(maxtext_config.logical_axis_rules):
+            # A second module with the actor's layers and a KV cache, but without weights of its own:
+            # `eval_shape` builds its structure without allocating anything.
+            decoder = nnx.eval_shape(
+                lambda: model_creation_utils.from_config(
+                    maxtext_config,
+                    mesh=mesh,
+                    model_mode=MODEL_MODE_AUTOREGRESSIVE,
+                    rngs=nnx.Rngs(params=0, dropout=1),
+                )
+            )
+        self._graphdef, _, self._cache, self._rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
+        self._generate = jax.jit(self._prefill_and_decode, static_argnames=("sampling", "max_tokens"))
+
+    def _prefill_and_decode(self, params, rest, prompts, key, sampling, max_tokens):
+        """Decodes a batch.
+
+        Args:
+            params: the actor's `nnx.Param` state.
+            rest: the remaining (random-number) state of the decoder.
+            prompts: int32 [B, P], left-padded.
+            key: PRNG key; token t is drawn with `fold_in(key, t)`.
+            sampling: static (temperature, top_p, top_k); temperature 0 is greedy.
+            max_tokens: T, static.
+
+        Returns:
+            int32 [B, T]: tokens up to and including end-of-sequence, padding after it.
+        """
+        temperature, top_p, top_k = sampling
+        pad_id, eos_id = self.pad_id(), self.eos_id()
+
+        def run(cache, tokens, positions, mode, segment_ids=None):
+            state = jax.tree.map(lambda x: x, self._cache)
+            nnx.replace_by_pure_dict(state, cache)
+            model = nnx.merge(self._graphdef, params, state, rest, copy=True)
+            logits = model(
+                decoder_input_tokens=tokens,
+                decoder_positions=positions,
+                decoder_segment_ids=segment_ids,
+                enable_dropout=False,
+                model_mode=mode,
+            )
+            # a pure dict, not nnx states: only arrays may be carried through `while_loop`
+            return logits[:, -1:], nnx.to_pure_dict(nnx.state(model, nnx.Cache))  # [B, 1, V]
+
+        def sample(logits, t):
+            if temperature == 0.0:
+                return jnp.argmax(logits[:, -1], axis=-1)
+            return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
+
+        def decode_step(carry):
+            t, cache, token, done, tokens = carry
+            logits, cache = run(
+                cache, token[:, None], lengths[:, None] + t - 1, MODEL_MODE_AUTOREGRESSIVE
+            )
+            token = jnp.where(done, pad_id, sample(logits, t))  # [B]
+            return t + 1, cache, token, done | (token == eos_id), tokens.at[:, t].set(token)
+
+        mask = prompts != pad_id  # [B, P]
+        lengths = mask.sum(axis=1)  # [B]
+        # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [B, P]
+        empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._cache))
+        logits, cache = run(
+            empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32)
+        )
+        token = sample(logits, 0)
+        # A row of padding alone only fills up the batch: it is done before it starts.
+        token = jnp.where(lengths == 0, pad_id, token)
+        done = (token == eos_id) | (lengths == 0)
+        tokens = jnp.full((prompts.shape[0], max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
+        carry = (jnp.int32(1), cache, token.astype(jnp.int32), done, tokens)
+        *_, tokens = jax.lax.while_loop(
+            lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]), decode_step, carry
+        )
+        return tokens
+
+    def generate(
+        self, prompts: Sequence[str], rollout_config: base_rollout.RolloutConfig, **kwargs
+    ) -> base_rollout.RolloutOutput:
+        """Samples one completion for each prompt.
+
+        Args:
+            prompts: texts, chat template already applied.
+            rollout_config: temperature, top_p, top_k, max_tokens_to_generate, max_prompt_length. With
+                `seed=None` (training) the key is a function of (run seed, step, call within the step).
+
+        Returns:
+            `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token.
+
+        Raises:
+            ValueError: a prompt is longer than `max_prompt_length` tokens.
+        """
+        P = rollout_config.max_prompt_length
+        encoded = [self._tokenizer.encode(p, add_special_tokens=False) for p in prompts]
+        longest = max(len(ids) for ids in encoded)
+        if longest > P:
+            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
+        padded = np.full((len(encoded), P), self.pad_id(), np.int32)
+        for row, ids in zip(padded, encoded, strict=True):
+            row[P - len(ids) :] = ids
+
+        key = self._key(rollout_config.seed)
+        sampling = (rollout_config.temperature, rollout_config.top_p, rollout_config.top_k)
+        B = self._config.global_batch_size_to_load
+        params = nnx.state(self._actor.base, nnx.Param)
+        chunks = []
+        with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
+            for i, start in enumerate(range(0, len(padded), B)):
+                chunk = padded[start : start + B]
+                chunk = np.pad(
+                    chunk, ((0, B - len(chunk)), (0, 0)), constant_values=self.pad_id()
+                )  # one shape, one compilation
+                tokens = self._generate(
+                    params,
+                    self._rest,
+                    chunk,
+                    jax.random.fold_in(key, i),
+                    sampling=sampling,
+                    max_tokens=rollout_config.max_tokens_to_generate,
+                )
+                chunks.append(np.asarray(tokens))
+        tokens = np.concatenate(chunks)[: len(padded)]
+        lengths = (tokens != self.pad_id()).sum(axis=1)
+        completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
+        return base_rollout.RolloutOutput(
+            text=self._tokenizer.batch_decode(completions, skip_special_tokens=True),
+            logits=None,
+            tokens=completions,
+            left_padded_prompt_tokens=padded,
+            logprobs=None,
+        )
+
+    def _key(self, seed: jax.Array | None) -> jax.Array:
+        if seed is not None:
+            return seed
+        step = self._current_step()
+        # Tunix may ask several times in one step (micro-batches): each call has its own key.
+        self._calls = self._calls + 1 if step == self._last_step else 0
+        self._last_step = step
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
+
+    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
+        """Log-probs [B, T] of the completions under the current weights, at the sampling temperature."""
+        graphdef, state = nnx.split(self._actor)
+        return rl_common.compute_per_token_logps(
+            graphdef,
+            state,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            pad_id=self.pad_id(),
+            eos_id=self.eos_id(),
+            temperature=self._temperature,
+        )
+
+    def update_params(self, params, filter_types=None) -> None:
+        """Puts new weights into the model that decodes (a no-op while it shares the actor's)."""
+        nnx.update(self._actor, params)
+
+    def pad_id(self) -> int:
+        """Id of the padding token."""
+        return self._tokenizer.pad_id()
+
+    def eos_id(self) -> int:
+        """Id of the end-of-sequence token."""
+        return self._tokenizer.eos_id()
+
+    def model(self):
+        """The model whose weights generate: the actor itself."""
+        return self._actor

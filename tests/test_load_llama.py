@@ -1,0 +1,101 @@
+"""Any Llama checkpoint into MaxText: logits against transformers' LlamaForCausalLM."""
+
+import json
+import shutil
+from pathlib import Path
+
+import grpo_llama3_1_8b_demo as demo
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope"]
+
+
+def maxtext_logits(folder, golden, **overrides):
+    """Logits [B, L, V] of the checkpoint in `folder`, loaded as the main script loads it."""
+    demo.configure([])
+    for name, value in overrides.items():
+        setattr(demo, name, value)
+    folder, hf = demo.load_hf_config(str(folder))
+    config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
+    adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0)
+    with mesh:
+        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
+    return np.asarray(logits)
+
+
+def tolerance(golden):
+    """Largest admissible difference, as a share of the logits' spread.
+
+    1e-4: float32 sums in another order (2e-6 seen with random weights, 5e-5 with trained ones). The angle of
+    a rotation is position x frequency, rounded to float32: at position 12,000 it is off by up to
+    12,000 x 2^-24 = 7e-4 radians.
+    """
+    return (1e-4 if golden["positions"].max() < 100 else 3e-3) * golden["logits"].std()
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_transformers(name, scan_layers):
+    golden = np.load(GOLDEN / name / "logits.npz")
+    logits = maxtext_logits(GOLDEN / name, golden, SCAN_LAYERS=scan_layers)
+    np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
+
+
+def test_logits_of_the_shipped_model_equal_transformers():
+    golden = np.load(GOLDEN / "tiny_llama.npz")
+    logits = maxtext_logits("tiny_llama", golden)
+    np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
+
+
+@pytest.mark.parametrize("change", [{"rope_type": "default"}, {"factor": 32.0}, {"low_freq_factor": 2.0}])
+def test_rope_scaling_is_seen_beyond_the_original_length(tmp_path, change):
+    """The comparison above would notice a wrong rope: each change moves the logits 10 tolerances or more."""
+    folder = shutil.copytree(GOLDEN / "llama31_rope", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+    golden = np.load(GOLDEN / "llama31_rope" / "logits.npz")
+    difference = np.abs(maxtext_logits(folder, golden) - golden["logits"]).max()
+    assert difference > 10 * tolerance(golden)
+
+
+def edit_weights(folder, edit):
+    path = folder / "model.safetensors"
+    weights = safetensors.numpy.load_file(path)
+    edit(weights)
+    safetensors.numpy.save_file(weights, path)
+
+
+FAULTS = {
+    "lacks weight": lambda w: w.pop("model.layers.1.mlp.up_proj.weight"),
+    "unknown weight": lambda w: w.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)}),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, message):
+    folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
+    edit_weights(folder, FAULTS[message])
+    golden = np.load(GOLDEN / "grouped_kv_heads" / "logits.npz")
+    with pytest.raises(demo.UserError, match=message):
+        maxtext_logits(folder, golden)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_bias": True}, "biases"),
+        ({"model_type": "mistral"}, "not a plain Llama"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+    ],
+)
+def test_another_architecture_is_refused_in_one_line(tmp_path, change, message):
+    folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(demo.UserError, match=message):
+        demo.load_hf_config(str(folder))
