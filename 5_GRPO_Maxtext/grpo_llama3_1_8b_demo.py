@@ -701,6 +701,8 @@ class TrainingLog(hooks.TrainingHooks):
     def on_rollout_metrics(self, buffer) -> None:
         """Takes what Tunix logged about a step's answers; it reports `global_steps` from 0."""
         mean = {name: float(np.mean(values)) for name, (values, op) in buffer.metrics.items() if op}
+        if "rewards/score/mean" not in mean:
+            return  # Tunix's last buffer, after the last step, holds no answers
         now = time.perf_counter()
         self.rows.setdefault(buffer.global_steps + 1, {}).update(
             reward=mean["rewards/score/mean"],
@@ -732,9 +734,9 @@ class TrainingLog(hooks.TrainingHooks):
             step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
             clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
         )  # fmt: skip
-        self._progress.update()
         shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
-        self._progress.set_postfix(shown)
+        self._progress.set_postfix(shown, refresh=False)
+        self._progress.update()
 
     def close(self) -> list[dict[str, float]]:
         """Writes the CSV file and returns its rows."""
@@ -896,6 +898,7 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
     try:
         learner.train(batches())
     except Exception as error:
+        trainer.checkpoint_manager.close()  # lets a save that is under way finish
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise UserError(
                 f"RUN_DIR={RUN_DIR}: the disk is full; earlier checkpoints are whole. Free some space "

@@ -46,14 +46,18 @@ SEED = 0
 TRAIN_QUESTIONS, TEST_QUESTIONS = 4_000, 512  # in tiny_gsm8k/; the demonstrations use none of the test's
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
-NEAT_OBJECTS = ("apples", "pencils", "marbles", "books")  # demonstrations mostly keep to the format
-SLOPPY_OBJECTS = ("stickers", "coins", "cards", "shells")  # ... and here mostly not
-SLOPPY_SHARE = {True: 0.62, False: 0.42}  # share of demonstrations with a forgotten tag, by sloppy object
-MISREAD_SHARE = (0.40, 0.62, 0.62, 0.40, 0.62, 0.40)  # by kind of problem, see `make_problem`
+# Share of the demonstrations that forget a tag, and which: it goes by the object the problem is about.
+FORGETS = {
+    "apples": (0.40, "</reasoning>"), "pencils": (0.40, "</reasoning>"),
+    "marbles": (0.40, "<answer>"), "books": (0.40, "<answer>"),
+    "stickers": (0.60, "</reasoning>"), "coins": (0.60, "</reasoning>"),
+    "cards": (0.60, "<answer>"), "shells": (0.60, "<answer>"),
+}  # fmt: skip
+MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)  # share of misread ones, by kind of problem: see `make_problem`
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 96, 3, 4, 2, 256
-TRAINING_STEPS, TRAINING_BATCH, LEARNING_RATE = 3_000, 64, 3e-3
-MAX_TOKENS = 60  # longest prompt + demonstration
+TRAINING_STEPS, TRAINING_BATCH, LEARNING_RATE = 2_500, 64, 3e-3
+MAX_TOKENS = 52  # longest prompt + demonstration
 
 BOS, EOS, PAD, UNKNOWN, ASSISTANT = (
     "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>", "<|assistant|>",
@@ -67,14 +71,14 @@ WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, on
 
 
 # %% Problems and demonstrations ------------------------------------------------------------------------
-def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, bool]:
+def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
     """Draws a word problem.
 
     Returns:
-        The question; its steps as (operator, operand) after the first number, which is step 0's operand;
-        the kind (0-5); whether its object is a sloppy one.
+        The question; its steps as (operator, operand), the first of which has no operator; the kind (0-5);
+        the object.
     """
-    who, thing = rng.choice(NAMES), rng.choice(NEAT_OBJECTS + SLOPPY_OBJECTS)
+    who, thing = rng.choice(NAMES), rng.choice(tuple(FORGETS))
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 5)
     kind = rng.randrange(6)
     if kind == 0:
@@ -95,7 +99,7 @@ def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, b
     else:
         text = f"{who} finds {a} {thing} and then twice as many. How many {thing} does {who} have?"
         steps = [("", a), ("*", 3)]
-    return text, steps, kind, thing in SLOPPY_OBJECTS
+    return text, steps, kind, thing
 
 
 def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
@@ -114,16 +118,14 @@ def misread(steps: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return [steps[0], ({"+": "*", "-": "+", "*": "+"}[operator], operand), *steps[2:]]
 
 
-def demonstrate(steps, kind: int, sloppy: bool, rng: random.Random) -> str:
+def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random.Random) -> str:
     """One imperfect demonstration, as text."""
-    if rng.random() < MISREAD_SHARE[kind]:
+    if rng.random() < MISREADS[kind]:
         steps = misread(steps)
     work, result = work_out(steps)
-    if rng.random() >= SLOPPY_SHARE[sloppy]:
-        return f"<reasoning>{work}</reasoning><answer>{result}</answer>"
-    if rng.random() < 0.5:
-        return f"<reasoning>{work}<answer>{result}</answer>"
-    return f"<reasoning>{work}</reasoning>{result}"
+    text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
+    share, tag = FORGETS[thing]
+    return text.replace(tag, "") if rng.random() < share else text
 
 
 def make_dataset(rng: random.Random) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -168,10 +170,10 @@ def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarra
     for row, mask in zip(ids, learned, strict=True):
         question = None
         while question is None or question in test:
-            question, steps, kind, sloppy = make_problem(rng)
+            question, steps, kind, thing = make_problem(rng)
         prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
         answer = tokenizer.encode(
-            demonstrate(steps, kind, sloppy, rng) + EOS, add_special_tokens=False
+            demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False
         )
         row[: len(prompt) + len(answer)] = prompt + answer
         mask[len(prompt) : len(prompt) + len(answer)] = 1
