@@ -27,8 +27,9 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
+# make benchmark PEER=/tmp/trl/bin/python: see the top of the script
 benchmark: setup
-	$(BIN)/python benchmarks/grpo_step_against_trl.py
+	$(BIN)/python benchmarks/grpo_step_against_trl.py PEER=$(PEER)
 
 # After a change in pyproject.toml. Versions already in requirements.txt stay where they can.
 requirements: setup

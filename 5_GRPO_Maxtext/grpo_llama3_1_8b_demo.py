@@ -20,7 +20,6 @@ model (the rewards are four functions in reward_func.py), no replay (samples are
 """
 
 import csv
-import dataclasses
 import difflib
 import errno
 import functools
@@ -40,9 +39,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 # XLA splits even the smallest matrix product over all cores; on a model this small the hand-over costs
 # more than it saves, and one thread also makes a run repeatable bit for bit. TPUs ignore these flags.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": it is not needed
 
@@ -103,8 +100,8 @@ SYSTEM_PROMPT = (
 )
 # The tiny Llama learned its format from demonstrations and has never seen an instruction.
 TEMPLATE = Pair("{question}", "{system_prompt}\n\n{question}")
-MAX_PROMPT_LENGTH = Pair(32, 256)  # tokens, chat template included; longer questions are left out, and named
-TOTAL_GENERATION_STEPS = Pair(32, 768)  # tokens an answer may take; what is longer is cut off
+MAX_PROMPT_LENGTH = Pair(28, 256)  # tokens, chat template included; longer questions are left out, and named
+TOTAL_GENERATION_STEPS = Pair(28, 768)  # tokens an answer may take; what is longer is cut off
 
 # --- sampling during training
 TEMPERATURE = Pair(1.0, 0.9)  # 1: the policy itself. Too low and all G answers agree: nothing to learn from
@@ -113,7 +110,9 @@ TOP_K = Pair(-1, 50)  # -1: off. 50 of 128,256 tokens is a mild cut; of the tiny
 
 # --- GRPO
 BATCH_SIZE = Pair(16, 2)  # prompts a step (the source: 1)
-NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups are all right or all wrong: no signal
+NUM_GENERATIONS = (
+    8  # G, answers a prompt. With 2 (the source) most groups are all right or all wrong: no signal
+)
 NUM_ITERATIONS = 1  # mu, optimizer updates a batch
 BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
 EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
@@ -127,7 +126,7 @@ B2 = 0.99
 WEIGHT_DECAY = 0.1
 WARMUP_FRACTION = 0.1  # share of all steps
 MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it
-TRAIN_MICRO_BATCH_SIZE = Pair(16, 1)  # prompts a gradient pass; BATCH_SIZE / this = accumulation steps
+TRAIN_MICRO_BATCH_SIZE = Pair(0, 1)  # prompts a gradient pass, accumulated over the batch; 0: all at once
 
 # --- evaluation
 EVAL_CONFIG = "standard"  # the sampled figures use this entry; the greedy figure always uses "greedy"
@@ -147,7 +146,9 @@ MAX_TO_KEEP = 4  # checkpoints kept
 DTYPE = Pair("float32", "bfloat16")  # of activations
 WEIGHT_DTYPE = "float32"  # of weights and Adam moments: an update of 3e-6 vanishes in bfloat16
 SCAN_LAYERS = Pair(False, True)  # True compiles one layer instead of 32; False is faster when layers are few
-REMAT_POLICY = Pair("none", "full")  # full: recompute activations in the backward pass instead of keeping them
+REMAT_POLICY = Pair(
+    "none", "full"
+)  # full: recompute activations in the backward pass instead of keeping them
 ATTENTION = Pair("dot_product", "flash")
 ROLLOUT_ENGINE = Pair("maxtext", "vllm")  # who generates: rollout.py, or vLLM (TPU packages needed)
 TRAINER_DEVICES_FRACTION = 0.5  # vllm on several chips: the share that trains ...
@@ -207,8 +208,7 @@ def configure(arguments: list[str]) -> dict[str, Any]:
 
     column = "laptop" if is_small(overrides.get("MODEL", DEFAULTS["MODEL"])) else "tpu"
     constants = {
-        name: getattr(value, column) if isinstance(value, Pair) else value
-        for name, value in DEFAULTS.items()
+        name: getattr(value, column) if isinstance(value, Pair) else value for name, value in DEFAULTS.items()
     } | overrides
     globals().update(constants)
     check_constants()
@@ -224,7 +224,7 @@ def check_constants() -> None:
     for name, low in {
         "MAX_PROMPT_LENGTH": 1, "TOTAL_GENERATION_STEPS": 2, "BATCH_SIZE": 1, "NUM_GENERATIONS": 2,
         "NUM_ITERATIONS": 1, "NUM_BATCHES": 1, "NUM_EPOCHS": 1, "NUM_TEST_QUESTIONS": 1, "NUM_PASSES": 1,
-        "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 1, "SEED": 0,
+        "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 0, "SEED": 0,
     }.items():  # fmt: skip
         if globals()[name] < low:
             raise UserError(f"{name}={globals()[name]}: use {low} or more")
@@ -234,7 +234,7 @@ def check_constants() -> None:
         raise UserError(f"TOP_P={TOP_P}: a probability mass, above 0 and at most 1 (1 switches it off)")
     if TOP_K != -1 and TOP_K < 1:
         raise UserError(f"TOP_K={TOP_K}: use 1 or more, or -1 to switch it off")
-    if BATCH_SIZE % TRAIN_MICRO_BATCH_SIZE:
+    if TRAIN_MICRO_BATCH_SIZE and BATCH_SIZE % TRAIN_MICRO_BATCH_SIZE:
         raise UserError(
             f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={BATCH_SIZE}"
         )
@@ -300,7 +300,8 @@ def read_json(path: Path) -> list[dict[str, Any]]:
         if text.lstrip().startswith("["):
             rows = json.loads(text)
         else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            for line in filter(str.strip, text.splitlines()):
+                rows.append(json.loads(line))
     except ValueError as error:
         raise UserError(f"DATASET={path}: row {len(rows) + 1} is not JSON ({error}); mend it") from None
     for line, row in enumerate(rows, start=1):
@@ -312,7 +313,7 @@ def read_json(path: Path) -> list[dict[str, Any]]:
 def read_tfds_gsm8k(split: str) -> tuple[list[dict[str, str]], str]:
     """GSM8K from tensorflow-datasets; the embedded tiny_gsm8k where it can be neither found nor fetched."""
     import tensorflow_datasets as tfds
-    import tensorflow_datasets.text.gsm8k  # noqa: F401  (registers the builder; the package alone does not)
+    import tensorflow_datasets.text.gsm8k
 
     builder = tfds.builder("gsm8k", data_dir=os.path.expanduser(DATA_DIR), file_format="array_record")
     if not builder.data_path.exists():
@@ -395,7 +396,9 @@ def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
     if not folder.is_dir():
         try:
             folder = Path(
-                huggingface_hub.snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
+                huggingface_hub.snapshot_download(
+                    model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]
+                )
             )
         except Exception as error:  # no network, no such name, no licence accepted: many types
             reason = str(error).strip().splitlines()[0]
@@ -522,7 +525,8 @@ def load_llama(folder: Path, hf: transformers.LlamaConfig, config, pad_id: int, 
         devices: None for all.
 
     Returns:
-        The adapter (call: tokens [B, L], positions [B, L], None, mask [B, L, L] -> logits [B, L, V]) and its mesh.
+        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
+        logits [B, L, V] and None; and its mesh.
 
     Raises:
         UserError: weights that are missing, left over or of another shape.
@@ -546,9 +550,9 @@ def load_llama(folder: Path, hf: transformers.LlamaConfig, config, pad_id: int, 
             odd = sorted(wanted ^ set(checkpoint))[0]
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={MODEL}: {folder} {fault} weight {odd}; is config.json of this model?")
-        loaded = load_dynamic.transform_hf_state_to_mt_state(
-            checkpoint, target, names, layout_hooks, config
-        )["params"]
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, target, names, layout_hooks, config)[
+            "params"
+        ]
 
     def fit(path, old, new):
         if old.shape != new.shape or new is old:  # `new is old`: MaxText left its random weight in place
@@ -717,17 +721,21 @@ class TrainingLog(hooks.TrainingHooks):
 
     def on_train_step_end(self, trainer, train_step: int, train_loss: float) -> None:
         """Called once for each optimizer update, one update late (Tunix overlaps logging with work)."""
-        if not np.isfinite(train_loss):
-            raise UserError(
-                f"the loss of update {train_step} is {train_loss}; that update was not applied. Lower "
-                f"LEARNING_RATE={LEARNING_RATE} or MAX_GRAD_NORM={MAX_GRAD_NORM}; the last checkpoint is good"
-            )
-        if train_step % NUM_ITERATIONS:
-            return
-        step = train_step // NUM_ITERATIONS
 
         def last(name):
             return float(trainer.metrics_logger.get_metric_history("actor", name, "train")[-1])
+
+        # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
+        for name, value in (("loss", float(train_loss)), ("gradient norm", last("grad_norm"))):
+            if not np.isfinite(value):
+                raise UserError(
+                    f"the {name} of update {train_step} is {value}; that update was not applied, and no "
+                    f"checkpoint holds it. Lower LEARNING_RATE={LEARNING_RATE} or "
+                    f"MAX_GRAD_NORM={MAX_GRAD_NORM}, and start a new run"
+                )
+        if train_step % NUM_ITERATIONS:
+            return
+        step = train_step // NUM_ITERATIONS
 
         row = self.rows.setdefault(step, {})
         row.update(
@@ -816,12 +824,10 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
                 max_steps=num_steps() * NUM_ITERATIONS,  # Tunix counts optimizer updates
                 eval_every_n_steps=num_steps() * NUM_ITERATIONS,  # never: `evaluate` does it
                 mini_batch_size=BATCH_SIZE,
-                # None: equal sizes would still wrap the optimizer for accumulation, at a weights' copy
-                train_micro_batch_size=(
-                    TRAIN_MICRO_BATCH_SIZE if TRAIN_MICRO_BATCH_SIZE < BATCH_SIZE else None
-                ),
+                # None, not BATCH_SIZE: one part would still cost the accumulation's copy of the weights
+                train_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or None,
                 rollout_micro_batch_size=BATCH_SIZE,
-                compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE,
+                compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE,
                 checkpoint_root_directory=str(Path(RUN_DIR).resolve() / "checkpoints"),
                 checkpointing_options=ocp.CheckpointManagerOptions(
                     save_interval_steps=SAVE_INTERVAL_STEPS * NUM_ITERATIONS, max_to_keep=MAX_TO_KEEP
@@ -926,7 +932,8 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any]) -> str:
         return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
     names = {
-        "answer_accuracy": "answers right", "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+        "answer_accuracy": "answers right", "partial_accuracy": "within 10 %",
+        "format_accuracy": "format right",
         "greedy_answer_accuracy": "greedy: answers right", "greedy_format_accuracy": "greedy: format right",
         "pass_at_k": f"pass@{NUM_PASSES}", "majority_at_k": f"majority@{NUM_PASSES}",
         "cut_off": "cut off at the limit", "completion_length": "mean length, tokens",
@@ -987,8 +994,8 @@ def draw_picture(path: Path, log: list[dict[str, float]], before: dict[str, Any]
         error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
         bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
     bars.set_xticks(range(4), ["answers\nright", "within\n10 %", "format\nright", "greedy:\nright"])
-    bars.set(ylim=(0, 1.05), title=f"{before['questions']} held-out questions, 95 % intervals")
-    bars.legend(frameon=False)
+    bars.set(ylim=(0, 1.2), title=f"{before['questions']} held-out questions, 95 % intervals")
+    bars.legend(frameon=False, ncols=2, loc="upper center")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -1088,6 +1095,10 @@ def run(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the module's docstring."""
     started = time.perf_counter()
     constants = configure(arguments)
+    folder, hf = load_hf_config(MODEL)
+    tokenizer = load_tokenizer(folder)
+    train_questions, train_source = read_questions(DATASET, "train")
+    test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
     if ROLLOUT_ENGINE == "vllm":
         try:
             import vllm  # noqa: F401
@@ -1096,10 +1107,6 @@ def run(arguments: list[str]) -> None:
                 "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages, "
                 "or set ROLLOUT_ENGINE=maxtext"
             ) from None
-    folder, hf = load_hf_config(MODEL)
-    tokenizer = load_tokenizer(folder)
-    train_questions, train_source = read_questions(DATASET, "train")
-    test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
     open_run_dir(constants)
     train_rows = make_prompts(tokenizer, train_questions, train_source)
     test_rows = make_prompts(tokenizer, test_questions[:NUM_TEST_QUESTIONS], test_source)
@@ -1111,8 +1118,8 @@ def run(arguments: list[str]) -> None:
     print(
         f"model    {folder}: {num_parameters:,} parameters, {hf.num_hidden_layers} layers, {WEIGHT_DTYPE}\n"
         f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
-        f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = {BATCH_SIZE * NUM_GENERATIONS} sequences "
-        f"of {MAX_PROMPT_LENGTH} + {TOTAL_GENERATION_STEPS} tokens\n"
+        f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = "
+        f"{BATCH_SIZE * NUM_GENERATIONS} sequences of {MAX_PROMPT_LENGTH} + {TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {num_steps()} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
         f"generation by {ROLLOUT_ENGINE}, in {RUN_DIR}"
     )

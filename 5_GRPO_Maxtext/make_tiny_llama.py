@@ -53,7 +53,14 @@ FORGETS = {
     "stickers": (0.60, "</reasoning>"), "coins": (0.60, "</reasoning>"),
     "cards": (0.60, "<answer>"), "shells": (0.60, "<answer>"),
 }  # fmt: skip
-MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)  # share of misread ones, by kind of problem: see `make_problem`
+MISREADS = (
+    0.40,
+    0.60,
+    0.60,
+    0.40,
+    0.60,
+    0.40,
+)  # share of misread ones, by kind of problem: see `make_problem`
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 96, 3, 4, 2, 256
 TRAINING_STEPS, TRAINING_BATCH, LEARNING_RATE = 2_500, 64, 3e-3
@@ -146,9 +153,7 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     for _ in range(5_000):
         words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *TAGS, *sorted(words)]
-    tokenizer = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN)
-    )
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     # The tags are whole tokens but not "special": decoding must show them to the reward functions.
@@ -172,9 +177,7 @@ def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarra
         while question is None or question in test:
             question, steps, kind, thing = make_problem(rng)
         prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
-        answer = tokenizer.encode(
-            demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False
-        )
+        answer = tokenizer.encode(demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False)
         row[: len(prompt) + len(answer)] = prompt + answer
         mask[len(prompt) : len(prompt) + len(answer)] = 1
     return ids, learned
@@ -225,8 +228,7 @@ def write_checksums() -> None:
     """`tiny.sha256`, in the format of `sha256sum -c`."""
     files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (HERE / d).iterdir())
     lines = [
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(HERE).as_posix()}\n"
-        for p in files
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(HERE).as_posix()}\n" for p in files
     ]
     (HERE / "tiny.sha256").write_text("".join(lines))
 

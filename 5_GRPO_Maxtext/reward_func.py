@@ -48,7 +48,7 @@ POINTS_CLOSE = (("0.1", 0.5), ("0.2", 0.25))  # (relative error up to, points), 
 POINTS_WRONG = -1.0
 POINTS_NUMBER = 1.5
 
-MAX_DIGITS = 4300  # Python's own limit for int(text): its time grows with the square of the length
+MAX_LENGTH = 4300  # of an answer; also the most digits that int(), which is quadratic, takes
 MAX_EXPONENT = 308  # where a double ends; "1e999999999", 11 characters, would be a 400 MB integer
 
 # ---------------------------------------------------------------- reading one number
@@ -85,11 +85,15 @@ def parse_number(text: str) -> Fraction | None:
 
     Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18." and
     "50%" (as 50). Refuses two numbers, wrong grouping ("1,5", "1,00"), a time ("10:30"), "0x12",
-    "2 million", "1/0", more than MAX_DIGITS characters, exponents beyond MAX_EXPONENT.
+    "2 million", "1/0", exponents beyond MAX_EXPONENT, and texts that, stripped, are longer than
+    MAX_LENGTH.
     """
-    text = _DIGIT_SPACE.sub(",", text.translate(_PLAIN)).strip()
+    text = text.strip()
+    if len(text) > MAX_LENGTH:
+        return None
+    text = _DIGIT_SPACE.sub(",", text.translate(_PLAIN).strip())
     number = _NUMBER.search(text)
-    if number is None or len(number[0]) > MAX_DIGITS:
+    if number is None:
         return None
     before, after = text[: number.start()], _POWER_OF_UNIT.sub("", text[number.end() :])
     if _SPOILT_BEFORE.search(before) or _SPOILT_AFTER.search(after):

@@ -112,9 +112,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
 
         def decode_step(carry):
             t, cache, token, done, tokens = carry
-            logits, cache = run(
-                cache, token[:, None], lengths[:, None] + t - 1, MODEL_MODE_AUTOREGRESSIVE
-            )
+            logits, cache = run(cache, token[:, None], lengths[:, None] + t - 1, MODEL_MODE_AUTOREGRESSIVE)
             token = jnp.where(done, pad_id, sample(logits, t))  # [B]
             return t + 1, cache, token, done | (token == eos_id), tokens.at[:, t].set(token)
 
@@ -123,9 +121,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [B, P]
         empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._cache))
-        logits, cache = run(
-            empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32)
-        )
+        logits, cache = run(empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32))
         token = sample(logits, 0)
         # A row of padding alone only fills up the batch: it is done before it starts.
         token = jnp.where(lengths == 0, pad_id, token)

@@ -1,4 +1,4 @@
-"""The folders are no packages (each stands alone): tests import a script by putting its folder on the path."""
+"""The folders are no packages, each stands alone: tests import a script from its folder on the path."""
 
 import sys
 from pathlib import Path

@@ -21,17 +21,28 @@ LLAMA31_ROPE = {
 }  # fmt: skip
 CONFIGS = {
     "grouped_kv_heads": dict(num_attention_heads=4, num_key_value_heads=2),
-    "tied_embeddings": dict(num_attention_heads=2, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True),
-    "llama31_rope": dict(num_attention_heads=2, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA31_ROPE),
+    "tied_embeddings": dict(
+        num_attention_heads=2, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True
+    ),
+    "llama31_rope": dict(
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA31_ROPE
+    ),
     "llama32_rope": dict(
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA31_ROPE | {"factor": 32.0}
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        rope_parameters=LLAMA31_ROPE | {"factor": 32.0},
     ),
 }
 
 
 def positions_of(name: str, length: int) -> np.ndarray:
     """Consecutive positions; with rope scaling they spread to 12,000, beyond the original 8,192."""
-    return np.linspace(0, 12_000, length).astype(np.int32) if "rope" in name else np.arange(length, dtype=np.int32)
+    return (
+        np.linspace(0, 12_000, length).astype(np.int32)
+        if "rope" in name
+        else np.arange(length, dtype=np.int32)
+    )
 
 
 def write_logits(model: LlamaForCausalLM, name: str, path: Path) -> None:

@@ -10,8 +10,16 @@ import grpo_llama3_1_8b_demo as demo
 import numpy as np
 import pytest
 
-GOOD_ROW = {"question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?", "answer": "2+3=5\n#### 5"}
-SMALL = ["NUM_BATCHES=3", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
+GOOD_ROW = {
+    "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
+    "answer": "2+3=5\n#### 5",
+}
+SMALL = [
+    "NUM_BATCHES=3",
+    "BATCH_SIZE=2",
+    "NUM_GENERATIONS=2",
+    "NUM_TEST_QUESTIONS=4",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +83,7 @@ def test_bad_data_is_named_with_file_and_row(text, words):
 def test_a_model_folder_with_a_part_missing(lost):
     folder = shutil.copytree(demo.HERE / "tiny_llama", "model")
     (Path(folder) / lost).unlink()
-    with pytest.raises(demo.UserError, match="MODEL=model: .*" + lost.replace("model.", "")):
+    with pytest.raises(demo.UserError, match=r"MODEL=model: .*" + lost.replace("model.", "")):
         demo.run(["MODEL=model"])
 
 
@@ -98,7 +106,10 @@ def test_long_questions_are_left_out_counted_and_named(capsys):
     too_long = [i for i, n in enumerate(lengths, start=1) if n > 24]
     assert 0 < len(too_long) == len(questions) - len(kept)
     said = capsys.readouterr().out
-    assert f"{len(too_long)} of 512 questions" in said and f"row {too_long[0]} ({lengths[too_long[0] - 1]} tokens)" in said
+    assert (
+        f"{len(too_long)} of 512 questions" in said
+        and f"row {too_long[0]} ({lengths[too_long[0] - 1]} tokens)" in said
+    )
     assert len(Path("too_long.csv").read_text().splitlines()) == len(too_long)
 
 
@@ -130,10 +141,12 @@ def test_a_faulty_reward_function_stops_the_run_and_is_named(monkeypatch, reward
         assert word in str(error.value)
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
+def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
     """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
-    with pytest.raises(demo.UserError, match="the loss of update .* is nan.*LEARNING_RATE"):
-        demo.run([*SMALL, "LEARNING_RATE=1e25", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "RUN_DIR=run"])
+    with pytest.raises(demo.UserError, match=r"the gradient norm of update 2 is nan.*LEARNING_RATE"):
+        demo.run(
+            [*SMALL, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "RUN_DIR=run"]
+        )
     saved = sorted(int(p.name) for p in Path("run/checkpoints/actor").iterdir())
     assert saved
     for step in saved:
@@ -151,6 +164,8 @@ def load_weights(run_dir, step):
     for item in ("model_params", "optimizer_state"):
         tree = ocp.PyTreeCheckpointer().restore(folder / item)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                leaf = jax.random.key_data(leaf)
             arrays[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
     return arrays
 
@@ -158,7 +173,7 @@ def load_weights(run_dir, step):
 def test_other_constants_than_the_run_in_run_dir_are_refused():
     demo.configure([])
     demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=5"]))
-    with pytest.raises(demo.UserError, match="NUM_BATCHES=6: .*was started with 5"):
+    with pytest.raises(demo.UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
         demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=6"]))
 
 
@@ -182,7 +197,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(small_disk):
     (small_disk / "ballast").write_bytes(bytes(12_000_000))
-    with pytest.raises(demo.UserError, match="MAX_TO_KEEP=4: the checkpoints need 0.02 GiB"):
+    with pytest.raises(demo.UserError, match=r"MAX_TO_KEEP=4: the checkpoints need 0.02 GiB"):
         demo.run([*SMALL, f"RUN_DIR={small_disk}/run"])
 
 

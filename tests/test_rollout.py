@@ -16,7 +16,7 @@ NEW_TOKENS = 28
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=32, temperature=1.0, fresh=0):
+def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0):
     """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
     demo.configure([])
     folder, hf = demo.load_hf_config("tiny_llama")
@@ -36,7 +36,7 @@ def make_rollout(rows=16, prompt_tokens=32, temperature=1.0, fresh=0):
     return engine
 
 
-def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=32, new_tokens=NEW_TOKENS, seed=None):
+def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=NEW_TOKENS, seed=None):
     return demo.RolloutConfig(
         temperature=temperature, top_p=top_p, top_k=top_k, max_prompt_length=prompt_tokens,
         max_tokens_to_generate=new_tokens, seed=None if seed is None else jax.random.key(seed),
@@ -103,7 +103,8 @@ def filtered(logits, temperature, top_p, top_k):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k"), [(1.0, 1.0, -1), (3.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1), (3.0, 0.6, 5)]
+    ("temperature", "top_p", "top_k"),
+    [(1.0, 1.0, -1), (3.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1), (3.0, 0.6, 5)],
 )
 def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
     engine = make_rollout(rows=256)
@@ -182,5 +183,5 @@ def test_an_answer_that_never_ends_is_cut_off_at_the_limit():
 
 
 def test_a_prompt_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match="max_prompt_length is 32"):
+    with pytest.raises(ValueError, match="max_prompt_length is 28"):
         make_rollout().generate([prompts(1)[0] * 3], settings())

@@ -12,7 +12,9 @@ import reward_func
 
 
 def read(split):
-    return [json.loads(line) for line in (demo.HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (demo.HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
+    ]
 
 
 def checksums():

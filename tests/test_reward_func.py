@@ -1,0 +1,336 @@
+"""reward_func.py against two lists of hard cases, every GSM8K gold, oracles and hostile texts."""
+
+import functools
+import json
+import random
+import re
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reward_func
+from reward_func import (
+    extract_answer,
+    extract_hash_answer,
+    format_ok,
+    grade,
+    is_close,
+    parse_number,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN_CASES = ROOT / "tests" / "answer_cases.jsonl"
+SHARED_CASES = ROOT.parent / "shared" / "cases" / "answer_cases.jsonl"
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+REWARDS = (
+    reward_func.match_format_exactly,
+    reward_func.match_format_approximately,
+    reward_func.check_answer,
+    reward_func.check_numbers,
+)
+PERFECT = "<reasoning>16 - 3 - 4 = 9 and 9 * 2 = 18</reasoning>\n<answer>18</answer>"
+
+
+def tagged(answer: str) -> str:
+    return f"<reasoning>I add them up.</reasoning>\n<answer>{answer}</answer>"
+
+
+def rewards(completion: str, gold: str) -> list[float]:
+    """The four rewards of one completion, called as Tunix does: by keyword, gold as an array."""
+    columns = {"prompts": ["?"], "completions": [completion], "answer": np.array([gold])}
+    return [reward_fn(**columns, question=["?"])[0] for reward_fn in REWARDS]
+
+
+# ---------------------------------------------------------------- the lists of cases
+
+
+def cases(path: Path, choice: tuple[bool, ...]) -> list:
+    if not path.exists():
+        reason = f"{path} is not part of the repository"
+        return [pytest.param(None, marks=pytest.mark.skip(reason=reason))]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [pytest.param(row, id=row["id"]) for row in rows if row["choice"] in choice]
+
+
+def completion_of(case: dict) -> str:
+    if build := case.get("build"):
+        return build["prefix"] + build["unit"] * build["times"] + build["suffix"]
+    return case["completion"]
+
+
+def written_value(text: str) -> Fraction | None:
+    """parse_number, but None for what the shared list cannot write: it has only finite decimals."""
+    value = parse_number(text)
+    if value is not None and 10**100 % value.denominator:
+        return None
+    return value
+
+
+def check_case(case: dict, value_of) -> None:
+    expected = None if case["value"] is None else Fraction(case["value"])
+    if case["kind"] == "gold":
+        gold = extract_hash_answer(completion_of(case))
+        assert (gold is not None) == case["correct"]
+        assert (None if gold is None else value_of(gold)) == expected
+        return
+    completion = completion_of(case)
+    assert value_of(extract_answer(completion) or "") == expected
+    assert grade(completion, case["gold"]) == case["correct"]
+    assert format_ok(completion) == case["format_ok"]
+    # What the policy is paid must follow what the evaluation reports.
+    exactly, approximately, answer, numbers = rewards(completion, case["gold"])
+    assert exactly == (3.0 if case["format_ok"] else 0.0)
+    assert approximately == 2.0 or not case["format_ok"]
+    assert (answer >= 1.5) == case["correct"]
+    assert numbers == (1.5 if case["correct"] else 0.0)
+
+
+@pytest.mark.parametrize("case", cases(OWN_CASES, choice=(False, True)))
+def test_own_case(case):
+    check_case(case, parse_number)
+
+
+@pytest.mark.parametrize("case", cases(SHARED_CASES, choice=(False,)))
+def test_shared_case(case):
+    check_case(case, written_value)
+
+
+@pytest.mark.parametrize("case", cases(SHARED_CASES, choice=(True,)))
+def test_shared_choice_case_is_graded_without_a_fault(case):
+    """The list leaves these open, so only: no exception, and points that some answer can earn."""
+    total = sum(rewards(completion_of(case), case["gold"]))
+    assert -3.0 <= total <= 9.5  # no tag right (-2) with a wrong answer (-1); all of it right
+
+
+# ---------------------------------------------------------------- every gold of GSM8K
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason=f"{GSM8K} is not part of the repository")
+def test_every_gsm8k_gold_in_every_writing():
+    golds = []
+    for split in ("train", "test"):
+        for line in (GSM8K / f"{split}.jsonl").read_text(encoding="utf-8").splitlines():
+            solution = json.loads(line)["answer"]
+            golds.append((solution, extract_hash_answer(solution)))
+    assert len(golds) == 7473 + 1319
+    for solution, gold in golds:
+        assert gold == solution.splitlines()[-1].removeprefix("#### ").strip()
+        n = int(gold.replace(",", ""))  # all golds are integers: the line above is the oracle
+        sign = "-" if n < 0 else ""
+        for text in (f"{n}", f"{n:,}", f"{sign}${abs(n)}", f"{n}.00"):
+            assert grade(tagged(text), gold), (text, gold)
+        for text in (f"{n + 1}", f"{n + 1:,}", f"${n + 1}", f"{n + 1}.00"):
+            assert not grade(tagged(text), gold), (text, gold)
+
+
+# ---------------------------------------------------------------- independent oracles
+
+
+def test_parse_number_agrees_with_fraction_of_the_plain_text():
+    rng = random.Random(0)
+    for _ in range(3000):
+        whole = rng.randrange(10 ** rng.randint(1, 25))
+        digits = "".join(rng.choices("0123456789", k=rng.randint(1, 20)))
+        sign = rng.choice(["", "-"])
+        plain = f"{sign}{whole}.{digits}"
+        value = Fraction(plain)
+        shift = rng.randint(-9, 9)
+        writings = (
+            plain,
+            f"{sign}{whole:,}.{digits}",
+            f"{sign}${whole:,}.{digits}000",
+            f"{sign}000{whole}.{digits}",
+            f"{value * 10**20}e-20",  # at most 20 decimals: an integer times 10^-20
+            f"{value.numerator}/{value.denominator}",
+            plain.replace("-", "\u2212"),
+            plain.translate({ord(c): ord(c) + 0xFEE0 for c in "-.0123456789"}),
+            f"  x = {plain} m^2.\n",
+            f"**{plain}%**",
+        )
+        for text in writings:
+            assert parse_number(text) == value, text
+            assert grade(tagged(text), plain), text
+        assert parse_number(f"{plain}E{shift:+d}") == value * Fraction(10) ** shift
+        assert not grade(tagged(f"{plain}1"), plain)  # one more digit: differs by 1e-21 or more
+        assert not grade(tagged(plain), f"{plain}1")
+
+
+def test_two_numbers_are_never_read_as_one():
+    separators = [
+        " ",
+        "  ",
+        "\n",
+        " and ",
+        ", ",
+        ",",
+        ":",
+        "$",
+        "x",
+        " = ",
+        " - ",
+        "_",
+        ";",
+        "'",
+        "^",
+    ]
+    separators += ["\u00a0", " of ", " m^2 ", " m^1", "\u2013", "e ", "!", "(", "*", "\u00b7"]
+    rng = random.Random(1)
+    for separator in separators:
+        for _ in range(100):
+            first, second = rng.randrange(10_000), rng.randrange(100)  # not three digits: no group
+            text = f"{first}{separator}{second}"
+            assert parse_number(text) is None, text
+
+
+def test_extraction_and_form_agree_with_a_slow_regex():
+    """The oracles look for a tag at each character: plainly right, and too slow for real use."""
+    pair = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+    block = r"((?:(?!</?(?:answer|reasoning)>).)*)"
+    end = r"\s*(?:<\|end\|>\s*)*"
+    form = rf"\s*<reasoning>{block}</reasoning>\s*<answer>{block}</answer>{end}"
+    pieces = [*reward_func.TAGS, "18", " ", "\n", "<|end|>"]
+    right = ["<reasoning>", "a", "</reasoning>", " ", "<answer>", "18", "</answer>", "<|end|>"]
+    rng = random.Random(2)
+    seen = {True: 0, False: 0}
+    for _ in range(20_000):
+        # Half start from the right form: pieces in random order would hardly ever have it.
+        parts = list(right) if rng.random() < 0.5 else rng.choices(pieces, k=rng.randint(0, 10))
+        for _ in range(rng.randint(0, 2)):
+            parts.insert(rng.randint(0, len(parts)), rng.choice(pieces))
+        if parts and rng.random() < 0.3:
+            parts.pop(rng.randrange(len(parts)))
+        text = "".join(parts)
+        assert extract_answer(text) == (pair.findall(text) or [None])[-1], text
+        match = re.fullmatch(form, text, re.DOTALL)
+        expected = match is not None and bool(match[1].strip() and match[2].strip())
+        assert format_ok(text) == expected, text
+        seen[expected] += 1
+    assert min(seen.values()) > 1000  # both answers must have been put to the test
+
+
+# ---------------------------------------------------------------- the points, by hand
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        pytest.param(PERFECT, [3.0, 2.0, 3.0, 1.5], id="perfect"),  # 9.5
+        pytest.param(PERFECT + "<|eot_id|>", [3.0, 2.0, 3.0, 1.5], id="stop token"),
+        pytest.param(PERFECT.replace("18</a", "$18.00</a"), [3.0, 2.0, 3.0, 1.5], id="dollars"),
+        pytest.param(PERFECT.replace("18</a", " 18\n</a"), [3.0, 2.0, 1.5, 1.5], id="whitespace"),
+        pytest.param(PERFECT.replace("<reasoning>", ""), [0.0, 1.0, 3.0, 1.5], id="no opening"),
+        pytest.param(PERFECT.replace("</reasoning>", ""), [0.0, 1.0, 3.0, 1.5], id="not closed"),
+        pytest.param(PERFECT.replace("<answer>", ""), [0.0, 1.0, 0.0, 0.0], id="no <answer>"),
+        pytest.param(PERFECT.replace("</answer>", ""), [0.0, 1.0, 0.0, 0.0], id="no </answer>"),
+        pytest.param("It is 18.", [0.0, -2.0, 0.0, 0.0], id="no tags"),
+        pytest.param("", [0.0, -2.0, 0.0, 0.0], id="empty"),
+        pytest.param(PERFECT + "<answer>18</answer>", [0.0, 0.0, 3.0, 1.5], id="answered twice"),
+        pytest.param(PERFECT + " So 18.", [0.0, 2.0, 3.0, 1.5], id="chatter"),
+        pytest.param(PERFECT.replace("18</a", "19</a"), [3.0, 2.0, 0.5, 0.0], id="within 10 %"),
+        pytest.param(PERFECT.replace("18</a", "15</a"), [3.0, 2.0, 0.25, 0.0], id="within 20 %"),
+        pytest.param(PERFECT.replace("18</a", "30</a"), [3.0, 2.0, -1.0, 0.0], id="wrong"),
+        pytest.param(PERFECT.replace("18</a", "many</a"), [3.0, 2.0, -1.0, 0.0], id="no number"),
+        pytest.param(PERFECT.replace("18</a", "</a"), [0.0, 2.0, -1.0, 0.0], id="empty answer"),
+    ],
+)
+def test_points(completion, expected):
+    assert rewards(completion, "18") == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "points"),
+    [
+        ("100", "110", 0.5), ("100", "110.001", 0.25), ("100", "90", 0.5), ("100", "89.999", 0.25),
+        ("100", "120", 0.25), ("100", "120.001", -1), ("100", "80", 0.25), ("100", "79.999", -1),
+        ("100", "-100", -1.0), ("100", "0", -1.0), ("100", "100.", 3.0), ("1,000", "1000", 3.0),
+        ("-100", "-110", 0.5), ("-100", "-90", 0.5), ("-100", "-120", 0.25), ("-100", "-80", 0.25),
+        ("-100", "-121", -1.0), ("-100", "100", -1.0), ("-100", "-100.0", 3.0),
+        ("0", "0", 3.0), ("0", "-0", 3.0), ("0", "0.0001", -1.0), ("0", "-1", -1.0),
+        ("0.3", "0.33", 0.5),  # as floats 0.33 / 0.3 > 1.1
+        ("nan", "nan", -1.0), (" 18", "18", 1.5), ("18", "\u00a018", 1.5),
+    ],
+)  # fmt: skip
+def test_points_of_check_answer(gold, answer, points):
+    assert reward_func.check_answer([""], [tagged(answer)], [gold]) == [points]
+
+
+def test_is_close_takes_a_float_ratio_as_the_decimal_it_is_written_as():
+    assert is_close(tagged("0.33"), "0.3", 0.1)
+    assert is_close(tagged("110"), "100", "0.1")
+    # The float next to 0.1 is 5.6e-18 above it: of a gold of 100 that would let this pass.
+    assert not is_close(tagged("110.0000000000000001"), "100", 0.1)
+    assert not is_close("18", "18", 0.1)
+
+
+def test_rewards_come_in_the_order_of_the_completions():
+    completions = [PERFECT, "", tagged("19")]
+    columns = {
+        "prompts": ["?"] * 3,
+        "completions": completions,
+        "answer": np.array(["18"] * 3),
+    }
+    got = [reward_fn(**columns) for reward_fn in REWARDS]
+    assert got == [[3.0, 0.0, 3.0], [2.0, -2.0, 2.0], [3.0, 0.0, 0.5], [1.5, 0.0, 0.0]]
+    assert [reward_fn(prompts=[], completions=[], answer=[]) for reward_fn in REWARDS] == [[]] * 4
+
+
+@pytest.mark.parametrize("reward_fn", REWARDS[2:])
+def test_an_answer_too_few_is_an_error(reward_fn):
+    with pytest.raises(ValueError):
+        reward_fn(prompts=["?", "?"], completions=[PERFECT, PERFECT], answer=["18"])
+
+
+def test_the_longest_number_that_is_read():
+    assert parse_number("9" * 4300) == 10**4300 - 1
+    assert parse_number("9" * 4301) is None
+    assert parse_number("1e308") == 10**308
+    assert parse_number("1e309") is None
+    assert parse_number("1e-308") == Fraction(1, 10**308)
+
+
+# ---------------------------------------------------------------- hostile texts
+
+HOSTILE = [
+    "1,", "-", "- ", " ", "\n", "9", "1", "1 ", "1.", "1/", "1e", "1e9", ",111", "a", "A$", "$",
+    "USD", "m^2 ", "2m^2", "million ", "1\u00a0", "1\u202f111", "\u842c", "\u00bd", "\u200b",
+    "<|a|>", "<|", "####", "<answer>", "</answer>", "<answer></answer>", "</answer><answer>",
+    "<answer>1", "<reasoning>", "</reasoning>", "<reasoning></reasoning>",
+    "<reasoning>a</reasoning><answer>18</answer>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_100_kb_of_anything_take_under_50_ms(unit):
+    """The best of three calls. Linear code needs under 10 ms, quadratic code whole seconds."""
+    flood = unit * (100_000 // len(unit.encode()))
+    head, tail = PERFECT.split("18</answer>")
+    places = {
+        "alone": flood,
+        "answer": f"{head}{flood}</answer>{tail}",
+        "before the number": f"{head}{flood}18</answer>",
+        "after the number": f"{head}18{flood}x</answer>",
+        "reasoning": f"<reasoning>{flood}</reasoning><answer>18</answer>",
+        "before": flood + PERFECT,
+        "between": PERFECT.replace("\n", flood),
+        "after": PERFECT + flood,
+        "after, and junk": PERFECT + flood + "x",
+    }
+    for place, completion in places.items():
+        calls = {
+            "grade": functools.partial(grade, completion, "18"),
+            "format_ok": functools.partial(format_ok, completion),
+            "extract_hash_answer": functools.partial(extract_hash_answer, "#### " + completion),
+        }
+        columns = {"prompts": ["?"], "completions": [completion], "answer": ["18"]}
+        for reward_fn in REWARDS:
+            calls[reward_fn.__name__] = functools.partial(reward_fn, **columns)
+        for name, call in calls.items():
+            seconds = []
+            while len(seconds) < 3 and min(seconds, default=1) >= 0.05:
+                start = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - start)
+            assert min(seconds) < 0.05, f"{name}, flood {place}: {min(seconds):.3f} s"
