@@ -57,8 +57,8 @@ from flax import nnx
 from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
 from maxtext.configs import pyconfig
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
+from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import model_creation_utils
-from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 from omegaconf import OmegaConf
 from scipy.stats import binomtest
 from tqdm import tqdm
@@ -106,7 +106,7 @@ TOTAL_GENERATION_STEPS = Pair(28, 768)  # tokens an answer may take; what is lon
 # --- sampling during training
 TEMPERATURE = Pair(1.0, 0.9)  # 1: the policy itself. Too low and all G answers agree: nothing to learn from
 TOP_P = 1.0  # 1: off. Cutting the tail here would train on another distribution than the one sampled
-TOP_K = Pair(-1, 50)  # -1: off. 50 of 128,256 tokens is a mild cut; of the tiny Llama's it would be none
+TOP_K = Pair(-1, 50)  # -1: off. 50 of 128,256 tokens cut only noise; the tiny Llama has 76
 
 # --- GRPO
 BATCH_SIZE = Pair(16, 2)  # prompts a step (the source: 1)
@@ -448,7 +448,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
     rope = hf.rope_parameters
     set_rope_scaling(rope)
     return pyconfig.initialize(
-        ["", os.path.join(MAXTEXT_CONFIGS_DIR, "base.yml")],
+        ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")],
         model_name="llama3.1-8b",  # names the architecture (and its weight mapping); the sizes follow
         override_model_config=True,
         base_num_decoder_layers=hf.num_hidden_layers,
