@@ -110,20 +110,18 @@ TOP_K = Pair(-1, 50)  # -1: off. 50 of 128,256 tokens cut only noise; the tiny L
 
 # --- GRPO
 BATCH_SIZE = Pair(16, 2)  # prompts a step (the source: 1)
-NUM_GENERATIONS = (
-    8  # G, answers a prompt. With 2 (the source) most groups are all right or all wrong: no signal
-)
+NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups agree, and teach nothing
 NUM_ITERATIONS = 1  # mu, optimizer updates a batch
 BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
 EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
 NUM_BATCHES = Pair(200, 3_738)  # steps an epoch
-NUM_EPOCHS = 1
+NUM_EPOCHS = 1  # passes of NUM_BATCHES steps
 
 # --- optimizer (AdamW, linear warm-up, cosine decay to 0)
 LEARNING_RATE = Pair(1e-3, 3e-6)  # peak; 8 B parameters forgive far less than 0.3 M
-B1 = 0.9
-B2 = 0.99
-WEIGHT_DECAY = 0.1
+B1 = 0.9  # Adam's memory of the gradient ...
+B2 = 0.99  # ... and of its square
+WEIGHT_DECAY = 0.1  # AdamW's
 WARMUP_FRACTION = 0.1  # share of all steps
 MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it
 TRAIN_MICRO_BATCH_SIZE = Pair(0, 1)  # prompts a gradient pass, accumulated over the batch; 0: all at once
@@ -146,9 +144,7 @@ MAX_TO_KEEP = 4  # checkpoints kept
 DTYPE = Pair("float32", "bfloat16")  # of activations
 WEIGHT_DTYPE = "float32"  # of weights and Adam moments: an update of 3e-6 vanishes in bfloat16
 SCAN_LAYERS = Pair(False, True)  # True compiles one layer instead of 32; False is faster when layers are few
-REMAT_POLICY = Pair(
-    "none", "full"
-)  # full: recompute activations in the backward pass instead of keeping them
+REMAT_POLICY = Pair("none", "full")  # full: recompute activations in the backward pass, to save memory
 ATTENTION = Pair("dot_product", "flash")
 ROLLOUT_ENGINE = Pair("maxtext", "vllm")  # who generates: rollout.py, or vLLM (TPU packages needed)
 TRAINER_DEVICES_FRACTION = 0.5  # vllm on several chips: the share that trains ...
@@ -692,13 +688,19 @@ class TrainingLog(hooks.TrainingHooks):
                "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds")  # fmt: skip
 
     def __init__(self, path: Path, first_step: int):
-        """Appends to `path` after `first_step` steps; rows of steps that were lost are dropped."""
-        self.rows = {}
+        """Goes on with the log in `path` after `first_step` steps; rows of steps that were lost are dropped.
+
+        Each row is written at once. SIGKILL can cost the row of the last step (it is written a step later).
+        """
+        old = []
         if path.exists():
             with open(path, newline="") as file:
                 old = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-            self.rows = {int(row["step"]): row for row in old if row["step"] <= first_step}
-        self._path = path
+        self.rows = {int(row["step"]): row for row in old if row["step"] <= first_step}
+        self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  (closed by `close`)
+        self._writer = csv.DictWriter(self._file, self.COLUMNS, restval="nan")
+        self._writer.writeheader()
+        self._writer.writerows(self.rows.values())
         self._started = time.perf_counter()
         self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
 
@@ -742,19 +744,16 @@ class TrainingLog(hooks.TrainingHooks):
             step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
             clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
         )  # fmt: skip
+        self._writer.writerow(row)
         shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
 
     def close(self) -> list[dict[str, float]]:
-        """Writes the CSV file and returns its rows."""
+        """Closes the file and the progress bar; returns the rows."""
         self._progress.close()
-        rows = [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
-        with open(self._path, "w", newline="") as file:
-            writer = csv.DictWriter(file, self.COLUMNS, restval="nan")
-            writer.writeheader()
-            writer.writerows(rows)
-        return rows
+        self._file.close()
+        return [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
 
     def on_train_start(self, trainer): ...
     def on_train_end(self, trainer): ...
@@ -1009,7 +1008,7 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     draw_picture(run_dir / "report.png", log, before, after)
     last = log[-1]
     training = (
-        f"{len(log)} steps of {BATCH_SIZE} x {NUM_GENERATIONS} answers, median {step_seconds:.2f} s a step; "
+        f"{num_steps()} steps of {BATCH_SIZE} x {NUM_GENERATIONS} answers, median {step_seconds:.2f} s a step; "
         f"last step: reward {last['reward']:.2f} +- {last['reward_std']:.2f} within a group, "
         f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
         f"{last['length']:.1f} tokens an answer"
@@ -1026,7 +1025,7 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
         "after": {key: after[key] for key in kept},
         "seconds": round(seconds, 1),
         "seconds_per_step": round(step_seconds, 4),
-        "steps": len(log),
+        "steps": num_steps(),
     }
     (run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{table}\n\n{flips}\n\n{sample}\n\n{training}")
