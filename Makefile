@@ -33,5 +33,5 @@ benchmark: setup
 
 # After a change in pyproject.toml. Versions already in requirements.txt stay where they can.
 requirements: setup
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)

@@ -1008,7 +1008,7 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     draw_picture(run_dir / "report.png", log, before, after)
     last = log[-1]
     training = (
-        f"{num_steps()} steps of {BATCH_SIZE} x {NUM_GENERATIONS} answers, median {step_seconds:.2f} s a step; "
+        f"{num_steps()} steps of {BATCH_SIZE} x {NUM_GENERATIONS} answers, median {step_seconds:.2f} s each; "
         f"last step: reward {last['reward']:.2f} +- {last['reward_std']:.2f} within a group, "
         f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
         f"{last['length']:.1f} tokens an answer"
