@@ -829,7 +829,12 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
                 compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE,
                 checkpoint_root_directory=str(Path(RUN_DIR).resolve() / "checkpoints"),
                 checkpointing_options=ocp.CheckpointManagerOptions(
-                    save_interval_steps=SAVE_INTERVAL_STEPS * NUM_ITERATIONS, max_to_keep=MAX_TO_KEEP
+                    # Not `save_interval_steps`: that also saves after the very first update, which with
+                    # NUM_ITERATIONS > 1 lies in the middle of a step, where no run can be resumed.
+                    save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(
+                        SAVE_INTERVAL_STEPS * NUM_ITERATIONS
+                    ),
+                    max_to_keep=MAX_TO_KEEP,
                 ),
                 metrics_logging_options=metrics_logger.MetricsLoggerOptions(
                     log_dir=str(Path(RUN_DIR) / "tensorboard"), flush_every_n_steps=20

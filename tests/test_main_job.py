@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grpo_llama3_1_8b_demo as demo
 import numpy as np
@@ -61,7 +60,8 @@ def test_killed_and_resumed_ends_with_the_very_same_weights(tmp_path, options):
 
     checkpoints = tmp_path / "broken" / "checkpoints" / "actor"
     process = start(tmp_path, *arguments, "RUN_DIR=broken")
-    wait_for(lambda: len(list(checkpoints.glob("*"))) >= 3 or list(checkpoints.glob("[2-9]*tmp*")), process)
+    # a first checkpoint is there, and the second is being written (or was, just now)
+    wait_for(lambda: len(list(checkpoints.glob("*"))) >= 2, process)
     kill(process)
     process = start(tmp_path, *arguments, "RUN_DIR=broken")
     first = max(int(p.name) for p in checkpoints.glob("*") if p.name.isdigit())
@@ -130,37 +130,26 @@ def test_real_gsm8k_runs_to_the_end(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["after"]["answer_accuracy"] < 0.2
 
 
-def test_gsm8k_through_tensorflow_datasets(tmp_path, monkeypatch):
+def test_gsm8k_through_tensorflow_datasets(tmp_path):
     """The stock data source reads what a builder prepared from local files: no network."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.text.gsm8k import gsm8k
 
-    rows = [
-        json.loads(line) for line in (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:20]
-    ]
-    rows = [row | {"short_answer": row["answer"].split("#### ")[1]} for row in rows]
+    local = demo.HERE / "tiny_gsm8k" / "test.jsonl"
+    rows = [json.loads(line) for line in local.read_text().splitlines()]
     with tfds.core.registered.skip_registration():
 
-        class Gsm8k(gsm8k.Builder):
-            name = "gsm8k"
-            pkg_dir_path = Path(gsm8k.__file__).parent
-
+        class Gsm8k(gsm8k.Gsm8k):
             def _split_generators(self, dl_manager):
-                return {split: self._generate_examples(None) for split in self.info_splits}
-
-            info_splits = ("train", "test")
-
-            def _generate_examples(self, path):
-                features = self.info.features
-                for i, row in enumerate(rows):
-                    yield i, {key: row.get(key, "") for key in features}
+                return {split: self._generate_examples(local) for split in ("train", "test")}
 
     Gsm8k(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     demo.configure([f"DATA_DIR={tmp_path}"])
     questions, source = demo.read_questions("gsm8k", "test")
     assert "tensorflow-datasets" in source
     assert sorted(q["question"] for q in questions) == sorted(row["question"] for row in rows)
-    assert {q["answer"] for q in questions} == {row["short_answer"] for row in rows}
+    answers = {row["question"]: row["answer"].split("#### ")[1] for row in rows}
+    assert {q["question"]: q["answer"] for q in questions} == answers
 
 
 def test_gsm8k_without_a_network_says_what_it_uses_instead(tmp_path, monkeypatch, capsys):

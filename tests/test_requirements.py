@@ -12,8 +12,9 @@ def test_requirements_are_compiled_from_pyproject(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copy(ROOT / "requirements.txt", tmp_path)  # versions stay as they are, unless they no longer fit
     command = [Path(sys.executable).parent / "uv", "pip", "compile", "pyproject.toml", "--extra", "dev",
-               "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url", "--custom-compile-command",
-               "make requirements", "--quiet", "--output-file", "requirements.txt"]  # fmt: skip
+               "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url",
+               "--custom-compile-command", "make requirements", "--quiet",
+               "--output-file", "requirements.txt"]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, check=True)
     fresh, committed = ((d / "requirements.txt").read_text() for d in (tmp_path, ROOT))
     assert fresh == committed, "run `make requirements`"
