@@ -13,7 +13,7 @@ What is *not* here, and why: no critic (the group's mean reward is the baseline:
 model (the rewards are four functions in reward_func.py), no replay (samples are used once, NUM_ITERATIONS
 1, so ratio = 1 and the clip never binds), no value of the prompt's tokens (only the answer is trained).
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, about 3 minutes on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, under 2 minutes on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: goes on where it stopped
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k

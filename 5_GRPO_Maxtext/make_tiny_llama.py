@@ -8,8 +8,8 @@ imperfect in two systematic ways:
     format     many forget a tag, with some objects more often than not
 
 Its single most likely answer is therefore wrong, or badly formed, about every second time, while a right
-one is always within reach of sampling. A model trained on clean demonstrations gains almost nothing from
-GRPO: there is nothing to choose.
+one is always within reach of sampling. Were the demonstrations clean, all answers to a
+question would agree, and GRPO would have nothing to choose.
 
     python 5_GRPO_Maxtext/make_tiny_llama.py         # rewrites both folders and tiny.sha256, bit for bit
 
