@@ -161,14 +161,14 @@ class UserError(Exception):
 def is_small(model: str) -> bool:
     """Whether MODEL is a local folder with a hidden size below 1,024: the laptop column."""
     try:
-        return json.loads((model_path(model) / "config.json").read_text())["hidden_size"] < 1024
+        return json.loads((find_path(model) / "config.json").read_text())["hidden_size"] < 1024
     except (OSError, ValueError, KeyError):
         return False  # a hub name, or a folder whose fault `load_hf_config` will name
 
 
-def model_path(model: str) -> Path:
-    """The folder of MODEL, looked for where the command runs and beside this file."""
-    return Path(model) if Path(model).is_dir() or not (HERE / model).is_dir() else HERE / model
+def find_path(name: str) -> Path:
+    """A file or folder, looked for where the command runs, then beside this file."""
+    return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
 
 
 def configure(arguments: list[str]) -> dict[str, Any]:
@@ -237,6 +237,8 @@ def check_constants() -> None:
     for name in ("BETA", "EPSILON", "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION"):
         if not 0 <= globals()[name] < math.inf:
             raise UserError(f"{name}={globals()[name]}: use a finite number, 0 or more")
+    if WARMUP_FRACTION > 1:
+        raise UserError(f"WARMUP_FRACTION={WARMUP_FRACTION}: a share of all steps, at most 1")
     for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "HBM_UTILIZATION_VLLM"):
         if not 0 < globals()[name] <= 1:
             raise UserError(f"{name}={globals()[name]}: a share, above 0 and at most 1")
@@ -244,6 +246,14 @@ def check_constants() -> None:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
     if ROLLOUT_ENGINE not in ("maxtext", "vllm"):
         raise UserError(f"ROLLOUT_ENGINE={ROLLOUT_ENGINE}: one of maxtext, vllm")
+    policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
+    if REMAT_POLICY not in policies:
+        raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
+    if not TEST_DATASET and find_path(DATASET).is_file():
+        raise UserError(
+            f"TEST_DATASET is empty and DATASET={DATASET} is one file: the test would ask what was trained "
+            "on; give TEST_DATASET a file of other questions"
+        )
 
 
 # %% Data: GSM8K columns in, chat prompts out -----------------------------------------------------------
@@ -263,7 +273,7 @@ def read_questions(dataset: str, split: str) -> tuple[list[dict[str, str]], str]
     if dataset == "gsm8k":
         rows, source = read_tfds_gsm8k(split)
     else:
-        path = model_path(dataset)
+        path = find_path(dataset)
         path = path / f"{split}.jsonl" if path.is_dir() else path
         rows, source = read_json(path), str(path)
     if not rows:
@@ -289,8 +299,9 @@ def read_json(path: Path) -> list[dict[str, Any]]:
     """Rows of a JSON array or a JSON-lines file; raises UserError with file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"DATASET={path}: {error.strerror}; give 'gsm8k' or a JSON/JSONL file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "not UTF-8 text")
+        raise UserError(f"DATASET={path}: {reason}; give 'gsm8k' or a JSON/JSONL file") from None
     rows = []
     try:
         if text.lstrip().startswith("["):
@@ -388,7 +399,7 @@ def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
     Raises:
         UserError: not found, not reachable, not a Llama, without weights, or with parts MaxText lacks.
     """
-    folder = model_path(model)
+    folder = find_path(model)
     if not folder.is_dir():
         try:
             folder = Path(
@@ -443,8 +454,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
     """
     rope = hf.rope_parameters
     set_rope_scaling(rope)
-    return pyconfig.initialize(
-        ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")],
+    settings = dict(
         model_name="llama3.1-8b",  # names the architecture (and its weight mapping); the sizes follow
         override_model_config=True,
         base_num_decoder_layers=hf.num_hidden_layers,
@@ -477,6 +487,16 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
         run_name="grpo",
         base_output_directory="runs",
     )
+    try:
+        return pyconfig.initialize(
+            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings
+        )
+    except ValueError as error:  # MaxText's own list of what it takes, pages long
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(
+            f"DTYPE={DTYPE}, WEIGHT_DTYPE={WEIGHT_DTYPE}, ATTENTION={ATTENTION}: MaxText refuses one "
+            f"of these ({reason}); see its base.yml"
+        ) from None
 
 
 def set_rope_scaling(rope: dict[str, Any]) -> None:

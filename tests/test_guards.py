@@ -48,6 +48,9 @@ def in_an_empty_folder(tmp_path, monkeypatch):
         ("ROLLOUT_ENGINE=vllm", ["ROLLOUT_ENGINE=vllm", "vllm is not installed"]),
         ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
+        ("WARMUP_FRACTION=2.0", ["WARMUP_FRACTION=2.0", "at most 1"]),
+        ("DTYPE=float7", ["DTYPE=float7", "MaxText refuses"]),
+        ("REMAT_POLICY=some", ["REMAT_POLICY=some", "minimal"]),
         ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
         ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
     ],
@@ -74,9 +77,15 @@ def test_a_bad_constant_is_named_with_its_remedy(argument, words):
 def test_bad_data_is_named_with_file_and_row(text, words):
     Path("mine.jsonl").write_text(text)
     with pytest.raises(demo.UserError) as error:
-        demo.run(["DATASET=mine.jsonl"])
+        demo.run(["DATASET=mine.jsonl", "TEST_DATASET=tiny_gsm8k"])
     for word in ["mine.jsonl", *words]:
         assert word in str(error.value)
+
+
+def test_training_and_testing_on_one_file_is_refused():
+    Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
+    with pytest.raises(demo.UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
+        demo.run(["DATASET=mine.jsonl"])
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
