@@ -1,9 +1,9 @@
 """Seconds a GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same machine.
 
-Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the same four
-reward functions; the first 10 steps (compilation, warm-up) are left out. `ours_4` accumulates the gradient over
-four parts of the batch (TRAIN_MICRO_BATCH_SIZE=4), whose activations fit the processor's cache. TRL lives in an
-environment of its own:
+Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the same
+four reward functions; the first 10 steps (compilation, warm-up) are left out. `ours_4` accumulates the
+gradient over four parts of the batch (TRAIN_MICRO_BATCH_SIZE=4), whose activations fit the processor's
+cache. TRL lives in an environment of its own:
 
     python3 -m venv /tmp/trl && /tmp/trl/bin/pip install torch trl accelerate datasets
     python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=3]
