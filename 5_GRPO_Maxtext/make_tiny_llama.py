@@ -13,7 +13,7 @@ question would agree, and GRPO would have nothing to choose.
 
     python 5_GRPO_Maxtext/make_tiny_llama.py         # rewrites both folders and tiny.sha256, bit for bit
 
-About 5 minutes on 2 cores. The sizes and shares are the constants below; the seed is fixed, because
+About 6 minutes on 2 cores. The sizes and shares are the constants below; the seed is fixed, because
 what ships must be what this file makes.
 """
 

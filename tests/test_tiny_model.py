@@ -58,7 +58,7 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
     assert tokenizer.decode(tokenizer.encode(answer), skip_special_tokens=True) == answer  # the tags stay
 
 
-@pytest.mark.slow  # 5 minutes on 2 cores
+@pytest.mark.slow  # 6 to 8 minutes on 2 cores
 def test_rebuilding_gives_the_same_bytes():
     recorded = checksums()
     subprocess.run([sys.executable, demo.HERE / "make_tiny_llama.py"], check=True)
