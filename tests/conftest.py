@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"))
+for folder in sorted(Path(__file__).resolve().parent.parent.glob("[1-5]_*")):
+    sys.path.insert(0, str(folder))

@@ -1,0 +1,389 @@
+"""Folder 1: Q-learning finds the optimum of the grid exactly; what it is compared with is checked by itself.
+
+The optimum is known three times, each without the others: by value iteration, by a geometric series in the
+number of moves, and by walking the policy and counting.
+"""
+
+import csv
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import Q_Learning
+
+FOLDER = Path(Q_Learning.__file__).resolve().parent
+UP, DOWN, LEFT, RIGHT = range(4)
+QUIET = "PRINT_EVERY=0"
+
+
+@pytest.fixture(autouse=True)
+def default_constants():
+    Q_Learning.configure([QUIET])
+    yield
+    Q_Learning.configure([])
+
+
+def train(arguments=(), seed=0):
+    Q_Learning.configure([QUIET, *arguments])
+    return Q_Learning.train(np.random.default_rng(seed))
+
+
+def moves_to_goal(state):
+    """Manhattan distance to the corner 15; walls only bound the grid, so no way is shorter."""
+    return (3 - state // 4) + (3 - state % 4)
+
+
+# --- the result ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(5))
+def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
+    q_table, _, _ = train(seed=seed)
+    # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are right, its
+    # target is one constant number, and each visit multiplies the pair's error by 1 - ALPHA = 0.9. From 100
+    # to 1e-6 takes 175 visits; the rarest pair gets more than 600.
+    assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
+
+    for start in range(16):
+        state, moves = start, 0
+        while state != 15 and moves < 16:
+            state, _, _ = Q_Learning.step(state, int(q_table[state].argmax()))
+            moves += 1
+        assert state == 15
+        assert moves == moves_to_goal(start) == Q_Learning.greedy_moves(q_table, start)
+    assert Q_Learning.optimal_from_every_state(q_table)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.99, 1.0])
+def test_value_iteration_equals_the_closed_form(gamma):
+    Q_Learning.configure([f"GAMMA={gamma}"])
+    q_star = Q_Learning.value_iteration()
+    for state in range(15):
+        before_last = moves_to_goal(state) - 1
+        value = -sum(gamma**k for k in range(before_last)) + gamma**before_last * 100
+        assert q_star[state].max() == pytest.approx(value, abs=1e-9)
+    # Off the shortest way: from 0 up is a wall (stay, 6 moves left), from 14 left leads to 13 (2 moves left).
+    for state, action, moves_left in [(0, UP, 6), (14, LEFT, 2), (12, DOWN, 3), (5, UP, 5), (5, RIGHT, 3)]:
+        value = -sum(gamma**k for k in range(moves_left)) + gamma**moves_left * 100
+        assert q_star[state, action] == pytest.approx(value, abs=1e-9)
+    assert (q_star[15] == 0).all()
+
+
+def test_a_policy_that_is_wrong_in_one_far_corner_is_not_optimal():
+    q_table = Q_Learning.value_iteration()
+    q_table[3, UP] = 1000.0  # 3 is on no shortest way that the greedy policy takes from 0
+    assert Q_Learning.greedy_moves(q_table, 3) is None
+    assert Q_Learning.greedy_moves(q_table, 0) == 6
+    assert not Q_Learning.optimal_from_every_state(q_table)
+
+
+# --- the world -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("state", "neighbours"),  # after up, down, left, right
+    [
+        (0, [0, 4, 0, 1]),
+        (3, [3, 7, 2, 3]),
+        (12, [8, 12, 12, 13]),
+        (1, [1, 5, 0, 2]),
+        (4, [0, 8, 4, 5]),
+        (5, [1, 9, 4, 6]),
+        (7, [3, 11, 6, 7]),
+        (13, [9, 13, 12, 14]),
+        (11, [7, 15, 10, 11]),
+        (14, [10, 14, 13, 15]),
+    ],
+)
+def test_moves_walls_and_rewards(state, neighbours):
+    assert Q_Learning.ACTIONS == ["up", "down", "left", "right"]
+    for action, expected in enumerate(neighbours):
+        next_state, reward, terminated = Q_Learning.step(state, action)
+        assert next_state == expected
+        assert reward == (100 if expected == 15 else -1)
+        assert terminated is (expected == 15)
+
+
+# --- the algorithm ---------------------------------------------------------------------------------------
+def test_the_update_by_hand():
+    q_table = np.zeros((16, 4))
+    q_table[5, RIGHT] = 2.0
+    q_table[6] = [1.0, 7.0, -3.0, 4.0]
+    before = q_table.copy()
+    Q_Learning.update(q_table, 5, RIGHT, -1.0, 6, False)
+    # target -1 + 0.99 * 7 = 5.93; error 5.93 - 2 = 3.93; 2 + 0.1 * 3.93
+    assert q_table[5, RIGHT] == pytest.approx(2.393, abs=1e-12)
+    q_table[5, RIGHT] = 2.0
+    assert (q_table == before).all()  # one entry changes, no other
+
+
+def test_a_terminal_state_bootstraps_nothing_whatever_its_row_holds():
+    q_table = np.zeros((16, 4))
+    q_table[15] = [1e6, -1e6, 3.0, 1e6]
+    Q_Learning.update(q_table, 14, RIGHT, 100.0, 15, True)
+    assert q_table[14, RIGHT] == pytest.approx(10.0, abs=1e-12)
+
+
+def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps(monkeypatch):
+    # One move an episode, so every move is the last one before the cut. Up and left bump into the wall, and
+    # what follows is the best value of the start itself: -1 + 0.99 * -1. Taken for a termination: -1.
+    Q_Learning.configure([QUIET, "EPSILON_END=1.0", "NUM_EPISODES=2000"])
+    monkeypatch.setattr(Q_Learning, "MAX_STEPS_PER_EPISODE", 1)
+    q_table, log, _ = Q_Learning.train(np.random.default_rng(0))
+    assert q_table[0] == pytest.approx([-1.99, -1.0, -1.99, -1.0], abs=1e-6)
+    assert (log[:, 3] == 1).all()
+    assert (q_table[1:] == 0).all()
+
+
+def test_the_optimum_is_the_same_when_most_episodes_are_cut_off():
+    q_table, log, _ = train(["MAX_STEPS_PER_EPISODE=10", "EPSILON_END=1.0"])
+    assert log[:, 2].mean() < 0  # most earn -10; to reach the goal earns 91 or more
+    assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
+
+
+def test_epsilon_falls_linearly_and_stays():
+    assert Q_Learning.epsilon_at(0) == 1.0
+    assert Q_Learning.epsilon_at(5000) == pytest.approx(0.505)
+    assert Q_Learning.epsilon_at(9999) > 0.01 + 1e-5
+    for episode in (10000, 10001, 19999):
+        assert Q_Learning.epsilon_at(episode) == pytest.approx(0.01, abs=1e-12)
+
+
+def test_epsilon_is_the_probability_of_the_random_action():
+    q_table = np.zeros((16, 4))
+    q_table[9] = [0.0, 1.0, 5.0, 2.0]
+    assert Q_Learning.select_action(q_table, 9, epsilon=0.3, coin=0.29, random_action=UP) == UP
+    assert Q_Learning.select_action(q_table, 9, epsilon=0.3, coin=0.3, random_action=UP) == LEFT
+    assert Q_Learning.select_action(q_table, 9, epsilon=0.0, coin=0.0, random_action=UP) == LEFT
+
+
+# --- training and its log --------------------------------------------------------------------------------
+def test_the_log_has_a_row_a_block_and_its_last_row_may_be_short():
+    q_table, log, tables = train(["NUM_EPISODES=120", "LOG_EVERY=50"])
+    assert log[:, 0].tolist() == [50, 100, 120]
+    assert tables.shape == (3, 16, 4)
+    assert (tables[-1] == q_table).all()
+    assert (tables[0] != tables[1]).any()
+    assert log[2, 1] == pytest.approx(
+        np.mean([Q_Learning.epsilon_at(episode) for episode in range(100, 120)])
+    )
+
+
+def test_an_episode_earns_100_less_its_earlier_moves_or_loses_one_a_move():
+    _, log, _ = train(["NUM_EPISODES=400", "LOG_EVERY=1"])
+    reached = log[:, 2] > -100
+    assert 0 < reached.sum() < 400
+    assert (log[reached, 2] == 100 - (log[reached, 3] - 1)).all()
+    assert (log[~reached, 3] == 100).all()
+
+
+def test_the_seed_decides_everything():
+    first, again, other = (train(["NUM_EPISODES=100"], seed)[0] for seed in (3, 3, 4))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+# --- the command line ------------------------------------------------------------------------------------
+def command(tmp_path, *arguments):
+    """The script as a reader runs it: a process of its own in an empty folder."""
+    script = [sys.executable, str(FOLDER / "Q_Learning.py"), *arguments]
+    return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
+    done = command(tmp_path, "NUM_EPISODES=300", "PRINT_EVERY=2", "SEED=7")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^episode +(\d+)", done.stdout, re.M) == ["100", "200", "300"]
+    assert "epsilon 0." in done.stdout
+    assert "best possible return: 95\n" in done.stdout  # 5 moves that cost 1, the sixth earns 100
+    assert (
+        done.stdout.count("→") + done.stdout.count("↓") + done.stdout.count("↑") + done.stdout.count("←")
+        == 15
+    )
+
+    (run_dir,) = (tmp_path / "runs" / "Q_Learning").iterdir()
+    result = json.loads((run_dir / "result.json").read_text())
+    assert set(result) == {"max_abs_error", "optimal_from_every_state", "seconds"}
+    assert isinstance(result["optimal_from_every_state"], bool)
+    assert 0 < result["seconds"] < 60
+    assert json.loads((run_dir / "constants.json").read_text()) == Q_Learning.DEFAULTS | {
+        "NUM_EPISODES": 300,
+        "PRINT_EVERY": 2,
+        "SEED": 7,
+    }
+
+    # the file is the table: trained here by the same seed, and as far from the optimum as result.json says
+    rows = read(run_dir / "q_table.csv")
+    q_table = np.array([[float(row[name]) for name in Q_Learning.ACTIONS] for row in rows])
+    assert [int(row["state"]) for row in rows] == list(range(16))
+    assert (q_table == train(["NUM_EPISODES=300"], seed=7)[0]).all()
+    assert result["max_abs_error"] == np.abs(q_table - Q_Learning.value_iteration()).max() > 1e-6
+    log = read(run_dir / "log.csv")
+    assert list(log[0]) == ["episode", "epsilon", "return", "steps", "max_abs_error"]
+    assert [int(row["episode"]) for row in log] == [50, 100, 150, 200, 250, 300]
+    assert float(log[-1]["max_abs_error"]) == result["max_abs_error"]
+    for picture in ("learning_curve.png", "q_table.png"):
+        assert (run_dir / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_comparison_trains_each_entry_with_each_seed_and_leaves_the_main_run_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [QUIET, "NUM_EPISODES=100", "SEED=2"]
+    alone = Q_Learning.run([*arguments, "RUN_DIR=alone"])
+    both = Q_Learning.run([*arguments, "RUN_DIR=both", "COMPARE=True", "NUM_SEEDS=2"])
+    assert both["max_abs_error"] == alone["max_abs_error"]
+    rows = read("both/compare.csv")
+    labels = ["unchanged", "ALPHA=0.01", "ALPHA=1.0", "EPSILON_END=1.0", "EPSILON_START=0.01"]
+    assert [(row["changed"], row["seed"]) for row in rows] == [
+        (label, seed) for label in labels for seed in "23"
+    ]
+    assert float(rows[0]["max_abs_error"]) == alone["max_abs_error"]
+    errors = {
+        label: max(float(row["max_abs_error"]) for row in rows if row["changed"] == label) for label in labels
+    }
+    assert errors["ALPHA=1.0"] == 0 < errors["unchanged"] < errors["ALPHA=0.01"]
+    assert len(read("both/compare_curves.csv")) == 5 * 2
+    assert Path("both/compare.png").stat().st_size > 10_000
+    assert Q_Learning.COMPARE and Q_Learning.ALPHA == 0.1 and Q_Learning.EPSILON_START == 1.0
+
+
+BAD = [
+    ("ALPA=0.2", ["ALPA=0.2", "ALPHA"]),
+    ("alpha=0.2", ["alpha=0.2", "ALPHA"]),
+    ("--help", ["--help", "NAME=value"]),
+    ("ALPHA", ["ALPHA", "NAME=value"]),
+    ("ALPHA=[", ["ALPHA=[", "float"]),
+    ("ALPHA=${x}", ["ALPHA=${x}", "float"]),
+    ("ALPHA=", ["ALPHA=", "float"]),
+    ("ALPHA=1" + "0" * 400, ["ALPHA=1000", "float"]),
+    ("ALPHA=0.1\n0.2", ["ALPHA=0.1", "float"]),
+    ("NUM_EPISODES=2.5", ["NUM_EPISODES=2.5", "int"]),
+    ("COMPARE=1", ["COMPARE=1", "bool"]),
+    ("ALPHA=0", ["ALPHA=0.0", "above 0"]),
+    ("ALPHA=1.5", ["ALPHA=1.5", "at most 1"]),
+    ("ALPHA=.nan", ["ALPHA=nan", "at most 1"]),
+    ("GAMMA=0", ["GAMMA=0.0", "above 0"]),
+    ("GAMMA=1.01", ["GAMMA=1.01", "at most 1"]),
+    ("NUM_EPISODES=0", ["NUM_EPISODES=0", "from 1"]),
+    ("NUM_EPISODES=10000001", ["NUM_EPISODES=10000001", "10000000"]),
+    ("MAX_STEPS_PER_EPISODE=5", ["MAX_STEPS_PER_EPISODE=5", "from 6"]),
+    ("MAX_STEPS_PER_EPISODE=100001", ["MAX_STEPS_PER_EPISODE=100001", "100000"]),
+    ("EPSILON_START=1.1", ["EPSILON_START=1.1", "from 0 to 1"]),
+    ("EPSILON_START=-0.1", ["EPSILON_START=-0.1", "from 0 to 1"]),
+    ("EPSILON_START=0.001", ["EPSILON_END=0.01", "EPSILON_START=0.001"]),
+    ("EPSILON_END=-0.1", ["EPSILON_END=-0.1", "from 0"]),
+    ("DECAY_EPISODES=0", ["DECAY_EPISODES=0", "1 or more"]),
+    ("GOAL_REWARD=0", ["GOAL_REWARD=0.0", "above 0"]),
+    ("GOAL_REWARD=.inf", ["GOAL_REWARD=inf", "finite"]),
+    ("STEP_REWARD=0", ["STEP_REWARD=0.0", "below 0"]),
+    ("STEP_REWARD=-.inf", ["STEP_REWARD=-inf", "finite"]),
+    ("SEED=-1", ["SEED=-1", "0 or more"]),
+    ("LOG_EVERY=0", ["LOG_EVERY=0", "1 or more"]),
+    ("PRINT_EVERY=-1", ["PRINT_EVERY=-1", "0"]),
+    ("NUM_SEEDS=0", ["NUM_SEEDS=0", "1 or more"]),
+    ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
+]
+
+
+@pytest.mark.parametrize(("argument", "words"), BAD, ids=[argument[:30] for argument, _ in BAD])
+def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
+    argument, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["Q_Learning.py", argument])
+    with pytest.raises(SystemExit) as stopped:
+        Q_Learning.main()
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    for word in words:
+        assert word in err
+    assert not any(tmp_path.iterdir())
+
+
+def test_every_constant_with_a_range_is_among_the_bad_inputs():
+    tried = {argument.partition("=")[0] for argument, _ in BAD}
+    assert set(Q_Learning.DEFAULTS) <= tried
+
+
+@pytest.mark.parametrize("argument", ["ALPA=0.2", "ALPHA=[", "GAMMA=2.0"])
+def test_bad_input_as_a_process(argument, tmp_path):
+    done = command(tmp_path, argument)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert argument.partition("=")[0] in done.stderr
+
+
+def test_a_comparison_that_cannot_run_is_refused_before_the_training(tmp_path):
+    done = command(tmp_path, "COMPARE=True", "EPSILON_END=0.5")  # one entry starts at 0.01
+    assert done.returncode == 2
+    assert done.stderr == "error: EPSILON_END=0.5: must be from 0 to EPSILON_START=0.01\n"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_with_a_result_is_not_written_over(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "result.json").write_text("precious")
+    done = command(tmp_path, "RUN_DIR=mine")
+    assert done.returncode == 2
+    assert "RUN_DIR=mine: holds the result of another run" in done.stderr
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
+    assert (tmp_path / "mine" / "result.json").read_text() == "precious"
+
+
+# --- the READMEs -----------------------------------------------------------------------------------------
+@pytest.fixture(params=["README.md", "README_ch.md"])
+def readme(request):
+    return (FOLDER / request.param).read_text()
+
+
+def test_the_constants_table_equals_the_script(readme):
+    rows = re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \|$", readme, re.M)
+    table = {name: value for name, value, _ in rows}
+    assert table == {
+        name: "empty" if value == "" else str(value) for name, value in Q_Learning.DEFAULTS.items()
+    }
+
+
+def spread(values, form):
+    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} … {high}"
+
+
+def test_the_results_table_is_seeds_csv(readme):
+    runs = read(FOLDER / "assets" / "seeds.csv")
+    assert len(runs) == 5
+    for run in runs:
+        shown = "yes" if run["optimal_from_every_state"] == "True" else "no"
+        row = (
+            f"{float(run['max_abs_error']):.3g} | {shown} | {float(run['return_of_last_1000_episodes']):.2f}"
+        )
+        assert f"| `{run['command']}` | {row} | {float(run['seconds']):.2f} s |" in readme
+    for key, form in (("return_of_last_1000_episodes", ".2f"), ("seconds", ".2f")):
+        values = [float(run[key]) for run in runs]
+        assert f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}" in readme
+
+
+@pytest.mark.parametrize(("name", "groups"), [("compare.csv", 5), ("mistakes.csv", 9), ("exercises.csv", 6)])
+def test_the_other_tables_are_their_csv(readme, name, groups):
+    rows = {}
+    for row in read(FOLDER / "assets" / name):
+        rows.setdefault(next(iter(row.values())), []).append(row)
+    assert len(rows) == groups
+    for label, seeds in rows.items():
+        assert len(seeds) == 5
+        (line,) = re.findall(rf"^\| `?{re.escape(label)}`? \|.*$", readme, re.M)
+        assert f"| {spread([float(row['max_abs_error']) for row in seeds], '.3g')} |" in line
+        optimal = sum(row["optimal_from_every_state"] == "True" for row in seeds)
+        assert f"| {optimal} / 5 |" in line
+        if name != "exercises.csv":
+            returns = [float(row["return_of_last_1000_episodes"]) for row in seeds]
+            assert f"| {spread(returns, '.1f')} |" in line
