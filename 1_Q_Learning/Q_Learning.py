@@ -86,9 +86,8 @@ def configure(arguments: list[str]) -> dict[str, Any]:
             )
         kind = type(DEFAULTS[name])
         try:
-            value = (
-                text if kind is str else OmegaConf.from_cli([argument])[name]
-            )  # 1e-3 -> 0.001, True -> bool
+            # 1e-3 -> 0.001, True -> bool
+            value = text if kind is str else OmegaConf.from_cli([argument])[name]
             if kind is float and type(value) is int:
                 value = float(value)
         except (YAMLError, OmegaConfBaseException, ValueError, OverflowError):  # "[", "${x}", 400 digits

@@ -60,12 +60,14 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import model_creation_utils
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import binomtest
 from tqdm import tqdm
 from tunix.rl import rl_cluster as rl_cluster_lib
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import hooks, metrics_logger
+from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the two files beside this one import from anywhere
 import reward_func
@@ -192,14 +194,16 @@ def configure(arguments: list[str]) -> dict[str, Any]:
                 f"{argument!r}: no such constant; write NAME=value, nearest names: "
                 f"{', '.join(near) or 'none, see the top of the script'}"
             )
-        value = OmegaConf.to_container(OmegaConf.from_cli([argument]))[name]  # 1e-3 -> 0.001, True -> bool
         kind = type(DEFAULTS[name].laptop if isinstance(DEFAULTS[name], Pair) else DEFAULTS[name])
-        if kind is str:
-            value = text
-        elif kind is float and type(value) is int:
-            value = float(value)
+        try:
+            # 1e-3 -> 0.001, True -> bool
+            value = text if kind is str else OmegaConf.from_cli([argument])[name]
+            if kind is float and type(value) is int:
+                value = float(value)
+        except (YAMLError, OmegaConfBaseException, ValueError, OverflowError):  # "[", "${x}", 400 digits
+            value = None
         if type(value) is not kind:
-            raise UserError(f"{name}={text}: {name} is a {kind.__name__}, {text!r} is not")
+            raise UserError(f"{argument!r}: {name} is a {kind.__name__}, {text!r} is not")
         overrides[name] = value
 
     column = "laptop" if is_small(overrides.get("MODEL", DEFAULTS["MODEL"])) else "tpu"

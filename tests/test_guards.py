@@ -36,6 +36,8 @@ def in_an_empty_folder(tmp_path, monkeypatch):
         ("--help", ["NAME=value"]),
         ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "int"]),
         ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "int"]),
+        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "int"]),
+        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "float"]),
         ("BETA=yes", ["BETA=yes", "float"]),
         ("SCAN_LAYERS=1", ["SCAN_LAYERS=1", "bool"]),
         ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "2 or more"]),
