@@ -1,14 +1,19 @@
 """What the READMEs say about the script is what the script says."""
 
 import csv
+import itertools
 import re
+import statistics
 from pathlib import Path
 
+import cart_pole_dqn
 import grpo_llama3_1_8b_demo as demo
 import pytest
+import Q_Learning
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = [ROOT, ROOT / "5_GRPO_Maxtext"]
+SCRIPTS = [Q_Learning, cart_pole_dqn]  # one column of constants; folder 5 has two
+FOLDERS = [ROOT, *(Path(script.__file__).parent for script in SCRIPTS), ROOT / "5_GRPO_Maxtext"]
 
 
 def shown(value):
@@ -28,6 +33,14 @@ def test_the_constants_table_equals_the_script(language):
         if name not in long
     }
     assert table == script
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
+def test_a_constants_table_equals_its_script(script, language):
+    text = (Path(script.__file__).parent / language).read_text()
+    table = dict(re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$", text, re.M))
+    assert table == {name: shown(value) for name, value in script.DEFAULTS.items()}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
@@ -60,3 +73,58 @@ def test_the_results_table_is_the_committed_csv(language):
         for when in ("before", "after"):
             for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
                 assert f"{100 * float(run[f'{when}_{key}']):.1f}" in text
+
+
+# --- folder 2: every row of its tables, computed again from the committed CSV files
+
+DQN = Path(cart_pole_dqn.__file__).parent
+
+
+def rows_of(path, *keys):
+    """The lines of a CSV file, grouped by the values of some columns, in the order of the file."""
+    with open(path, newline="") as file:
+        return [
+            (group, list(lines))
+            for group, lines in itertools.groupby(csv.DictReader(file), lambda r: tuple(r[k] for k in keys))
+        ]
+
+
+def spread(lines, column="eval_return"):
+    """`mean ± std | lowest | seeds at 500.0` of a group of lines."""
+    values = [float(line[column]) for line in lines]
+    solved = sum(value == 500 for value in values)
+    return (
+        f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f} | {min(values):.1f} | "
+        f"{solved} / {len(values)}"
+    )
+
+
+def solved(lines, column):
+    return f"{sum(float(line[column]) == 500 for line in lines)} / {len(lines)}"
+
+
+def expected_rows():
+    assets = DQN / "assets"
+    for (command,), lines in rows_of(assets / "seeds.csv", "command"):
+        yield f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+    for i, ((changed,), lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
+        name = changed if changed == "unchanged" else f"`{changed}`"
+        yield f"| A{i} | {name} | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
+    lines = (DQN / language).read_text().splitlines()
+    expected = list(expected_rows())
+    assert len(expected) >= 3 + len(cart_pole_dqn.COMPARISON)
+    for row in expected:
+        assert row in lines
+    changed_copies = [rows_of(DQN / "assets" / f"{name}.csv", "row") for name in ("mistakes", "exercises")]
+    for (row,), runs in itertools.chain(*changed_copies):
+        shown_rows = [line for line in lines if line.startswith(f"| {row} |")]
+        assert len(shown_rows) == 1 and shown_rows[0].endswith(f"| {spread(runs)} |")
+    peers = rows_of(ROOT / "benchmarks" / "dqn_against_peers.csv", "who")
+    for _, runs in peers:
+        seconds = [float(run["seconds"]) for run in runs]
+        end = f"| {len(runs)} | {statistics.mean(seconds):.1f} s | {spread(runs).split(' |')[0]} |"
+        assert any(line.endswith(end) for line in lines), end
