@@ -1,10 +1,11 @@
 """What goes wrong, and how it looks: runs changed copies of a folder's script.
 
-    python benchmarks/mistakes.py 2_Cart_Pole_DQN
+    python benchmarks/mistakes.py 1_Q_Learning       # about 2 minutes
+    python benchmarks/mistakes.py 2_Cart_Pole_DQN    # about 6 minutes
 
-Each row below replaces a piece of the script's text and runs the copy, with its default constants or with
+Each row below replaces pieces of the script's text and runs the copy, with its default constants or with
 those given. Writes FOLDER/assets/mistakes.csv (rows M) and exercises.csv (rows E): one line a row and seed,
-which the folder's README sums up. About 35 seconds a row.
+which the folder's README sums up.
 """
 
 import csv
@@ -12,8 +13,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,11 +28,95 @@ class Row(NamedTuple):
 
     name: str  # as in the README's tables
     what: str
-    old: str = ""  # a piece of the script that stands there once ...
-    new: str = ""  # ... and what stands there instead
+    changes: tuple[tuple[str, str], ...] = ()  # (a piece of the script that stands there once, its successor)
     constants: tuple[str, ...] = ()
 
 
+# %% Folder 1 -------------------------------------------------------------------------------------------
+UPDATE = "update(q_table, state, action, reward, next_state, terminated)\n            state"
+STEP = "next_state, reward, terminated = step(state, action)\n            update"
+TABLE = "q_table = np.zeros((NUM_STATES, NUM_ACTIONS))"
+LEARN = "q_table[state, action] += ALPHA * td_error"
+ORDER = '["up", "down", "left", "right"]'
+MOVES = "[(-1, 0), (1, 0), (0, -1), (0, 1)]"
+SWEEP = "        change = np.abs(q_star"
+EPISODE = "        state, episode_return, steps = START"
+LISTS = "    log, tables, block = [], [], []"
+MAX = "q_table[next_state].max()\n    td_error"
+
+TRUNCATION = (UPDATE, UPDATE.replace("terminated)", "terminated or steps + 1 == MAX_STEPS_PER_EPISODE)"))
+FORGOTTEN = ("reward + GAMMA * (1 - terminated) * q_table", "reward + GAMMA * q_table")
+OPTIMISTIC = (TABLE, "q_table = np.full((NUM_STATES, NUM_ACTIONS), 100.0)")
+PESSIMISTIC = (TABLE, "q_table = np.full((NUM_STATES, NUM_ACTIONS), -300.0)")
+OTHER_ORDER = (
+    (ORDER, '["right", "left", "down", "up"]'),
+    (MOVES, "[(0, 1), (0, -1), (1, 0), (-1, 0)]"),
+)
+SLIPPERY = (  # one move in five goes in a random direction, and value_iteration knows it
+    (
+        STEP,
+        "moved = slip_to[steps] if slip[steps] < 0.2 else action\n            "
+        + STEP.replace("action", "moved"),
+    ),
+    (
+        EPISODE,
+        "        slip = rng.random(MAX_STEPS_PER_EPISODE).tolist()\n"
+        "        slip_to = rng.integers(NUM_ACTIONS, size=MAX_STEPS_PER_EPISODE).tolist()\n" + EPISODE,
+    ),
+    (SWEEP, "        q_star = 0.8 * q_star + 0.2 * q_star.mean(axis=1, keepdims=True)\n" + SWEEP),
+)
+
+
+def by_visits(power: float) -> tuple[tuple[str, str], ...]:
+    """A step size for each pair: one over its visits to a power."""
+    return (
+        (LISTS, LISTS + "\n    visits[:] = 0"),
+        (
+            LEARN,
+            f"visits[state, action] += 1\n    {LEARN.replace('ALPHA', f'visits[state, action] ** -{power}')}",
+        ),
+        ("ARROWS =", "visits = np.zeros((16, 4))\nARROWS ="),
+    )
+
+
+Q_LEARNING = [
+    Row("M1", "truncation taken for termination", (TRUNCATION,)),
+    Row("M2", "truncation taken for termination", (TRUNCATION,), ("EPSILON_END=1.0",)),
+    Row("M3", "truncation taken for termination", (TRUNCATION,), ("MAX_STEPS_PER_EPISODE=10",)),
+    Row("M4", "the script as it is", (), ("MAX_STEPS_PER_EPISODE=10",)),
+    Row("M5", "(1 - terminated) forgotten", (FORGOTTEN,)),
+    Row("M6", "(1 - terminated) forgotten, table starts at 100", (FORGOTTEN, OPTIMISTIC)),
+    Row("M7", "(1 - terminated) forgotten, table starts at -300", (FORGOTTEN, PESSIMISTIC)),
+    Row("M8", "table starts at -300", (PESSIMISTIC,)),
+    Row("M9", "actions numbered right, left, down, up", OTHER_ORDER, ("EPSILON_START=0.01",)),
+    Row("E1", "the script as it is", (), ("ALPHA=1.0", "NUM_EPISODES=14")),
+    Row("E2a", "slippery floor", SLIPPERY, ("ALPHA=1.0", "EPSILON_END=1.0")),
+    Row("E2b", "slippery floor", SLIPPERY, ("ALPHA=0.1", "EPSILON_END=1.0")),
+    Row("E2c", "slippery floor, step size visits ** -1.0", SLIPPERY + by_visits(1.0), ("EPSILON_END=1.0",)),
+    Row("E2d", "slippery floor, step size visits ** -0.8", SLIPPERY + by_visits(0.8), ("EPSILON_END=1.0",)),
+    Row("E3", "mean instead of max", ((MAX, MAX.replace("max", "mean")),), ("EPSILON_END=1.0",)),
+]
+
+
+def run_q_learning(text: str, row: Row) -> Iterator[dict[str, Any]]:
+    """Five seeds of a changed copy, against its own value iteration; the goal's row of the table left out."""
+    script = types.ModuleType("changed")
+    exec(compile(text, "changed", "exec"), script.__dict__)
+    for seed in range(5):
+        script.configure([*row.constants, "PRINT_EVERY=0"])
+        q_table, log, _ = script.train(np.random.default_rng(seed))
+        error = np.abs(q_table - script.value_iteration())[: script.GOAL]  # [15, 4]
+        yield {
+            "seed": seed,
+            "max_abs_error": error.max(),
+            "pairs_off_by_0.01": int((error > 0.01).sum()),
+            "optimal_from_every_state": script.optimal_from_every_state(q_table),
+            "moves_from_start": script.greedy_moves(q_table, script.START) or "never",
+            "return_of_last_1000_episodes": round(log[log[:, 0] > script.NUM_EPISODES - 1000, 2].mean(), 3),
+        }
+
+
+# %% Folder 2 -------------------------------------------------------------------------------------------
 FUTURE = "(1 - last.terminated)"
 PREDICTION = "q = jnp.take_along_axis(q, window.action[:, :1], axis=1)[:, 0]"
 COPY = "synchronize(agent.online, agent.target, learning_steps % TARGET_SYNC_INTERVAL == 0)"
@@ -35,55 +124,67 @@ WEIGHTS = "nnx.state(agent.online), nnx.state(agent.target)"
 AVERAGE = f"nnx.update(agent.target, optax.incremental_update({WEIGHTS}, 0.01))"
 PHYSICS = "CartPoleParams(polemass_length=0.05)"
 
-SCRIPTS = {"2_Cart_Pole_DQN": "cart_pole_dqn.py"}
-ROWS = {
-    "2_Cart_Pole_DQN": [
-        Row("M1", "truncation taken for termination", FUTURE, "(1 - ended.any(axis=1))"),
-        Row("M2", "(1 - terminated) forgotten", FUTURE, "1.0"),
-        Row("M3", "[B, 1] less [B]", PREDICTION, PREDICTION.removesuffix("[:, 0]")),
-        Row("M4", "Gymnasium's polemass_length", PHYSICS, "CartPoleParams()"),
-        Row("E1a", "as it is", constants=("N_STEPS=1", "TARGET_SYNC_INTERVAL=100")),
-        Row("E1b", "as it is", constants=("N_STEPS=1", "TARGET_SYNC_INTERVAL=50")),
-        Row("E2a", "as it is", constants=("NUM_STEPS=26_000",)),
-        Row("E2b", "as it is", constants=("NUM_STEPS=26_000", "DECAY_STEPS=4_000")),
-        Row("E3", "target network averaged", COPY, AVERAGE),
-    ]
+CART_POLE = [
+    Row("M1", "truncation taken for termination", ((FUTURE, "(1 - ended.any(axis=1))"),)),
+    Row("M2", "(1 - terminated) forgotten", ((FUTURE, "1.0"),)),
+    Row("M3", "[B, 1] less [B]", ((PREDICTION, PREDICTION.removesuffix("[:, 0]")),)),
+    Row("M4", "Gymnasium's polemass_length", ((PHYSICS, "CartPoleParams()"),)),
+    Row("E1a", "as it is", (), ("N_STEPS=1", "TARGET_SYNC_INTERVAL=100")),
+    Row("E1b", "as it is", (), ("N_STEPS=1", "TARGET_SYNC_INTERVAL=50")),
+    Row("E2a", "as it is", (), ("NUM_STEPS=26_000",)),
+    Row("E2b", "as it is", (), ("NUM_STEPS=26_000", "DECAY_STEPS=4_000")),
+    Row("E3", "target network averaged", ((COPY, AVERAGE),)),
+]
+
+
+def run_cart_pole(text: str, row: Row) -> Iterator[dict[str, Any]]:
+    """All ten seeds of a changed copy, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "changed.py"
+        copy.write_text(text)
+        subprocess.run([sys.executable, copy, *row.constants, f"RUN_DIR={folder}/run"], check=True)
+        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    for seed, returns in enumerate(zip(result["eval_return"], result["best_eval_return"])):
+        yield {"seed": seed, "eval_return": returns[0], "best_eval_return": returns[1]}
+
+
+# %% All folders ----------------------------------------------------------------------------------------
+FOLDERS = {
+    "1_Q_Learning": ("Q_Learning.py", Q_LEARNING, run_q_learning),
+    "2_Cart_Pole_DQN": ("cart_pole_dqn.py", CART_POLE, run_cart_pole),
 }
 
 
-def run(folder: str, row: Row) -> list[list]:
-    """Runs one changed copy; returns a line for each seed.
+def changed_text(text: str, row: Row) -> str:
+    """The script with a row's changes.
 
     Raises:
-        SystemExit: the piece to replace does not stand in the script exactly once.
+        SystemExit: a piece to replace does not stand in the script exactly once.
     """
-    text = (ROOT / folder / SCRIPTS[folder]).read_text()
-    if row.old and text.count(row.old) != 1:
-        sys.exit(
-            f"error: {row.name}: {row.old!r} stands {text.count(row.old)} times in the script; mend ROWS"
-        )
-    with tempfile.TemporaryDirectory() as run_dir:
-        copy = Path(run_dir) / SCRIPTS[folder]
-        copy.write_text(text.replace(row.old, row.new) if row.old else text)
-        subprocess.run([sys.executable, copy, *row.constants, f"RUN_DIR={run_dir}/run"], check=True)
-        result = json.loads((Path(run_dir) / "run" / "result.json").read_text())
-    returns = zip(result["eval_return"], result["best_eval_return"])
-    return [
-        [row.name, row.what, " ".join(row.constants), seed, *values] for seed, values in enumerate(returns)
-    ]
+    for old, new in row.changes:
+        if text.count(old) != 1:
+            sys.exit(f"error: {row.name}: {old!r} stands {text.count(old)} times in the script; mend the row")
+        text = text.replace(old, new)
+    return text
 
 
 def main() -> None:
     """Runs every row of one folder."""
     folder = sys.argv[1].rstrip("/") if len(sys.argv) == 2 else ""
-    if folder not in ROWS:
-        sys.exit(f"error: give one of the folders {', '.join(ROWS)}")
-    lines = [line for row in ROWS[folder] for line in run(folder, row)]
-    for letter, name in (("M", "mistakes"), ("E", "exercises")):
-        with open(ROOT / folder / "assets" / f"{name}.csv", "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["row", "what", "constants", "seed", "eval_return", "best_eval_return"])
-            writer.writerows(line for line in lines if line[0].startswith(letter))
+    if folder not in FOLDERS:
+        sys.exit(f"error: give one of the folders {', '.join(FOLDERS)}")
+    name, rows, run = FOLDERS[folder]
+    text = (ROOT / folder / name).read_text()
+    lines = [
+        {"row": row.name, "what": row.what, "constants": " ".join(row.constants)} | line
+        for row in rows
+        for line in run(changed_text(text, row), row)
+    ]
+    for letter, kind in (("M", "mistakes"), ("E", "exercises")):
+        with open(ROOT / folder / "assets" / f"{kind}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(line for line in lines if line["row"].startswith(letter))
 
 
 if __name__ == "__main__":

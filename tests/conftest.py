@@ -3,5 +3,6 @@
 import sys
 from pathlib import Path
 
-for folder in sorted(Path(__file__).resolve().parent.parent.glob("[1-5]_*")):
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (*sorted(ROOT.glob("[1-5]_*")), ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cart_pole_dqn
 import grpo_llama3_1_8b_demo as demo
+import mistakes
 import pytest
 import Q_Learning
 
@@ -73,6 +74,21 @@ def test_the_results_table_is_the_committed_csv(language):
         for when in ("before", "after"):
             for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
                 assert f"{100 * float(run[f'{when}_{key}']):.1f}" in text
+
+
+@pytest.mark.parametrize("folder", mistakes.FOLDERS)
+def test_every_mistake_still_finds_its_place_in_the_script(folder):
+    """A row whose text has gone from the script would describe a run that nobody can repeat."""
+    name, rows, _ = mistakes.FOLDERS[folder]
+    text = (ROOT / folder / name).read_text()
+    for row in rows:
+        changed = mistakes.changed_text(text, row)
+        assert (changed != text) == bool(row.changes)
+        compile(changed, row.name, "exec")
+    for kind in ("mistakes", "exercises"):
+        with open(ROOT / folder / "assets" / f"{kind}.csv", newline="") as file:
+            measured = {(line["row"], line["constants"]) for line in csv.DictReader(file)}
+        assert measured == {(r.name, " ".join(r.constants)) for r in rows if r.name[0] == kind[0].upper()}
 
 
 # --- folder 2: every row of its tables, computed again from the committed CSV files
