@@ -783,3 +783,83 @@ def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsy
         grpo_mnist.main()
     assert "RUN_DIR=mine: holds the result of another run" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
+
+
+# --- the READMEs -----------------------------------------------------------------------------------------
+@pytest.fixture(params=["README.md", "README_ch.md"])
+def readme(request):
+    return (FOLDER / request.param).read_text()
+
+
+def test_the_constants_table_equals_the_script(readme):
+    rows = re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \|$", readme, re.M)
+    table = {name: value for name, value, _ in rows}
+    assert table == {
+        name: "empty" if value == "" else str(value) for name, value in grpo_mnist.DEFAULTS.items()
+    }
+
+
+def summary(values):
+    values = 100 * np.array([float(value) for value in values])
+    assert len(values) == 5
+    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+
+def test_the_results_table_is_seeds_csv_and_reaches_the_goals(readme):
+    runs = read(FOLDER / "assets" / "seeds.csv")
+    goals = {"full": 0.7, "subset": 1.5}
+    commands = list(dict.fromkeys(run["command"] for run in runs))
+    assert len(commands) == 2
+    for text in commands:
+        seeds = [run for run in runs if run["command"] == text]
+        shown = [summary(run[m] for run in seeds) for m in ("grpo", "cross_entropy", "ppo", "reinforce")]
+        assert f"| `{text}` | {' | '.join(shown)} |" in readme
+        grpo, twin = (np.mean([float(run[m]) for run in seeds]) for m in ("grpo", "cross_entropy"))
+        assert 100 * (twin - grpo) < goals["full" if "MNIST_PATH" in text else "subset"]
+        assert f"{100 * (twin - grpo):.2f}" in readme
+        if "MNIST_PATH" in text:
+            assert grpo >= 0.973
+            assert float(seeds[0]["seconds"]) - float(seeds[0]["compile_seconds"]) < 90
+
+
+def test_the_study_and_the_exercises_are_their_csv(readme):
+    rows = {}
+    for row in read(FOLDER / "assets" / "compare.csv"):
+        rows.setdefault((row["method"], row["changed"]), []).append(row)
+    assert {(m, " ".join(c) or "unchanged") for m, c in grpo_mnist.COMPARISON} == set(rows)
+    for (_, changed), seeds in rows.items():
+        shown = summary(row["test_accuracy"] for row in seeds)
+        (line,) = {
+            line
+            for line in readme.splitlines()
+            if (f"| `{changed}` |" in line or f"| {changed} |" in line)
+            and shown in line
+            and line.startswith(("| 2", "| 4", "| 8", "| 16", "| 64", f"| {seeds[0]['method']} |"))
+        }
+        if seeds[0]["zero_variance"]:
+            assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
+    exercises = {}
+    for row in read(FOLDER / "assets" / "exercises.csv"):
+        exercises.setdefault((row["exercise"], row["changed"]), []).append(row)
+    for (exercise, changed), seeds in exercises.items():
+        assert f"| {exercise} | `{changed}` | {summary(row['test_accuracy'] for row in seeds)} |" in readme
+
+
+def test_the_gradient_and_memory_tables_are_their_csv(readme):
+    rows = read(FOLDER / "assets" / "gradient.csv")
+    for count in ("2", "4", "8", "16", "64"):
+        shown = [f"{float(row['cosine']):.2f}" for row in rows if row["num_generations"] == count]
+        assert re.search(rf"^\| {count} \| .* \| {re.escape(' | '.join(shown))} \|$", readme, re.M)
+    for row in grpo_mnist.memory_ledgers():
+        unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
+        assert f"| {row['network']} | {' | '.join(unit)} |" in readme
+
+
+def test_both_languages_have_the_same_headings_tables_pictures_code_and_figures():
+    english, chinese = ((FOLDER / name).read_text() for name in ("README.md", "README_ch.md"))
+    for pattern in (r"^#+ ", r"^\|", r"!\[[^\]]*\]\(([^)]*)\)", r"^```"):
+        assert len(re.findall(pattern, english, re.M)) == len(re.findall(pattern, chinese, re.M)), pattern
+    assert set(re.findall(r"\d+\.\d+", english)) == set(re.findall(r"\d+\.\d+", chinese))
+    for text in (english, chinese):
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            assert target.startswith("http") or (FOLDER / target).exists(), target
