@@ -409,7 +409,8 @@ def policy_loss(actor: MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Arra
     objective, binds = clipped_objective(ratio, batch.advantages)
     kl = KL_ESTIMATORS[KL_ESTIMATOR](batch.reference_log_probs - log_probs)
     loss = -(objective - BETA * kl).mean(axis=1)  # [B], mean over the group
-    return (batch.weights * loss).sum(), {"clip_fraction": binds.mean(), "kl": kl.mean()}
+    metrics = {"clip_fraction": binds.mean()} | ({"kl": kl.mean()} if BETA else {})
+    return (batch.weights * loss).sum(), metrics
 
 
 def exact_loss(actor: MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -646,6 +647,7 @@ def pull(p: float, num_generations: int, advantage: str) -> float:
 
 
 GRADIENT_GUESSES, GRADIENT_DRAWS = 1024, 100  # of each gradient; gradients of each row
+GROUP_SIZES = (2, 4, 8, 16, 64)
 
 
 def gradient_study(data: Data) -> list[dict[str, Any]]:
@@ -665,9 +667,9 @@ def gradient_study(data: Data) -> list[dict[str, Any]]:
     exact = flat(nnx.grad(exact_loss, has_aux=True)(actor, sample)[0])
     rows = []
     for advantage in ADVANTAGES:
-        for num_generations in (2, 4, 8, 16, 64):
+        for num_generations in GROUP_SIZES:
             globals().update(ADVANTAGE=advantage, NUM_GENERATIONS=num_generations)
-            num_images = GRADIENT_GUESSES // num_generations
+            num_images = min(GRADIENT_GUESSES // num_generations, count)
 
             def cosine(rng, num_images=num_images):
                 image_rng, guess_rng = jax.random.split(rng)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import cart_pole_dqn
 import grpo_llama3_1_8b_demo as demo
+import grpo_mnist
 import mistakes
 import pytest
 import Q_Learning
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [Q_Learning, cart_pole_dqn]  # one column of constants; folder 5 has two
+SCRIPTS = [Q_Learning, cart_pole_dqn, grpo_mnist]  # one column of constants; folder 5 has two
 FOLDERS = [ROOT, *(Path(script.__file__).parent for script in SCRIPTS), ROOT / "5_GRPO_Maxtext"]
 
 
