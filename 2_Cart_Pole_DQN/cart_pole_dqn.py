@@ -567,12 +567,14 @@ def record_gif(path: Path, network: QNetwork) -> None:
     greedy = jax.jit(lambda network, obs: network(obs).argmax())
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
     obs, _ = env.reset(seed=0)
-    frames, terminated, truncated = [], False, False
+    frames, steps, terminated, truncated = [], 0, False, False
     while not (terminated or truncated):
-        frames.append(Image.fromarray(env.render()).resize((300, 200)).quantize(16))
+        if steps % 4 == 0:
+            frames.append(Image.fromarray(env.render()).resize((300, 200)).quantize(16))
         obs, _, terminated, truncated, _ = env.step(int(greedy(network, obs)))
+        steps += 1
     env.close()
-    frames[0].save(path, save_all=True, append_images=frames[4::4], duration=80, loop=0)
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
 
 
 # %% Comparison -----------------------------------------------------------------------------------------

@@ -54,9 +54,8 @@ import matplotlib.pyplot as plt
 
 # %% Constants ------------------------------------------------------------------------------------------
 # Data
-MNIST_PATH = (
-    ""  # an .npz file with x_train, y_train, x_test, y_test; empty: tensorflow-datasets, or the subset
-)
+# an .npz file with x_train, y_train, x_test, y_test; empty: tensorflow-datasets, or the packaged subset
+MNIST_PATH = ""
 DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
 
 # The group
@@ -76,9 +75,8 @@ BATCH_SIZE = 128  # images an update; the guesses are G times as many
 MICRO_BATCH_SIZE = 0  # images a gradient pass, added up over the batch; 0: the whole batch at once
 NUM_EPOCHS = 10  # passes over the training images
 LEARNING_RATE = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-WARMUP_FRACTION = (
-    0.1  # share of the updates in which it rises from 0; 0: early haste can lose a digit for good
-)
+# share of the updates in which it rises from 0; 0: early haste can lose a digit for good
+WARMUP_FRACTION = 0.1
 HIDDEN_SIZE = 128  # of both hidden layers
 
 # The run
@@ -118,9 +116,8 @@ def configure(arguments: list[str]) -> dict[str, Any]:
             )
         kind = type(DEFAULTS[name])
         try:
-            value = (
-                text if kind is str else OmegaConf.from_cli([argument])[name]
-            )  # 1e-3 -> 0.001, True -> bool
+            # 1e-3 -> 0.001, True -> bool
+            value = text if kind is str else OmegaConf.from_cli([argument])[name]
             if kind is float and type(value) is int:
                 value = float(value)
         except (YAMLError, OmegaConfBaseException, ValueError, OverflowError):  # "[", "${x}", 400 digits
@@ -502,9 +499,8 @@ def gradient(loss: Callable, model: MLP, batch: Batch) -> tuple[Any, dict[str, j
     The parts are added, not averaged: the weights already hold the divisor of the whole batch. A mean of the
     parts' means would be another gradient as soon as groups are skipped.
     """
-    graph, weights = nnx.split(
-        model, nnx.Param
-    )  # a model made outside a scan cannot be used inside: weights can
+    # A model made outside a scan cannot be used inside: its weights can.
+    graph, weights = nnx.split(model, nnx.Param)
     compute = jax.grad(lambda weights, batch: loss(nnx.merge(graph, weights), batch), has_aux=True)
     if not MICRO_BATCH_SIZE:
         return compute(weights, batch)
@@ -929,9 +925,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
     constants = configure(arguments)
     entries = [changes for _, changes in COMPARISON] if COMPARE else []
-    for (
-        changes
-    ) in entries:  # one that clashes with the command line is refused now, not after all the training
+    for changes in entries:  # one that clashes is refused now, not after all the training
         configure([*arguments, *changes])
     configure(arguments)
     data, source = read_mnist()

@@ -14,14 +14,14 @@ Writes benchmarks/dqn_against_peers.csv: one row a trained seed.
 
 import csv
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from grpo_step_against_trl import processor
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
@@ -39,13 +39,6 @@ def peer(python: str, script: str, seed: int) -> dict:
     """One seed of a peer."""
     done = subprocess.run([python, HERE / script, str(seed)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
 
 
 def main() -> None:

@@ -785,14 +785,6 @@ def readme(request):
     return (FOLDER / request.param).read_text()
 
 
-def test_the_constants_table_equals_the_script(readme):
-    rows = re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \|$", readme, re.M)
-    table = {name: value for name, value, _ in rows}
-    assert table == {
-        name: "empty" if value == "" else str(value) for name, value in grpo_mnist.DEFAULTS.items()
-    }
-
-
 def summary(values):
     values = 100 * np.array([float(value) for value in values])
     assert len(values) == 5
@@ -847,13 +839,3 @@ def test_the_gradient_and_memory_tables_are_their_csv(readme):
     for row in grpo_mnist.memory_ledgers():
         unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
         assert f"| {row['network']} | {' | '.join(unit)} |" in readme
-
-
-def test_both_languages_have_the_same_headings_tables_pictures_code_and_figures():
-    english, chinese = ((FOLDER / name).read_text() for name in ("README.md", "README_ch.md"))
-    for pattern in (r"^#+ ", r"^\|", r"!\[[^\]]*\]\(([^)]*)\)", r"^```"):
-        assert len(re.findall(pattern, english, re.M)) == len(re.findall(pattern, chinese, re.M)), pattern
-    assert set(re.findall(r"\d+\.\d+", english)) == set(re.findall(r"\d+\.\d+", chinese))
-    for text in (english, chinese):
-        for target in re.findall(r"\]\(([^)]+)\)", text):
-            assert target.startswith("http") or (FOLDER / target).exists(), target

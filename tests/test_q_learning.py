@@ -345,14 +345,6 @@ def readme(request):
     return (FOLDER / request.param).read_text()
 
 
-def test_the_constants_table_equals_the_script(readme):
-    rows = re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \|$", readme, re.M)
-    table = {name: value for name, value, _ in rows}
-    assert table == {
-        name: "empty" if value == "" else str(value) for name, value in Q_Learning.DEFAULTS.items()
-    }
-
-
 def spread(values, form):
     low, high = (f"{value:{form}}" for value in (min(values), max(values)))
     return low if low == high else f"{low} … {high}"
