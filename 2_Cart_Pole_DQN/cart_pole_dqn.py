@@ -14,7 +14,7 @@ epsilon near 0 the two seldom disagree).
 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py               # ten seeds at once: about 35 seconds on 2 CPU cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
-    python 2_Cart_Pole_DQN/cart_pole_dqn.py COMPARE=True  # every row of the ablation table: 10 to 12 minutes
+    python 2_Cart_Pole_DQN/cart_pole_dqn.py COMPARE=True  # every row of the ablation table: 12 minutes
 """
 
 import csv
