@@ -165,7 +165,7 @@ def check_constants() -> None:
         ),
         (
             "EVAL_INTERVAL",
-            EVAL_INTERVAL >= 1 and EVAL_INTERVAL % rollout == 0,
+            EVAL_INTERVAL >= 1 and EVAL_INTERVAL % max(rollout, 1) == 0,
             f"a multiple of NUM_ENVS * ROLLOUT_STEPS = {rollout}",
         ),
         (
@@ -607,7 +607,8 @@ def train_seeds(tensorboard_dir: Path | None = None) -> tuple[Agent, Log, float,
             bar.update(env_step - bar.n)
             if writer:
                 for name, value in row._asdict().items():
-                    writer.add_scalar(f"train/{name}", float(value), env_step)
+                    if np.isfinite(value):  # the return of an interval in which no episode ended is nan
+                        writer.add_scalar(f"train/{name}", float(value), env_step)
                 writer.add_scalar("train/steps_per_second", steps_per_second, env_step)
             if env_step % print_interval < EVAL_INTERVAL:
                 tqdm.write(
@@ -680,7 +681,8 @@ def draw_learning_curve(path: Path, log: Log) -> None:
     )
     x = log.env_step[0]
     draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="torque drawn")
+    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
+    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="torque drawn")
     left.set(ylabel="return", ylim=(None, 0))
     draw_band(middle, x, log.approx_kl, ORANGE, "approximate KL")
     draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
@@ -854,7 +856,7 @@ def draw_failures(path: Path, logs: dict[str, Log]) -> None:
     columns = 4
     figure, panels = plt.subplots(
         -(-(len(logs) - 1) // columns), columns, figsize=(12, 13), facecolor="white", layout="constrained",
-        sharey=True,
+        sharey=True, squeeze=False,
     )  # fmt: skip
     (_, unchanged), *rows = logs.items()
     for axes in panels.flat[len(rows) :]:

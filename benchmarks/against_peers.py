@@ -1,9 +1,9 @@
 """A folder's ten seeds against Stable-Baselines3 and rejax, in turn, on one machine.
 
-Everybody uses one thread and their own best settings: ours are the script's defaults, those of Stable-Baselines3
-come from rl-zoo, those of rejax from its repository; who takes how many steps stands in the peer's script. All
-are judged alike: 100 greedy episodes on Gymnasium's environment by the last policy. Seconds are of training with
-compilation. Peers live in environments of their own:
+Everybody uses one thread and their own best settings: ours are the script's defaults, those of
+Stable-Baselines3 come from rl-zoo, those of rejax from its repository; the steps of each stand in its script.
+All are judged alike: 100 greedy episodes on Gymnasium's environment by the last policy. Seconds are of
+training with compilation. Peers live in environments of their own:
 
     python3 -m venv /tmp/sb3 && /tmp/sb3/bin/pip install stable-baselines3
     python3 -m venv /tmp/rejax && /tmp/rejax/bin/pip install rejax 'gymnax<1' gymnasium

@@ -2,6 +2,7 @@
 
     python benchmarks/mistakes.py 1_Q_Learning       # about 2 minutes
     python benchmarks/mistakes.py 2_Cart_Pole_DQN    # about 6 minutes
+    python benchmarks/mistakes.py 3_Pendulum         # about 8 minutes
 
 Each row below replaces pieces of the script's text and runs the copy, with its default constants or with
 those given. Writes FOLDER/assets/mistakes.csv (rows M) and exercises.csv (rows E): one line a row and seed,
@@ -137,7 +138,47 @@ CART_POLE = [
 ]
 
 
-def run_cart_pole(text: str, row: Row) -> Iterator[dict[str, Any]]:
+# %% Folder 3 -------------------------------------------------------------------------------------------
+NEXT_VALUE = "next_value = agent.critic(transition.next_obs)"
+AFTER_RESET = (  # what an environment that resets itself shows after the last step
+    "first_obs = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)).obs\n            "
+    "shown = jnp.where(transition.truncated[:, None], first_obs, transition.next_obs)\n            "
+    "next_value = agent.critic(shown)"
+)
+VALUE = "value = critic(batch.obs)  # [B];"
+RUNNING = "running = 1 - (t.terminated | t.truncated)  # [T, N]"
+ACTION = "rows = (t.obs, t.action,"
+OLD_LOG_PROB = "policy.log_prob(batch.action) - batch.log_prob)  # [B], 1 at"
+SIGMA = "self.sigma(x)[..., 0]"
+
+PENDULUM = [
+    Row("M1", "V of the next episode's first observation", ((NEXT_VALUE, AFTER_RESET),)),
+    Row("M2", "[B, 1] less [B]", ((VALUE, VALUE.replace("obs)", "obs)[:, None]")),)),
+    Row("M3", "advantages flow over the ends", ((RUNNING, "running = jnp.ones_like(t.reward)"),)),
+    Row("M4", "log-prob of the cut torque", ((ACTION, "rows = (t.obs, jnp.clip(t.action, -2, 2),"),)),
+    Row(
+        "M5",
+        "old log-prob computed anew",
+        (
+            (
+                OLD_LOG_PROB,
+                OLD_LOG_PROB.replace(
+                    "batch.log_prob", "jax.lax.stop_gradient(policy.log_prob(batch.action))"
+                ),
+            ),
+        ),
+    ),
+    Row("E1a", "as it is", (), ("NUM_STEPS=50_000",)),
+    Row("E1b", "as it is", (), ("NUM_STEPS=50_000", "NUM_EPOCHS=20")),
+    Row("E1c", "as it is", (), ("NUM_STEPS=50_000", "MINIBATCH_SIZE=25")),
+    Row("E2a", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=0.1")),
+    Row("E2b", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=10.0")),
+    Row("E3", "one sigma for all states", ((SIGMA, "self.sigma(jnp.zeros_like(x))[..., 0]"),)),
+]
+
+
+# %% All folders ----------------------------------------------------------------------------------------
+def run_ten_seeds(text: str, row: Row) -> Iterator[dict[str, Any]]:
     """All ten seeds of a changed copy, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "changed.py"
@@ -148,10 +189,10 @@ def run_cart_pole(text: str, row: Row) -> Iterator[dict[str, Any]]:
         yield {"seed": seed, "eval_return": returns[0], "best_eval_return": returns[1]}
 
 
-# %% All folders ----------------------------------------------------------------------------------------
 FOLDERS = {
     "1_Q_Learning": ("Q_Learning.py", Q_LEARNING, run_q_learning),
-    "2_Cart_Pole_DQN": ("cart_pole_dqn.py", CART_POLE, run_cart_pole),
+    "2_Cart_Pole_DQN": ("cart_pole_dqn.py", CART_POLE, run_ten_seeds),
+    "3_Pendulum": ("pendulum.py", PENDULUM, run_ten_seeds),
 }
 
 

@@ -1,0 +1,693 @@
+"""Folder 3, PPO: the environment against Gymnasium, GAE and losses by hand, against rlax and TFP, learning on
+worlds whose values are known, and the script as a reader runs it."""
+
+import csv
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pendulum as ppo
+import pytest
+import rlax
+from flax import nnx
+from tensorflow_probability.substrates.jax import distributions as tfd
+
+SCRIPT = Path(ppo.__file__)
+
+
+@pytest.fixture(autouse=True)
+def defaults():
+    ppo.configure([])
+    yield
+    ppo.configure([])
+
+
+def silent(row):
+    """A report that reports nothing."""
+
+
+def train(seeds=(0,)):
+    """A fresh trace each time, or a constant changed in between would go unnoticed."""
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    train_all = jax.vmap(lambda key: ppo.train(key, silent), axis_name="seed")
+    # The time of these short trainings is the compiler's: a fraction of it without optimization.
+    return jax.jit(train_all, compiler_options={"xla_backend_optimization_level": 0})(keys)
+
+
+def unstack(tree, index=0):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def params(network):
+    return jax.tree.leaves(nnx.state(network, nnx.Param))
+
+
+# --- the environment
+
+
+def test_each_step_equals_pendulum_v1():
+    """200 episodes with torques far beyond the limits: states, observations, rewards and ends."""
+    rng, env = np.random.default_rng(0), gymnasium.make("Pendulum-v1")
+    before, actions, after, observations, rewards, truncations = [], [], [], [], [], []
+    for seed in range(200):
+        env.reset(seed=seed)
+        truncated = False
+        while not truncated:
+            before.append(env.unwrapped.state)
+            actions.append(np.float32(rng.normal(scale=2.5)))
+            obs, reward, terminated, truncated, _ = env.step(actions[-1:])
+            assert not terminated
+            after.append(env.unwrapped.state)
+            observations.append(obs)
+            rewards.append(reward)
+            truncations.append(truncated)
+    actions = np.array(actions)
+    assert (np.abs(actions) > 2).mean() > 0.3
+    steps = np.tile(np.arange(200), 200)
+    physical = np.array(before, np.float32)
+    obs = jax.vmap(lambda p: ppo.ENV.observation(p, None, ppo.PHYSICS))(physical)
+    state = ppo.EnvState(physical, obs, steps, np.zeros(len(steps), np.float32))
+    following, transition = jax.jit(jax.vmap(ppo.step))(state, actions)
+    # Gymnasium computes in float64 and lets the angle run to 30 rad and more: float32 keeps 2e-6 of that.
+    np.testing.assert_allclose(following.physical, after, atol=1e-5)
+    np.testing.assert_allclose(transition.next_obs, observations, atol=1e-5)
+    # A reward goes up to 16 and depends on the square of an angle of up to pi: 1e-5 of an angle is 6e-5 here.
+    # At the hanging point rounding may pick the other side of the circle, where the square is the same.
+    np.testing.assert_allclose(transition.reward, rewards, atol=1e-4)
+    np.testing.assert_array_equal(transition.truncated, truncations)
+    assert not transition.terminated.any()
+
+
+def test_a_whole_episode_equals_pendulum_v1():
+    env = gymnasium.make("Pendulum-v1")
+    env.reset(seed=3)
+    physical = jnp.array(env.unwrapped.state, jnp.float32)
+    obs = ppo.ENV.observation(physical, None, ppo.PHYSICS)
+    state = ppo.EnvState(physical, obs, jnp.int32(0), jnp.float32(0))
+    total, step = 0.0, jax.jit(ppo.step)
+    for t in range(200):
+        action = np.float32(2.5 * np.sin(0.3 * t))
+        _, reward, _, truncated, _ = env.step([action])
+        total += reward
+        state, transition = step(state, action)
+        assert bool(transition.truncated) == truncated == (t == 199)
+    # 200 steps of float32 against float64; this motion is not chaotic. Returns are around -1,000.
+    assert float(state.episode_return) == pytest.approx(total, rel=1e-4)
+    np.testing.assert_allclose(state.physical, env.unwrapped.state, atol=1e-3)
+
+
+def test_first_states_are_drawn_like_those_of_pendulum_v1():
+    ours = np.asarray(jax.vmap(ppo.reset)(jax.random.split(jax.random.key(0), 20_000)).physical)
+    low, high = np.array([-np.pi, -1.0]), np.array([np.pi, 1.0])
+    assert (ours >= low).all() and (ours <= high).all()
+    # uniform: mean 0 and standard deviation high / sqrt(3), 5 standard errors of 20,000 draws
+    np.testing.assert_allclose(ours.mean(axis=0) / high, 0, atol=5 / np.sqrt(3 * 20_000))
+    np.testing.assert_allclose(ours.std(axis=0) / high, 1 / np.sqrt(3), atol=0.012)
+    env = gymnasium.make("Pendulum-v1")
+    theirs = []
+    for seed in range(2_000):
+        env.reset(seed=seed)
+        theirs.append(env.unwrapped.state)
+    # the same quantiles; 5 standard errors of a quantile of 2,000 uniform draws are 0.056 of the width 2
+    q = np.linspace(0.1, 0.9, 9)
+    np.testing.assert_allclose(
+        np.quantile(ours / high, q, axis=0), np.quantile(theirs / high, q, axis=0), atol=0.12
+    )
+
+
+# --- advantages
+
+
+def buffer_of(reward, value, next_value, terminated, truncated):
+    """A buffer of which only what GAE reads matters, each [T, N]."""
+    zeros = jnp.zeros_like(jnp.asarray(reward, jnp.float32))
+    obs = jnp.zeros((*zeros.shape, 3))
+    transition = ppo.Transition(
+        obs, zeros, jnp.asarray(reward), obs, jnp.asarray(terminated), jnp.asarray(truncated)
+    )
+    return ppo.RolloutBuffer(transition, zeros, zeros, zeros, jnp.asarray(value), jnp.asarray(next_value))
+
+
+def random_buffer(seed, steps=40, envs=3):
+    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
+    rng = np.random.default_rng(seed)
+    reward, value, other = rng.normal(size=(3, steps, envs)).astype(np.float32)
+    terminated, truncated = rng.random((2, steps, envs)) < 0.1
+    next_value = np.concatenate([value[1:], other[:1]])  # the same state seen twice ...
+    ended = terminated | truncated
+    next_value[ended] = other[ended]  # ... but after an end the next row is another episode's
+    return reward, value, next_value, terminated, truncated
+
+
+def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
+    """Each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end of the episode."""
+    steps, envs = reward.shape
+    advantage = np.zeros((steps, envs))
+    for n in range(envs):
+        for t in range(steps):
+            for k in range(steps - t):
+                i = t + k
+                future = 0.0 if terminated[i, n] else next_value[i, n]
+                delta = reward[i, n] + gamma * future - value[i, n]
+                advantage[t, n] += (gamma * lam) ** k * delta
+                if terminated[i, n] or truncated[i, n]:
+                    break
+    return advantage
+
+
+@pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
+def test_gae_equals_the_brute_force_sum(gamma, lam):
+    ppo.configure([f"GAMMA={gamma}", f"GAE_LAMBDA={lam}"])
+    arrays = random_buffer(seed=int(100 * lam))
+    assert (arrays[3].sum(), arrays[4].sum()) > (5, 5)
+    advantages, returns = buffer_of(*arrays).calculate_advantages_and_returns()
+    by_hand = brute_force_gae(*arrays, gamma, lam)
+    # float32 sums of up to 40 terms of size about 1
+    np.testing.assert_allclose(advantages, by_hand, atol=1e-5)
+    np.testing.assert_allclose(returns, by_hand + arrays[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.85, 1.0])
+def test_gae_equals_rlax(lam):
+    """rlax knows one kind of end only, a discount of 0: between two truncations, and with terminations."""
+    ppo.configure([f"GAE_LAMBDA={lam}"])
+    reward, value, next_value, terminated, truncated = random_buffer(seed=7, envs=1)
+    advantages, _ = buffer_of(
+        reward, value, next_value, terminated, truncated
+    ).calculate_advantages_and_returns()
+    ends = [0, *(np.flatnonzero(truncated[:, 0]) + 1), len(reward)]
+    assert len(ends) > 3
+    for first, last in itertools.pairwise(ends):
+        if first == last:
+            continue
+        piece = slice(first, last)
+        values = np.append(value[piece, 0], next_value[last - 1, 0])
+        expected = rlax.truncated_generalized_advantage_estimation(
+            reward[piece, 0], 0.98 * (1.0 - terminated[piece, 0]), lam, values
+        )
+        np.testing.assert_allclose(advantages[piece, 0], expected, atol=1e-5)  # float32, up to 40 terms
+
+
+def test_a_truncation_bootstraps_from_the_true_last_observation():
+    """By hand: reward 1, V = 10, V(s_T) = 20, the next episode's first V = 1000."""
+    ppo.configure(["GAMMA=0.5", "GAE_LAMBDA=0.5"])
+    value = [[10.0], [1000.0]]
+    arrays = ([[1.0], [0.0]], value, [[20.0], [0.0]], [[False], [False]], [[True], [False]])
+    advantages, returns = buffer_of(*map(np.array, arrays)).calculate_advantages_and_returns()
+    np.testing.assert_array_equal(advantages[0], 1 + 0.5 * 20 - 10)  # dyadic fractions: exact
+    np.testing.assert_array_equal(returns[0], 1 + 0.5 * 20)
+    ppo.configure(["GAMMA=0.5", "GAE_LAMBDA=0.5", "BOOTSTRAP_TRUNCATED=False"])
+    advantages, _ = buffer_of(*map(np.array, arrays)).calculate_advantages_and_returns()
+    np.testing.assert_array_equal(advantages[0], 1 - 10)  # wrong on purpose: V(s_T) taken for 0
+    np.testing.assert_array_equal(advantages[1], -1000.0)
+
+
+# --- the two locks
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, value, slope",
+    [
+        (0.5, 2.0, 1.0, 2.0),  # good action, less likely than before: full pull back
+        (1.1, 2.0, 2.2, 2.0),
+        (1.5, 2.0, 2.4, 0.0),  # likely enough: nothing more to gain
+        (0.5, -2.0, -1.6, 0.0),  # bad action, unlikely enough
+        (0.9, -2.0, -1.8, -2.0),
+        (1.5, -2.0, -3.0, -2.0),  # bad action, more likely than before: full push
+    ],
+)
+def test_clipped_objective_and_its_slope(ratio, advantage, value, slope):
+    assert ppo.clipped_objective(ratio, advantage) == pytest.approx(value, rel=1e-6)  # float32
+    assert jax.grad(ppo.clipped_objective)(ratio, advantage) == pytest.approx(slope, rel=1e-6)
+    h = 1e-2  # the function is straight on both sides of each of these points: any h below 0.09 would do
+    difference = ppo.clipped_objective(ratio + h, advantage) - ppo.clipped_objective(ratio - h, advantage)
+    assert float(difference) / (2 * h) == pytest.approx(slope, abs=1e-4)  # float32 difference over 0.02
+    assert ppo.clipped_objective(ratio, advantage) <= ratio * advantage + 1e-6
+
+
+@pytest.mark.parametrize("ratio, advantage", [(0.5, 2.0), (1.1, -1.0), (1.5, 2.0), (0.5, -2.0), (1.5, -2.0)])
+def test_clipped_objective_equals_rlax(ratio, advantage):
+    ours = ppo.clipped_objective(jnp.array([ratio]), jnp.array([advantage]))[0]
+    rlaxs = rlax.clipped_surrogate_pg_loss(jnp.array([ratio]), jnp.array([advantage]), 0.2)
+    assert ours == pytest.approx(-float(rlaxs), rel=1e-6)  # float32
+
+
+def batch_of(actor, seed=0, size=64, moved=0.0):
+    """A batch as `actor` would have drawn it, had its mean been lower by `moved`."""
+    rng = np.random.default_rng(seed)
+    obs = jnp.array(rng.normal(size=(size, 3)), jnp.float32)
+    now = actor(obs)
+    old = tfd.Normal(now.loc - moved, now.scale * (1 + moved))
+    action = old.sample(seed=jax.random.key(seed))
+    advantage, returns = jnp.array(rng.normal([[1.0], [5.0]], 1.0, (2, size)), jnp.float32)
+    return ppo.Batch(obs, action, old.log_prob(action), old.loc, old.scale, advantage, returns)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.7])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_actor_loss_by_hand(beta, normalize):
+    """NumPy in float64, the normal's density and the KL of two normals written out."""
+    ppo.configure([f"NORMALIZE_ADVANTAGES={normalize}"])
+    actor = ppo.Actor(nnx.Rngs(0))
+    batch = batch_of(actor, moved=0.3)
+    policy = actor(batch.obs)
+    mean, sigma = np.asarray(policy.loc, np.float64), np.asarray(policy.scale, np.float64)
+    action, old_mean, old_sigma, advantage = (
+        np.asarray(x, np.float64) for x in (batch.action, batch.mean, batch.sigma, batch.advantage)
+    )
+
+    def log_density(m, s):
+        return -0.5 * ((action - m) / s) ** 2 - np.log(s) - 0.5 * np.log(2 * np.pi)
+
+    ratio = np.exp(log_density(mean, sigma) - log_density(old_mean, old_sigma))
+    assert (ratio > 1.2).any() and (ratio < 0.8).any() and ((ratio > 0.9) & (ratio < 1.1)).any()
+    if normalize:
+        advantage = (advantage - advantage.mean()) / advantage.std()
+    kl = np.log(sigma / old_sigma) + (old_sigma**2 + (old_mean - mean) ** 2) / (2 * sigma**2) - 0.5
+    gain = np.where(advantage > 0, np.minimum(ratio, 1.2) * advantage, np.maximum(ratio, 0.8) * advantage)
+    expected = -(gain - beta * kl).mean()
+    # log-probs of size about 5 in float32, so ratios to about 1e-6, in a mean of 64
+    assert float(ppo.actor_loss(actor, beta, batch)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_the_kl_is_of_old_against_new():
+    """The order matters: the two directions differ by a quarter here. TFP's own closed form decides."""
+    actor = ppo.Actor(nnx.Rngs(0))
+    batch = batch_of(actor, moved=0.3)
+    new, old = actor(batch.obs), tfd.Normal(batch.mean, batch.sigma)
+    right, wrong = tfd.kl_divergence(old, new).mean(), tfd.kl_divergence(new, old).mean()
+    assert abs(right - wrong) > 0.1 * right
+    with_kl, without = ppo.actor_loss(actor, 1.0, batch), ppo.actor_loss(actor, 0.0, batch)
+    assert float(with_kl - without) == pytest.approx(float(right), rel=1e-4)  # a difference of two float32
+    draws = old.sample(100_000, seed=jax.random.key(1))
+    sampled = (old.log_prob(draws) - new.log_prob(draws)).mean()
+    assert float(right) == pytest.approx(float(sampled), rel=0.02)  # 6.4 million draws: about 0.2 %
+    assert float(ppo.compare_policies(actor, batch)[0]) == pytest.approx(float(right), rel=1e-6)
+
+
+def test_the_gradient_of_the_actor_equals_finite_differences():
+    actor = ppo.Actor(nnx.Rngs(0))
+    batch = batch_of(actor, size=4096, moved=0.3)
+    gradient = nnx.grad(ppo.actor_loss)(actor, 0.5, batch)
+    for layer in ("mean", "sigma"):
+        bias = getattr(actor, layer).bias
+        value, h = bias[...], 1e-3
+        bias[...] = value + h
+        above = ppo.actor_loss(actor, 0.5, batch)
+        bias[...] = value - h
+        below = ppo.actor_loss(actor, 0.5, batch)
+        bias[...] = value
+        slope = float(getattr(gradient, layer).bias[...][0])
+        # float32: two losses to 1e-7, over 2e-3; and a few of 4,096 ratios cross a corner of the clip
+        assert float(above - below) / (2 * h) == pytest.approx(slope, rel=0.02)
+
+
+def test_the_beta_of_the_second_lock_adapts():
+    assert ppo.adapted_beta(0.3, 99.0) == 0.3  # KL_TARGET 0: it stays
+    ppo.configure(["BETA=1.0", "KL_TARGET=0.01"])
+    for kl, beta in [(0.0151, 2.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.0066, 0.5), (0.0, 0.5)]:
+        assert ppo.adapted_beta(jnp.float32(1.0), jnp.float32(kl)) == beta
+
+
+def test_the_adaptive_penalty_holds_the_kl_near_its_target():
+    """Without the clip: the KL is far above its target at BETA 1e-6, near it when BETA may adapt."""
+    short = ["NUM_STEPS=20_000", "CLIP_EPSILON=1e9", "LEARNING_RATE_END=1.0"]
+    ppo.configure([*short, "BETA=1e-6"])
+    free = train()[1].kl[0]
+    ppo.configure([*short, "BETA=1.0", "KL_TARGET=0.02"])
+    log = train()[1]
+    assert free.mean() > 0.1
+    assert 0.01 < log.kl[0, 1:].mean() < 0.04  # within a factor of 2: the rule knows no finer step
+    assert len(set(np.asarray(log.beta[0]).tolist())) > 1
+
+
+# --- the silent broadcast
+
+
+def test_the_critic_loss_is_not_broadcast():
+    """[B, 1] less [B] would be [B, B]: its mean is another number, and nothing complains."""
+    critic = ppo.Critic(nnx.Rngs(0))
+    obs = jnp.array(np.random.default_rng(0).normal(size=(64, 3)), jnp.float32)
+    noise = np.random.default_rng(1).normal(scale=0.1, size=64)
+    returns = critic(obs) + jnp.array(noise, jnp.float32)  # nearly right already: the true loss is 0.01
+    assert critic(obs).shape == returns.shape == (64,)
+    value, target = np.asarray(critic(obs), np.float64), np.asarray(returns, np.float64)
+    expected = sum((v - r) ** 2 for v, r in zip(value, target)) / 64
+    broadcast = ((value[:, None] - target) ** 2).mean()
+    assert broadcast > 2 * expected  # the mistake would show
+    batch = ppo.Batch(obs, *[returns] * 6)
+    assert float(ppo.critic_loss(critic, batch)) == pytest.approx(
+        expected, rel=1e-4
+    )  # of float32 differences
+
+
+def test_every_shape_of_select_action_and_the_networks():
+    actor, critic = ppo.Actor(nnx.Rngs(0)), ppo.Critic(nnx.Rngs(1))
+    action, log_prob, value, policy = ppo.select_action(actor, critic, jnp.zeros((7, 3)), jax.random.key(0))
+    assert action.shape == log_prob.shape == value.shape == policy.loc.shape == policy.scale.shape == (7,)
+    np.testing.assert_array_equal(log_prob, policy.log_prob(action))
+    np.testing.assert_array_equal(value, critic(jnp.zeros((7, 3))))
+    assert len(set(np.asarray(action).tolist())) == 7  # one draw each, not one for all
+
+
+def test_the_actor_starts_wide_and_centred_and_keeps_to_its_limits():
+    obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)
+    actor = ppo.Actor(nnx.Rngs(0))
+    policy = actor(obs)
+    # heads with a hundredth of the usual variance: a tenth of the usual size
+    assert np.abs(policy.loc).max() < 0.5 and np.abs(policy.scale - 2.0).max() < 0.3
+    for sign in (1.0, -1.0):
+        actor.mean.bias[...] = jnp.array([sign * 100.0])
+        actor.sigma.bias[...] = jnp.array([-100.0])
+        np.testing.assert_allclose(actor(obs).loc, sign * 2.0)
+        np.testing.assert_allclose(actor(obs).scale, ppo.SIGMA_MIN)
+
+
+# --- learning
+
+
+def test_at_the_first_epoch_the_ratio_is_one():
+    """The policy that learns is the policy that played: log-probs of a rollout, asked again, are the same."""
+    actor, critic = ppo.Actor(nnx.Rngs(0)), ppo.Critic(nnx.Rngs(1))
+    obs = jnp.array(np.random.default_rng(0).normal(size=(50, 3)), jnp.float32)
+    action, log_prob, value, policy = ppo.select_action(actor, critic, obs, jax.random.key(0))
+    assert (np.abs(action) > 2).any()  # beyond the limits too
+    batch = ppo.Batch(obs, action, log_prob, policy.loc, policy.scale, value, value)
+    kl, approx_kl, clip_fraction, _, _ = ppo.compare_policies(actor, batch)
+    assert kl == 0 and approx_kl == 0 and clip_fraction == 0  # exactly
+    ppo.configure(["NORMALIZE_ADVANTAGES=False"])
+    assert ppo.actor_loss(actor, 1.0, batch) == -jnp.mean(value)  # ratio 1, KL 0
+
+
+def test_the_rollout_holds_what_was_played(monkeypatch):
+    """What learning is given: looked at by a `train_step` that only writes down its batch."""
+    seen = []
+
+    def spy(agent, batch):
+        policy = agent.actor(batch.obs)
+        ratio = jnp.exp(policy.log_prob(batch.action) - batch.log_prob)
+        jax.debug.callback(lambda *x: seen.append(x), batch, ratio, policy.loc)
+        return jnp.float32(0), jnp.float32(0)
+
+    monkeypatch.setattr(ppo, "train_step", spy)
+    ppo.configure(
+        ["NUM_STEPS=1000", "EVAL_INTERVAL=1000", "MINIBATCH_SIZE=1000", "NUM_EPOCHS=2", "NUM_SEEDS=1"]
+    )
+    jax.block_until_ready(train()[1])
+    jax.effects_barrier()
+    assert len(seen) == 2
+    (batch, ratio, loc), (again, _, _) = seen
+    # nothing was learned, so the ratio is 1; two compiled programs with other shapes round differently
+    np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
+    np.testing.assert_allclose(batch.mean, loc, atol=1e-6)
+    # each epoch sees every step once, in another order
+    order, order_again = (np.lexsort(np.asarray(b.obs).T) for b in (batch, again))
+    assert not np.array_equal(batch.action, again.action)
+    for x, y in zip(batch, again):
+        np.testing.assert_array_equal(np.asarray(x)[order], np.asarray(y)[order_again])
+    # 1,000 torques of a normal around 0 with sigma 2: a third of them beyond the limits, kept as drawn
+    assert 0.25 < (np.abs(batch.action) > 2).mean() < 0.4
+
+
+def test_train_step_moves_each_network_by_its_own_gradient():
+    ppo.configure(["NORMALIZE_ADVANTAGES=False"])
+    actor, critic = ppo.Actor(nnx.Rngs(0)), ppo.Critic(nnx.Rngs(1))
+    batch = batch_of(actor, moved=0.3)
+    actor_gradient = params(nnx.grad(ppo.actor_loss)(actor, 0.5, batch))
+    critic_gradient = params(nnx.grad(ppo.critic_loss)(critic, batch))
+    before = [np.asarray(p, np.float64) for p in params(actor) + params(critic)]
+    sgd = [
+        nnx.Optimizer(network, optax.sgd(rate), wrt=nnx.Param)
+        for network, rate in ((actor, 1.0), (critic, 0.1))
+    ]
+    agent = ppo.Agent(actor, critic, *sgd, jnp.float32(0.5), None, None, None)
+    losses = ppo.train_step(agent, batch)
+    expected = [*actor_gradient, *(0.1 * g for g in critic_gradient)]
+    for old, new, gradient in zip(before, params(actor) + params(critic), expected):
+        # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
+        np.testing.assert_allclose(old - np.asarray(new), gradient, atol=2e-6)
+    assert all(np.isfinite(losses))
+
+
+SHORT = ["NUM_STEPS=2000", "EVAL_INTERVAL=1000", "HIDDEN_SIZE=8", "LEARNING_RATE_END=0.5"]
+
+
+def test_a_changed_constant_is_seen_by_the_next_training():
+    """jax keeps traces by function: a scan body outside of `train` would silently keep the old constant."""
+    ppo.configure(SHORT)
+    first = params(unstack(train()[0].actor))
+    ppo.configure([*SHORT, "GAE_LAMBDA=0.5"])
+    changed = params(unstack(train()[0].actor))
+    assert any((a != b).any() for a, b in zip(first, changed))
+    ppo.configure(SHORT)
+    again = params(unstack(train()[0].actor))
+    assert all((a == b).all() for a, b in zip(first, again))
+
+
+def test_seeds_do_not_see_each_other():
+    ppo.configure(SHORT)
+    together, log = train(seeds=(3, 4))
+    alone, _ = train(seeds=(4,))
+    for a, b in zip(params(unstack(together.actor, 1)), params(unstack(alone.actor))):
+        np.testing.assert_allclose(a, b, atol=1e-3)  # 400 Adam steps of 1e-3, products in another order
+    assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
+    np.testing.assert_array_equal(log.env_step, [[1000, 2000]] * 2)
+
+
+def test_the_learning_rates_fall_to_their_share():
+    """With a share of 0 the last rollouts move the networks less and less; Adam's step is the rate itself."""
+    ppo.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=1000", "LEARNING_RATE_END=0.0", "CLIP_EPSILON=1e9"])
+    falling = train()[1].kl[0]
+    ppo.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=1000", "LEARNING_RATE_END=1.0", "CLIP_EPSILON=1e9"])
+    constant = train()[1].kl[0]
+    assert falling[-1] < 0.2 * constant[-1]
+    assert falling[0] > 0.3 * constant[0]
+
+
+# --- worlds whose values are known
+
+
+def world(start, reward, ends_after=1, truncates=False):
+    """A world of `ends_after` steps; the observation is (x, step, 0) with x drawn by `start`."""
+
+    def reset(rng):
+        x = jnp.asarray(start(rng), jnp.float32)
+        return ppo.EnvState(x[None], jnp.array([x, 0.0, 0.0]), jnp.int32(0), jnp.float32(0))
+
+    def step(state, action):
+        earned = jnp.float32(reward(state, action))
+        ended = state.steps + 1 >= ends_after
+        # a truncated world goes on as it was; what a terminated one looks like afterwards nobody should ask
+        obs = state.obs if truncates else state.obs.at[1].add(1.0)
+        following = ppo.EnvState(state.physical, obs, state.steps + 1, state.episode_return + earned)
+        return following, ppo.Transition(
+            state.obs, action, earned, obs, ended & (not truncates), ended & truncates
+        )
+
+    return reset, step
+
+
+def sign(rng):
+    return jax.random.rademacher(rng, ())
+
+
+PROBES = {
+    # name: (start, reward, ends_after, truncates), {observation: value}, {observation: torque} or None
+    "constant reward": ((lambda rng: 1.0, lambda s, a: 1.0), {(1, 0): 1}, None),
+    "value depends on the observation": ((sign, lambda s, a: s.obs[0]), {(1, 0): 1, (-1, 0): -1}, None),
+    "discount": (
+        (lambda rng: 1.0, lambda s, a: s.steps == 2, 3),
+        {(1, 0): 0.25, (1, 1): 0.5, (1, 2): 1},
+        None,
+    ),
+    # the best torque is 1 or x; the rest of the reward is the noise of sigma, which should become small
+    "reward depends on the action": ((lambda rng: 1.0, lambda s, a: -((a - 1) ** 2)), {}, {(1, 0): 1}),
+    "reward depends on both": (
+        (sign, lambda s, a: -((a - s.obs[0]) ** 2)),
+        {},
+        {(1, 0): 1, (-1, 0): -1},
+    ),
+    # one more than the usual five: the first world, cut off. Its last observation is worth 2 as well.
+    "truncation": ((lambda rng: 1.0, lambda s, a: 1.0, 1, True), {(1, 0): 2}, None),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probe_environments(name, monkeypatch):
+    arguments, values, torques = PROBES[name]
+    reset, step = world(*arguments)
+    monkeypatch.setattr(ppo, "reset", reset)
+    monkeypatch.setattr(ppo, "step", step)
+    monkeypatch.setattr(ppo, "MAX_EPISODE_STEPS", 1)  # of the quick evaluation, which is not looked at here
+    ppo.configure(["GAMMA=0.5", "NUM_STEPS=20_000", "EVAL_INTERVAL=1000", "SCALE_OBSERVATIONS=False"])
+    agent = unstack(train()[0])
+    for (x, t), value in values.items():
+        # Adam with a falling rate fits a handful of points to about 1e-3
+        assert float(agent.critic(jnp.array([x, t, 0.0]))) == pytest.approx(value, abs=0.02)
+    for (x, t), torque in (torques or {}).items():
+        policy = agent.actor(jnp.array([x, t, 0.0]))
+        assert float(policy.loc) == pytest.approx(torque, abs=0.15)  # 20 rollouts of noisy torques
+        assert float(policy.scale) < 0.7  # from 2
+
+
+def test_quick_evaluate_equals_playing(monkeypatch):
+    actor, rng = ppo.Actor(nnx.Rngs(0)), jax.random.key(5)
+    state = unstack(jax.vmap(ppo.reset)(jax.random.split(rng, 2)), 1)
+    monkeypatch.setattr(ppo, "QUICK_EVAL_EPISODES", 2)
+    both = float(ppo.quick_evaluate(actor, rng))
+    env = gymnasium.make("Pendulum-v1")
+    total = 0.0
+    for state in [unstack(jax.vmap(ppo.reset)(jax.random.split(rng, 2)), i) for i in range(2)]:
+        env.reset()
+        env.unwrapped.state = np.asarray(state.physical, np.float64)
+        obs = state.obs
+        for _ in range(200):
+            obs, reward, *_ = env.step(np.asarray(actor(jnp.asarray(obs)).mean())[None])
+            total += reward
+    assert both == pytest.approx(total / 2, rel=1e-3)  # float32 against float64 over 200 steps
+
+
+def test_evaluate_plays_pendulum_v1():
+    ppo.configure(["EVAL_EPISODES=3"])
+    actors = nnx.vmap(lambda key: ppo.Actor(nnx.Rngs(key)))(jax.random.split(jax.random.key(0), 2))
+    returns = ppo.evaluate(actors)
+    assert returns.shape == (2, 3)
+    for s, e in np.ndindex(2, 3):
+        actor, env = unstack(actors, s), gymnasium.make("Pendulum-v1")
+        obs, _ = env.reset(seed=e)
+        total, truncated = 0.0, False
+        while not truncated:
+            obs, reward, _, truncated, _ = env.step(np.asarray(actor(jnp.array(obs)).mean())[None])
+            total += reward
+        assert returns[s, e] == pytest.approx(total, rel=1e-3)  # one network or two at once round differently
+
+
+def test_three_seeds_learn_to_swing_up():
+    """Ten seeds of ten are above -155; the mark leaves room for other machines' rounding. Chance: -1,200."""
+    ppo.configure(["NUM_SEEDS=3", "EVAL_EPISODES=50"])
+    agents, log, _, _ = ppo.train_seeds()
+    returns = ppo.evaluate(agents.actor).mean(axis=1)
+    assert (returns >= -180).all(), returns
+    assert (ppo.evaluate(agents.best).mean(axis=1) >= -180).all()
+    # what a practitioner reads is in its healthy range
+    assert (log.explained_variance[:, -1] > 0.9).all() and (log.kl[:, -1] < 0.05).all()
+    assert (log.entropy[:, -1] < log.entropy[:, 0]).all()
+
+
+# --- the script as a reader runs it
+
+QUICK = ["NUM_SEEDS=2", "NUM_STEPS=2000", "EVAL_INTERVAL=1000", "EVAL_EPISODES=2", "NUM_EPOCHS=1"]
+
+
+def run_script(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_script_runs_and_leaves_its_results(tmp_path):
+    done = run_script(tmp_path, *QUICK, "RUN_DIR=mine")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "mine" / "result.json").read_text())
+    assert set(result) == {
+        "eval_return", "best_eval_return", "env_steps", "seconds", "compile_seconds", "train_seconds",
+    }  # fmt: skip
+    assert len(result["eval_return"]) == len(result["best_eval_return"]) == 2
+    assert result["env_steps"] == 2000
+    assert 0 < result["compile_seconds"] + result["train_seconds"] < result["seconds"]
+    with open(tmp_path / "mine" / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], row["env_step"]) for row in rows] == [
+        ("0", "1000"), ("0", "2000"), ("1", "1000"), ("1", "2000")
+    ]  # fmt: skip
+    for name in (
+        "learning_curve.png", "value_function.png", "clipped_objective.png", "pendulum.gif", "constants.json",
+    ):  # fmt: skip
+        assert (tmp_path / "mine" / name).stat().st_size > 100
+    # TensorBoard's own reader finds every curve
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "mine" / "tensorboard"))
+    events.Reload()
+    curves = {*ppo.Log._fields, "steps_per_second"}
+    assert {f"train/{name}" for name in curves} == set(events.Tags()["scalars"])
+    logged = [event.value for event in events.Scalars("train/value_loss")]
+    means = [
+        np.mean([float(row["value_loss"]) for row in rows if row["env_step"] == step])
+        for step in ("1000", "2000")
+    ]
+    np.testing.assert_allclose(logged, means, rtol=1e-5)  # float32 mean of two seeds
+    assert "mine" in done.stdout and "steps/s" in done.stdout
+    # a second run does not write over the first
+    again = run_script(tmp_path, *QUICK, "RUN_DIR=mine")
+    assert again.returncode == 2 and again.stderr.startswith("error: RUN_DIR=mine: ")
+
+
+@pytest.mark.parametrize(
+    "argument, said",
+    [
+        ("GAMA=0.9", "GAMMA"),
+        ("GAMMA", "GAMMA"),
+        ("GAMMA=[", "GAMMA"),
+        ("GAMMA=nan", "GAMMA"),
+        ("GAMMA=1.0", "GAMMA=1.0: must be"),
+        ("GAE_LAMBDA=1.1", "GAE_LAMBDA=1.1: must be"),
+        ("NUM_ENVS=0", "NUM_ENVS=0: must be"),
+        ("ROLLOUT_STEPS=2.5", "ROLLOUT_STEPS"),
+        ("ROLLOUT_STEPS=0", "ROLLOUT_STEPS=0: must be"),
+        ("MINIBATCH_SIZE=64", "a divisor of NUM_ENVS * ROLLOUT_STEPS = 1000"),
+        ("MINIBATCH_SIZE=1", "MINIBATCH_SIZE=1: must be"),
+        ("EVAL_INTERVAL=1500", "a multiple of NUM_ENVS * ROLLOUT_STEPS = 1000"),
+        ("NUM_STEPS=101_000", "a multiple of EVAL_INTERVAL=5000"),
+        ("NUM_EPOCHS=0", "NUM_EPOCHS=0: must be"),
+        ("ACTOR_LEARNING_RATE=0", "ACTOR_LEARNING_RATE=0.0: must be"),
+        ("CRITIC_LEARNING_RATE=inf", "CRITIC_LEARNING_RATE"),
+        ("LEARNING_RATE_END=2", "LEARNING_RATE_END=2.0: must be"),
+        ("MAX_GRAD_NORM=0", "MAX_GRAD_NORM=0.0: must be"),
+        ("CLIP_EPSILON=0", "1e9 switches it off"),
+        ("BETA=-1", "BETA=-1.0: must be"),
+        ("KL_TARGET=0.01", "BETA=0.0: must be above 0 where KL_TARGET=0.01"),
+        ("SIGMA_START=0.05", "SIGMA_START=0.05: must be above SIGMA_MIN"),
+        ("HIDDEN_SIZE=0", "HIDDEN_SIZE=0: must be"),
+        ("NORMALIZE_ADVANTAGES=1", "NORMALIZE_ADVANTAGES"),
+        ("NUM_SEEDS=0", "NUM_SEEDS=0: must be"),
+        ("SEED=-1", "SEED=-1: must be"),
+        ("EVAL_EPISODES=0", "EVAL_EPISODES=0: must be"),
+    ],
+)
+def test_bad_constants_get_one_line(argument, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pendulum.py", argument])
+    with pytest.raises(SystemExit) as stopped:
+        ppo.main()
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert stopped.value.code == 2 and len(lines) == 1
+    assert lines[0].startswith("error: ") and said in lines[0]
+    assert not list(tmp_path.iterdir())  # nothing begun
+
+
+def test_every_row_of_the_comparison_is_accepted():
+    for changes in ppo.COMPARISON:
+        ppo.configure(changes)
+    labels = [ppo.label_of(changes) for changes in ppo.COMPARISON]
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_comparison_writes_a_line_for_each_seed(monkeypatch, tmp_path):
+    monkeypatch.setattr(ppo, "COMPARISON", [[], ["GAMMA=0.5"], ["GAMMA=0.4", "KL_TARGET=0.1", "BETA=1.0"]])
+    result = ppo.run([*QUICK, "COMPARE=True", f"RUN_DIR={tmp_path / 'run'}"])
+    with open(tmp_path / "run" / "compare.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["changed"], row["seed"]) for row in rows[:4]] == [
+        ("unchanged", "0"), ("unchanged", "1"), ("GAMMA=0.5", "0"), ("GAMMA=0.5", "1")
+    ]  # fmt: skip
+    # the unchanged row is the run itself
+    assert [float(row["eval_return"]) for row in rows[:2]] == result["eval_return"]
+    assert {"compare.png", "failures.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
