@@ -5,8 +5,8 @@ The policy is a network, and its weights climb the expected return J itself (Wil
 
     grad J  ~  1/B sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
 
-BASELINE chooses b_t: nothing, the mean of the batch, or a learned critic V(s_t). On average the direction stays
-the same; what a baseline changes is how far the estimate of one batch strays from it.
+BASELINE chooses b_t: nothing, the mean of the batch, or a learned critic V(s_t). On average the direction
+stays the same; what a baseline changes is how far the estimate of one batch strays from it.
 
 What is *not* here, and why: no bootstrapping (Monte Carlo: a return is what was really earned, up to the fall
 or the time limit), no normalisation of the advantages (dividing by their spread would hide what the baseline
@@ -219,9 +219,9 @@ class Actor(nnx.Module):
 class Critic(nnx.Module):
     """V(s, t): 5 - 64 - 64 - 1, float32. The return to expect from here on, given the clock as well.
 
-    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however well the pole stands, while
-    the same upright pole is worth 99 at step 0. A critic that cannot see the time is wrong about both. A baseline
-    may depend on anything but the action; the actor, which has to play CartPole-v1, sees no clock.
+    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however well the pole stands,
+    while the same upright pole is worth 99 at step 0. A critic that cannot see the time is wrong about both.
+    A baseline may depend on anything but the action; the actor, which has to play CartPole-v1, sees no clock.
     """
 
     def __init__(self, rngs: nnx.Rngs):
@@ -278,8 +278,8 @@ def play(actor: Actor, rng: jax.Array) -> Episodes:
 def returns_to_go(reward: jax.Array) -> jax.Array:
     """G_t = r_t + gamma G_{t+1} (Sutton & Barto 2018, eq. 3.9); rewards [B, T], 0 after the end, to [B, T].
 
-    Terminated or truncated makes no difference here: Monte Carlo counts what was earned and bootstraps nothing.
-    The time limit is then part of the task: 500 steps are the most there is.
+    Terminated or truncated makes no difference here: Monte Carlo counts what was earned, and bootstraps
+    nothing. The time limit is then part of the task: 500 steps are the most there is.
     """
 
     def earlier(later, reward):
@@ -294,8 +294,8 @@ def credit(episodes: Episodes, reward_to_go: bool) -> jax.Array:
     """What each action is held responsible for, [B, T].
 
     An action cannot change what came before it. Crediting it with the whole episode's return all the same
-    (`reward_to_go` False) adds the noise of every earlier step: the first disease. On average the earlier steps
-    cancel, and what is left is gamma^t times the term of the return to go: exactly the gradient of the
+    (`reward_to_go` False) adds the noise of every earlier step: the first disease. On average the earlier
+    steps cancel, and what is left is gamma^t times the term of the return to go: exactly the gradient of the
     discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020), unless GAMMA is 1.
     """
     to_go = returns_to_go(episodes.reward)
@@ -304,8 +304,8 @@ def credit(episodes: Episodes, reward_to_go: bool) -> jax.Array:
 
 # A baseline is subtracted from the credit. Whatever it is, if it does not depend on the action, the expected
 # gradient stays: sum_a pi(a|s) b(s) grad log pi(a|s) = b(s) grad sum_a pi(a|s) = b(s) grad 1 = 0
-# (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al. 2000). How much variance
-# each leaves: Greensmith et al. 2004. All take (episodes, credit [B, T], critic) and return [B, T].
+# (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al. 2000). How much
+# variance each leaves: Greensmith et al. 2004. All take (episodes, credit [B, T], critic), return [B, T].
 def none(episodes: Episodes, credit: jax.Array, critic: Critic) -> jax.Array:
     """b = 0. All returns of CartPole are positive: whatever was done gets pushed up. The second disease."""
     return jnp.zeros_like(credit)
@@ -314,9 +314,9 @@ def none(episodes: Episodes, credit: jax.Array, critic: Critic) -> jax.Array:
 def mean(episodes: Episodes, credit: jax.Array, critic: Critic) -> jax.Array:
     """b_t = mean credit of the episodes that are still alive at step t.
 
-    At the same step, not over all steps: the return to go falls along an episode, and one average for all would
-    call every early action good. Each episode is part of its own mean, which shrinks the expected term to
-    (n - 1) / n of itself with n alive, to nothing for the last survivor: a known bias. Leaving oneself out
+    At the same step, not over all steps: the return to go falls along an episode, and one average for all
+    would call every early action good. Each episode is part of its own mean, which shrinks the expected term
+    to (n - 1) / n of itself with n alive, to nothing for the last survivor: a known bias. Leaving oneself out
     (folder 4's leave_one_out) would mend it, and leave the last survivor without any baseline.
     """
     alive = episodes.alive
@@ -698,12 +698,14 @@ def gradient_estimates(actor: Actor, critic: Critic, rngs: jax.Array) -> tuple[j
     """
 
     def one_batch(rng):
-        episodes = play(actor, rng)
+        # nnx differentiates only what belongs to the same trace: a copy, made inside the loop
+        frozen = nnx.clone(actor)
+        episodes = play(frozen, rng)
 
         def estimate(reward_to_go, baseline):
             earned = credit(episodes, reward_to_go)
             advantage = earned - BASELINES[baseline](episodes, earned, critic)
-            return -ravel_pytree(nnx.grad(policy_loss)(actor, episodes, advantage))[0]
+            return -ravel_pytree(nnx.grad(policy_loss)(frozen, episodes, advantage))[0]
 
         return jnp.stack([estimate(*which) for which in ESTIMATORS]), episodes.reward.sum(axis=1).mean()
 
@@ -743,7 +745,7 @@ def measure_variance(snapshots: tuple[Actor, Critic], log: Log) -> list[dict[str
     Returns:
         Lines of gradient_variance.csv. The policies are nearer to each other early, where learning is fast.
     """
-    rows = np.unique(np.geomspace(1, len(log.env_step), 7).astype(int)) - 1
+    rows = np.unique(np.geomspace(1, len(log.env_step), 8).astype(int)) - 1
     estimate_all = jax.jit(lambda snapshot, rngs: gradient_estimates(*snapshot, rngs))
     lines = []
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
@@ -760,8 +762,11 @@ def measure_variance(snapshots: tuple[Actor, Critic], log: Log) -> list[dict[str
                     **spread_of(estimates[:, i]),
                 }
             )
+            line = lines[-1]
             tqdm.write(
-                "   ".join(f"{k} {v:.4g}" if type(v) is float else f"{k} {v}" for k, v in lines[-1].items())
+                f"step {line['env_step']:7d}   return {line['episode_return']:5.1f}   baseline {baseline:6s}"
+                f"   to go {reward_to_go!s:5s}   variance {line['trace']:10.4g}"
+                f"   mean squared {line['squared_norm']:10.4g}   ratio {line['ratio']:8.4g}"
             )
     return lines
 
@@ -783,6 +788,7 @@ def draw_variance(path: Path, rows: list[dict[str, Any]]) -> None:
         axes.set_xlabel("policy frozen at environment step (its return)")
     both[0].set_ylabel("variance of the gradient estimate\n(trace of its covariance)")
     both[1].set_ylabel("variance / squared length\nof the mean gradient")
+    both[0].set_ylim(bottom=100)  # where all episodes reach the limit, the mean leaves exactly nothing
     both[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
