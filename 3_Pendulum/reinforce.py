@@ -788,6 +788,7 @@ def draw_variance(path: Path, rows: list[dict[str, Any]]) -> None:
         axes.set_xlabel("policy frozen at environment step (its return)")
     both[0].set_ylabel("variance of the gradient estimate\n(trace of its covariance)")
     both[1].set_ylabel("variance / squared length\nof the mean gradient")
+    both[1].set_title("missing: the noise hides the mean", fontsize=9)
     both[0].set_ylim(bottom=100)  # where all episodes reach the limit, the mean leaves exactly nothing
     both[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
