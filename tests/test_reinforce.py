@@ -462,14 +462,13 @@ def test_unbiased_baselines_have_the_same_mean_gradient(frozen_estimates):
 def test_a_changed_constant_is_seen_by_the_next_training():
     """jax keeps traces by function: a loop body outside of `train` would silently keep the old constant."""
     results = []
-    for changes in (["BASELINE=mean"], ["BASELINE=none"], ["BASELINE=none", "REWARD_TO_GO=False"]):
+    for changes in (["BASELINE=none"], ["BASELINE=none", "REWARD_TO_GO=False"]):
         reinforce.configure([*SHORT, *changes])
         agent, log, _ = train()
         results.append(params(unstack(agent.actor)))
-        if "BASELINE=none" in changes:  # nothing subtracted, nothing explained
-            np.testing.assert_allclose(log.metrics.explained_variance, 0, atol=1e-6)
-    for one, other in itertools.combinations(results, 2):
-        assert any((a != b).any() for a, b in zip(one, other))
+        # nothing subtracted, nothing explained
+        np.testing.assert_allclose(log.metrics.explained_variance, 0, atol=1e-6)
+    assert any((a != b).any() for a, b in zip(*results))
 
 
 def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other():
