@@ -726,7 +726,7 @@ def draw_value_function(path: Path, critic: Critic, played: np.ndarray) -> None:
     figure.colorbar(mesh, label="V(s): discounted return expected")
     degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
     axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
-    axes.annotate("start", (degrees[0], played[0, 1]), (6, 6), textcoords="offset points", color="white")
+    axes.annotate("start", (degrees[0], played[0, 1]), (4, -12), textcoords="offset points", color="white")
     axes.set(
         xlabel="angle, degrees (0: upright, 180: hanging)", ylabel="speed, rad/s", xticks=range(-180, 181, 60)
     )
@@ -864,7 +864,7 @@ def draw_failures(path: Path, logs: dict[str, Log]) -> None:
     for axes, (label, log) in zip(panels.flat, rows):
         axes.plot(unchanged.env_step[0] / 1000, unchanged.eval_return.mean(axis=0), color=GREY)
         draw_band(axes, log.env_step[0] / 1000, log.eval_return, BLUE)
-        axes.set_title(shortened(label).replace(" ", "\n"), fontsize=9)
+        axes.set_title(shortened(label), fontsize=9)
     for axes in panels[:, 0]:
         axes.set_ylabel("return")
     figure.supxlabel("thousand environment steps (grey: unchanged)", fontsize=10)

@@ -31,6 +31,7 @@ class Row(NamedTuple):
     what: str
     changes: tuple[tuple[str, str], ...] = ()  # (a piece of the script that stands there once, its successor)
     constants: tuple[str, ...] = ()
+    script: str = ""  # of the folder; empty: its main one
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
@@ -150,6 +151,8 @@ RUNNING = "running = 1 - (t.terminated | t.truncated)  # [T, N]"
 ACTION = "rows = (t.obs, t.action,"
 OLD_LOG_PROB = "policy.log_prob(batch.action) - batch.log_prob)  # [B], 1 at"
 SIGMA = "self.sigma(x)[..., 0]"
+MEAN = "(alive * credit).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1)"
+TIME = "time = jnp.broadcast_to(t / MAX_EPISODE_STEPS,"
 
 PENDULUM = [
     Row("M1", "V of the next episode's first observation", ((NEXT_VALUE, AFTER_RESET),)),
@@ -168,12 +171,20 @@ PENDULUM = [
             ),
         ),
     ),
+    Row(
+        "M6",
+        "one mean for all steps",
+        ((MEAN, "(alive * credit).sum() / alive.sum()"),),
+        ("BASELINE=mean",),
+        "reinforce.py",
+    ),
     Row("E1a", "as it is", (), ("NUM_STEPS=50_000",)),
     Row("E1b", "as it is", (), ("NUM_STEPS=50_000", "NUM_EPOCHS=20")),
     Row("E1c", "as it is", (), ("NUM_STEPS=50_000", "MINIBATCH_SIZE=25")),
     Row("E2a", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=0.1")),
     Row("E2b", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=10.0")),
     Row("E3", "one sigma for all states", ((SIGMA, "self.sigma(jnp.zeros_like(x))[..., 0]"),)),
+    Row("E5", "a critic without clock", ((TIME, TIME.replace("t /", "0 * t /")),), (), "reinforce.py"),
 ]
 
 
@@ -215,11 +226,11 @@ def main() -> None:
     if folder not in FOLDERS:
         sys.exit(f"error: give one of the folders {', '.join(FOLDERS)}")
     name, rows, run = FOLDERS[folder]
-    text = (ROOT / folder / name).read_text()
+    texts = {row.script: (ROOT / folder / (row.script or name)).read_text() for row in rows}
     lines = [
         {"row": row.name, "what": row.what, "constants": " ".join(row.constants)} | line
         for row in rows
-        for line in run(changed_text(text, row), row)
+        for line in run(changed_text(texts[row.script], row), row)
     ]
     for letter, kind in (("M", "mistakes"), ("E", "exercises")):
         with open(ROOT / folder / "assets" / f"{kind}.csv", "w", newline="") as file:

@@ -317,15 +317,16 @@ def test_the_beta_of_the_second_lock_adapts():
 
 
 def test_the_adaptive_penalty_holds_the_kl_near_its_target():
-    """Without the clip: the KL is far above its target at BETA 1e-6, near it when BETA may adapt."""
+    """Without the clip, with constant learning rates: the KL runs away, unless BETA may adapt."""
     short = ["NUM_STEPS=20_000", "CLIP_EPSILON=1e9", "LEARNING_RATE_END=1.0"]
     ppo.configure([*short, "BETA=1e-6"])
-    free = train()[1].kl[0]
+    free = np.median(train(seeds=(0, 1, 2, 3))[1].kl)
     ppo.configure([*short, "BETA=1.0", "KL_TARGET=0.02"])
-    log = train()[1]
-    assert free.mean() > 0.1
-    assert 0.01 < log.kl[0, 1:].mean() < 0.04  # within a factor of 2: the rule knows no finer step
-    assert len(set(np.asarray(log.beta[0]).tolist())) > 1
+    log = train(seeds=(0, 1, 2, 3))[1]
+    assert free > 1  # measured: 19
+    # within a factor of 2: the rule knows no finer step
+    assert 0.01 < np.median(log.kl) < 0.04
+    assert len(set(np.asarray(log.beta).flat)) > 4
 
 
 # --- the silent broadcast

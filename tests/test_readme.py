@@ -10,12 +10,14 @@ import cart_pole_dqn
 import grpo_llama3_1_8b_demo as demo
 import grpo_mnist
 import mistakes
+import pendulum
 import pytest
 import Q_Learning
+import reinforce
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [Q_Learning, cart_pole_dqn, grpo_mnist]  # one column of constants; folder 5 has two
-FOLDERS = [ROOT, *(Path(script.__file__).parent for script in SCRIPTS), ROOT / "5_GRPO_Maxtext"]
+SCRIPTS = [Q_Learning, cart_pole_dqn, pendulum, reinforce, grpo_mnist]  # folder 5 has two columns of values
+FOLDERS = [ROOT, *sorted(ROOT.glob("[1-5]_*"))]
 
 
 def shown(value):
@@ -41,8 +43,14 @@ def test_the_constants_table_equals_the_script(language):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
 def test_a_constants_table_equals_its_script(script, language):
     text = (Path(script.__file__).parent / language).read_text()
-    table = dict(re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$", text, re.M))
-    assert table == {name: shown(value) for name, value in script.DEFAULTS.items()}
+    tables = [
+        dict(re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$", table, re.M))
+        for table in re.findall(r"(?:^\| `[A-Z][A-Z0-9_]+` \|.*\n)+", text, re.M)
+    ]
+    assert {name: shown(value) for name, value in script.DEFAULTS.items()} in tables
+    assert len(tables) == sum(
+        Path(other.__file__).parent == Path(script.__file__).parent for other in SCRIPTS
+    )
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
@@ -81,8 +89,8 @@ def test_the_results_table_is_the_committed_csv(language):
 def test_every_mistake_still_finds_its_place_in_the_script(folder):
     """A row whose text has gone from the script would describe a run that nobody can repeat."""
     name, rows, _ = mistakes.FOLDERS[folder]
-    text = (ROOT / folder / name).read_text()
     for row in rows:
+        text = (ROOT / folder / (row.script or name)).read_text()
         changed = mistakes.changed_text(text, row)
         assert (changed != text) == bool(row.changes)
         compile(changed, row.name, "exec")
@@ -144,3 +152,65 @@ def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
         seconds = [float(run["seconds"]) for run in runs]
         end = f"| {len(runs)} | {statistics.mean(seconds):.1f} s | {spread(runs).split(' |')[0]} |"
         assert any(line.endswith(end) for line in lines), end
+
+
+# --- folder 3
+
+PPO = Path(pendulum.__file__).parent
+
+
+def mean_and_spread(lines, column="eval_return"):
+    values = [float(line[column]) for line in lines]
+    return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}".replace("-", "−")  # minus sign
+
+
+def ppo_cells(lines):
+    lowest = f"{min(float(line['eval_return']) for line in lines):.1f}".replace("-", "−")
+    return f"{mean_and_spread(lines)} | {lowest} | {mean_and_spread(lines, 'best_eval_return')} |"
+
+
+def expected_rows_of_folder_3():
+    """Each row of the tables, or how it ends where its second cell is in words."""
+    assets = PPO / "assets"
+    for command, lines in rows_of(assets / "seeds.csv", "command"):
+        yield "", f"| `{command}` | {ppo_cells(lines)}"
+    for i, (changed, lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
+        yield "", f"| A{i} | {changed if changed == 'unchanged' else f'`{changed}`'} | {ppo_cells(lines)}"
+    for command, lines in rows_of(assets / "reinforce_seeds.csv", "command"):
+        yield "", f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+    for i, (changed, lines) in enumerate(rows_of(assets / "reinforce_compare.csv", "changed"), start=1):
+        yield "", f"| R{i} | `{changed}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+    scripts = {row.name: row.script for row in mistakes.PENDULUM}
+    for name in ("mistakes", "exercises"):
+        for row, lines in rows_of(assets / f"{name}.csv", "row"):
+            cells = f"{spread(lines)} |" if scripts[row] == "reinforce.py" else ppo_cells(lines)
+            yield f"| {row} |", f"| {cells}"
+    with open(assets / "reinforce_gradient_variance.csv", newline="") as file:
+        measured = list(csv.DictReader(file))
+    for step in dict.fromkeys(line["env_step"] for line in measured):
+        at = {(ln["reward_to_go"], ln["baseline"]): ln for ln in measured if ln["env_step"] == step}
+        columns = [("False", "none"), ("True", "none"), ("True", "mean"), ("True", "critic")]
+        traces = " | ".join(f"{float(at[column]['trace']):,.0f}" for column in columns)
+        yield (
+            f"| {int(step):,} (",
+            f"| {traces} | "
+            + "{:,.0f} ± {:,.0f} |".format(
+                *(float(at["True", "critic"][key]) for key in ("squared_norm", "squared_norm_error"))
+            ),
+        )
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_every_row_of_folder_3s_tables_is_the_committed_csv(language):
+    lines = (PPO / language).read_text().splitlines()
+    expected = list(expected_rows_of_folder_3())
+    assert len(expected) > 50
+    for start, end in expected:
+        assert sum(line.startswith(start) and line.endswith(end) for line in lines) == 1, (start, end)
+    for _, runs in rows_of(ROOT / "benchmarks" / "ppo_against_peers.csv", "who"):
+        seconds = statistics.mean(float(run["seconds"]) for run in runs)
+        end = f"| {len(runs)} | {seconds:.1f} s | {mean_and_spread(runs)} |"
+        assert any(line.endswith(end) for line in lines), end
+    with open(ROOT / "benchmarks" / "pendulum_optimum.csv", newline="") as file:
+        best = statistics.mean(float(line["return"]) for line in csv.DictReader(file))
+    assert f"{best:.1f}".replace("-", "−") in "\n".join(lines)
