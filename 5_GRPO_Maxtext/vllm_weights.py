@@ -26,11 +26,8 @@ def engine_mapping(actor, head_dim: int) -> MappingConfig:
     def pad_heads(kernel):  # [heads, head_dim, embed]
         return jnp.pad(kernel, ((0, 0), (0, head_dim - kernel.shape[1]), (0, 0)))
 
-    names = dict(mapping.to_hf_mappings)
-    if actor.base.config.logits_via_embedding:
-        names.pop("base.decoder.logits_dense.kernel")  # tied: the engine, too, has one array for both
     hooks = {**mapping.to_hf_hook_fns, "base.decoder.layers.self_attention.out.kernel": pad_heads}
-    return dataclasses.replace(mapping, to_hf_mappings=names, to_hf_hook_fns=hooks)
+    return dataclasses.replace(mapping, to_hf_hook_fns=hooks)
 
 
 def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:

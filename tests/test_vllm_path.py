@@ -78,15 +78,14 @@ def test_devices_are_split_between_trainer_and_sampler(monkeypatch, count, setti
         (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=3"),
         (8, dict(TRAINER_TENSOR_PARALLEL=-1), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=-1"),
         (8, dict(SAMPLER_TENSOR_PARALLEL=3), "SAMPLER_DATA_PARALLEL=1 and SAMPLER_TENSOR_PARALLEL=3"),
-        (6, {}, "SAMPLER_TENSOR_PARALLEL=3: must divide the 32 heads"),
+        (6, dict(NUM_GENERATIONS=9), "SAMPLER_TENSOR_PARALLEL=3: must divide the 32 heads"),
+        (96, dict(NUM_GENERATIONS=48), "SAMPLER_TENSOR_PARALLEL=48: must divide the 32 heads"),
         (6, dict(SAMPLER_TENSOR_PARALLEL=1, SAMPLER_DATA_PARALLEL=3), "TRAINER_FSDP=3: .* the 8 sequences"),
         (32, {}, "TRAINER_FSDP=16: must divide the 8 sequences"),
         (32, dict(TRAINER_FSDP=1, TRAINER_TENSOR_PARALLEL=16), "TRAINER_TENSOR_PARALLEL=16: .* 8 key/value"),
     ],
 )
 def test_devices_that_do_not_divide_are_refused_by_name(monkeypatch, count, settings, words):
-    if words.startswith("SAMPLER_TENSOR_PARALLEL=3: must"):
-        monkeypatch.setattr(demo, "NUM_GENERATIONS", 9)  # so that the trainer's three chips are no fault
     for name, value in settings.items():
         monkeypatch.setattr(demo, name, value)
     with pytest.raises(demo.UserError, match=words):
