@@ -1,10 +1,11 @@
 # make demo    sets everything up and runs the main job: GRPO on a tiny Llama
 # make test    sets everything up and runs the tests
+# make test-vllm    generation by the real vLLM engine, on a CPU, in an environment of its own (about 12 GB)
 PYTHON ?= python3.12
 BIN := .venv/bin
 REQUIREMENTS := requirements.txt
 
-.PHONY: setup demo test test-slow lint benchmark requirements
+.PHONY: setup demo test test-slow test-vllm lint benchmark requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -23,6 +24,15 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest tests/vllm_engine.py
+
+# --no-deps: the file is complete, and two of its packages contradict each other (requirements-tpu.overrides.txt)
+.venv-vllm/installed: requirements-tpu.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-tpu.txt
+	touch $@
+
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -35,3 +45,9 @@ benchmark: setup
 requirements: setup
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)
+
+# After a change in requirements-tpu.in: folder 5 on a TPU VM. libtpu's wheels ask for glibc 2.31.
+requirements-tpu: setup
+	$(BIN)/uv pip compile requirements-tpu.in --overrides requirements-tpu.overrides.txt --python-version 3.12 \
+	  --python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make requirements-tpu" --quiet --output-file requirements-tpu.txt

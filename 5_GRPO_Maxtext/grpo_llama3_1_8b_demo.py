@@ -151,7 +151,11 @@ ATTENTION = Pair("dot_product", "flash")
 ROLLOUT_ENGINE = Pair("maxtext", "vllm")  # who generates: rollout.py, or vLLM (TPU packages needed)
 TRAINER_DEVICES_FRACTION = 0.5  # vllm on several chips: the share that trains ...
 SAMPLER_DEVICES_FRACTION = 0.5  # ... and the share that generates; 1.0 and 1.0: both on all chips
-HBM_UTILIZATION_VLLM = 0.2  # share of a chip's memory that vLLM may take for weights and KV cache
+TRAINER_FSDP = -1  # chips among which weights, moments and sequences are split; -1: all that are left
+TRAINER_TENSOR_PARALLEL = 1  # chips that share each matrix product of the trainer; -1: all that are left
+SAMPLER_DATA_PARALLEL = 1  # copies of the model in vLLM (it has no FSDP); -1: as many as fit
+SAMPLER_TENSOR_PARALLEL = -1  # chips that share each matrix product of a copy; -1: all that are left
+HBM_UTILIZATION_VLLM = 0.2  # share of a sampler chip's memory; what lies there already counts against it
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
 
@@ -225,6 +229,8 @@ def check_constants() -> None:
         "MAX_PROMPT_LENGTH": 1, "TOTAL_GENERATION_STEPS": 2, "BATCH_SIZE": 1, "NUM_GENERATIONS": 2,
         "NUM_ITERATIONS": 1, "NUM_BATCHES": 1, "NUM_EPOCHS": 1, "NUM_TEST_QUESTIONS": 1, "NUM_PASSES": 1,
         "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 0, "SEED": 0,
+        "TRAINER_FSDP": -1, "TRAINER_TENSOR_PARALLEL": -1,
+        "SAMPLER_DATA_PARALLEL": -1, "SAMPLER_TENSOR_PARALLEL": -1,
     }.items():  # fmt: skip
         if globals()[name] < low:
             raise UserError(f"{name}={globals()[name]}: use {low} or more")
@@ -250,6 +256,11 @@ def check_constants() -> None:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
     if ROLLOUT_ENGINE not in ("maxtext", "vllm"):
         raise UserError(f"ROLLOUT_ENGINE={ROLLOUT_ENGINE}: one of maxtext, vllm")
+    if ROLLOUT_ENGINE == "vllm" and not SCAN_LAYERS:
+        raise UserError(
+            f"SCAN_LAYERS={SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
+            "stacked layers to vLLM, others would keep vLLM's random weights without a word"
+        )
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
@@ -482,6 +493,8 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
         attention=ATTENTION,
         scan_layers=SCAN_LAYERS,
         remat_policy=REMAT_POLICY,
+        ici_fsdp_parallelism=TRAINER_FSDP,
+        ici_tensor_parallelism=TRAINER_TENSOR_PARALLEL,
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         skip_jax_distributed_system=True,
         enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
@@ -617,7 +630,8 @@ def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: 
     """
     prompts = [row["prompts"] for row in rows for _ in range(num_passes)]
     golds = [row["answer"] for row in rows for _ in range(num_passes)]
-    chunk = BATCH_SIZE * NUM_GENERATIONS
+    # vLLM makes up its batches itself
+    chunk = len(prompts) if ROLLOUT_ENGINE == "vllm" else BATCH_SIZE * NUM_GENERATIONS
     texts, lengths = [], []
     for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
         # The same noise before and after training: what differs is the model.
@@ -799,14 +813,133 @@ def make_optimizer() -> optax.GradientTransformation:
     return optax.apply_if_finite(transform, max_consecutive_errors=1_000)
 
 
-def split_devices() -> tuple[list, list]:
-    """Devices that train and devices that generate; the same ones unless vLLM has a share of its own."""
-    devices = jax.devices()
+def initialize_pathways() -> None:
+    """Joins the Pathways cluster whose environment this is; one process then drives the chips of all hosts.
+
+    Raises:
+        UserError: vLLM on several hosts without Pathways.
+    """
+    if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
+        import pathwaysutils  # before the first look at a device
+
+        pathwaysutils.initialize()
+    if ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
+        raise UserError(
+            f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
+            "one; use a TPU VM of one host (v5p-8, v6e-8), or Pathways (JAX_PLATFORMS=proxy)"
+        )
+
+
+def split_devices(devices: list) -> tuple[list, list]:
+    """Devices that train and devices that generate.
+
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
+    are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
+    two fractions of 1.0.
+
+    Raises:
+        UserError: a fraction that is no whole number of devices, or shares that overlap only in part.
+    """
     if ROLLOUT_ENGINE != "vllm" or len(devices) == 1:
         return devices, devices
-    trainer = devices[: int(len(devices) * TRAINER_DEVICES_FRACTION)]
-    sampler = devices[-int(len(devices) * SAMPLER_DEVICES_FRACTION) :]
-    return trainer, sampler
+    counts = []
+    for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION"):
+        count = globals()[name] * len(devices)
+        if not math.isclose(count, round(count), abs_tol=1e-6):
+            raise UserError(
+                f"{name}={globals()[name]}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
+                f"1/{len(devices)}"
+            )
+        counts.append(round(count))
+    if sum(counts) > len(devices) and counts != [len(devices)] * 2:
+        raise UserError(
+            f"TRAINER_DEVICES_FRACTION={TRAINER_DEVICES_FRACTION} and "
+            f"SAMPLER_DEVICES_FRACTION={SAMPLER_DEVICES_FRACTION} add up to more than 1; "
+            "lower one, or set both to 1.0 to share all devices"
+        )
+    return devices[: counts[0]], devices[len(devices) - counts[1] :]
+
+
+def fill_parallelism(num_devices: int, names: tuple[str, str]) -> tuple[int, int]:
+    """Two parallelism constants whose product is the number of devices; one of them may be -1, the rest.
+
+    Raises:
+        UserError: they do not divide the devices.
+    """
+    sizes = [globals()[name] for name in names]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = num_devices // -math.prod(sizes)
+    if -1 in sizes or math.prod(sizes) != num_devices:
+        given = " and ".join(f"{name}={globals()[name]}" for name in names)
+        raise UserError(
+            f"{given}: their product must be the number of devices they share, {num_devices}; "
+            "set one of them to -1"
+        )
+    return sizes[0], sizes[1]
+
+
+def plan_devices(hf: transformers.LlamaConfig, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+    """Who trains where and who generates where.
+
+    Args:
+        hf: the checkpoint's config; its heads have to be split among the chips, too.
+        devices: all of them.
+
+    Returns:
+        The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
+
+    Raises:
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide.
+    """
+    trainer, sampler = split_devices(devices)
+    names = ("TRAINER_FSDP", "TRAINER_TENSOR_PARALLEL")
+    fsdp, trainer_tensor = fill_parallelism(len(trainer), names)
+    if hf.num_key_value_heads % trainer_tensor:
+        raise UserError(
+            f"TRAINER_TENSOR_PARALLEL={trainer_tensor}: must divide the {hf.num_key_value_heads} key/value "
+            "heads of MODEL"
+        )
+    sequences = (TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE) * NUM_GENERATIONS
+    if sequences % fsdp:
+        raise UserError(
+            f"TRAINER_FSDP={fsdp}: must divide the {sequences} sequences of a gradient pass, "
+            f"(TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE={BATCH_SIZE}) x "
+            f"NUM_GENERATIONS={NUM_GENERATIONS}; change one of them"
+        )
+    if ROLLOUT_ENGINE != "vllm":
+        return trainer, None
+    names = ("SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL")
+    data, tensor = fill_parallelism(len(sampler), names)
+    kv = hf.num_key_value_heads
+    if hf.num_attention_heads % tensor or (kv % tensor and tensor % kv):  # vLLM repeats too few kv heads
+        raise UserError(
+            f"SAMPLER_TENSOR_PARALLEL={tensor}: must divide the {hf.num_attention_heads} heads of MODEL, and "
+            f"divide its {kv} key/value heads or be a multiple of them; set SAMPLER_DATA_PARALLEL=-1 and a "
+            "smaller SAMPLER_TENSOR_PARALLEL"
+        )
+    return trainer, jax.sharding.Mesh(np.array(sampler).reshape(data, tensor), ("data", "model"))
+
+
+def vllm_rollout_config(folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling of `generation_config`.
+
+    No `seed` for a request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group
+    equal. The engine's own seed runs through the whole run.
+    """
+    return dict(
+        return_logprobs=True,  # unasked, vLLM returns none
+        data_parallel_size=rollout_mesh.shape["data"],
+        tensor_parallel_size=rollout_mesh.shape["model"],
+        rollout_vllm_model_version=str(folder),
+        rollout_vllm_hbm_utilization=HBM_UTILIZATION_VLLM,
+        rollout_vllm_tpu_backend_type="jax",
+        rollout_vllm_kwargs={
+            "dtype": DTYPE,
+            "seed": SEED,
+            "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
+        },
+        rollout_vllm_sampling_kwargs={"prompt_logprobs": None},  # Tunix asks for them and throws them away
+    )
 
 
 def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cluster_lib.RLCluster:
@@ -814,19 +947,21 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
 
     If RUN_DIR holds a checkpoint, Tunix puts its weights and Adam moments into the actor here.
     """
-    trainer_devices, sampler_devices = split_devices()
+    trainer_devices, rollout_mesh = plan_devices(hf, jax.devices())
     config = to_maxtext_config(hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS)
     actor, mesh = load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
     reference = copy_of(actor) if BETA else None
 
     if ROLLOUT_ENGINE == "vllm":
-        rollout_engine = "vllm"
-        rollout_mesh = jax.sharding.Mesh(np.array(sampler_devices).reshape(1, -1), ("fsdp", "tp"))
+        from vllm_rollout import VllmRollout  # needs the TPU packages
+
+        rollout_engine = functools.partial(VllmRollout, maxtext_config=config, actor_mesh=mesh)
+        engine_config = vllm_rollout_config(folder, rollout_mesh)
     else:
         rollout_engine = functools.partial(
             MaxTextRollout, maxtext_config=config, current_step=lambda: cluster.global_steps, seed=SEED
         )
-        rollout_mesh = mesh
+        rollout_mesh, engine_config = mesh, {}
     role = rl_cluster_lib.Role
     cluster = rl_cluster_lib.RLCluster(
         actor=actor,
@@ -836,12 +971,7 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
             role_to_mesh={role.ACTOR: mesh, role.REFERENCE: mesh, role.ROLLOUT: rollout_mesh},
             role_to_logical_axis_rule={r: config.logical_axis_rules for r in (role.ACTOR, role.REFERENCE)},
             rollout_engine=rollout_engine,
-            rollout_config=RolloutConfig(
-                **generation_config("train"),
-                rollout_vllm_model_version=str(folder),
-                rollout_vllm_hbm_utilization=HBM_UTILIZATION_VLLM,
-                rollout_vllm_tpu_backend_type="jax",
-            ),
+            rollout_config=RolloutConfig(**generation_config("train"), **engine_config),
             training_config=rl_cluster_lib.RLTrainingConfig(
                 actor_optimizer=make_optimizer(),
                 max_steps=num_steps() * NUM_ITERATIONS,  # Tunix counts optimizer updates
@@ -870,6 +1000,10 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
     # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
     # above it still stops at max_steps.
     cluster.actor_trainer.config.max_steps = None
+    if ROLLOUT_ENGINE == "vllm" and cluster.actor_trainer.train_steps:
+        # Tunix restores a checkpoint after it has given vLLM the starting weights, and would not sync before
+        # the next step's end: both that step's answers and an evaluation would be the untrained model's.
+        cluster.rollout.update_params(nnx.state(cluster.actor_trainer.model, nnx.Param))
     return cluster
 
 
@@ -1132,9 +1266,11 @@ def run(arguments: list[str]) -> None:
             import vllm  # noqa: F401
         except ImportError:
             raise UserError(
-                "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages, "
-                "or set ROLLOUT_ENGINE=maxtext"
+                "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
+                "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
             ) from None
+    initialize_pathways()
+    plan_devices(hf, jax.devices())  # refuses before anything is written
     open_run_dir(constants)
     train_rows = make_prompts(tokenizer, train_questions, train_source)
     test_rows = make_prompts(tokenizer, test_questions[:NUM_TEST_QUESTIONS], test_source)

@@ -27,6 +27,12 @@ from tunix.rl import common as rl_common
 from tunix.rl.rollout import base_rollout
 
 
+def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    """A key or a counter of that shape; decoding without dropout never draws from it."""
+    is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
+    return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
+
+
 class MaxTextRollout(base_rollout.BaseRollout):
     """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
 
@@ -71,7 +77,8 @@ class MaxTextRollout(base_rollout.BaseRollout):
                     rngs=nnx.Rngs(params=0, dropout=1),
                 )
             )
-        self._graphdef, _, self._cache, self._rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
+        self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
+        self._rest = jax.tree.map(unused_random_state, rest)
         self._generate = jax.jit(self._prefill_and_decode, static_argnames=("sampling", "max_tokens"))
 
     def _prefill_and_decode(self, params, rest, prompts, key, sampling, max_tokens):

@@ -47,7 +47,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
         ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
         ("LEARNING_RATE=-1.0", ["LEARNING_RATE=-1.0"]),
         ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild", "greedy, standard, liberal"]),
-        ("ROLLOUT_ENGINE=vllm", ["ROLLOUT_ENGINE=vllm", "vllm is not installed"]),
+        ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
         ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
         ("WARMUP_FRACTION=2.0", ["WARMUP_FRACTION=2.0", "at most 1"]),

@@ -3,11 +3,15 @@
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.index
 def test_requirements_are_compiled_from_pyproject(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copy(ROOT / "requirements.txt", tmp_path)  # versions stay as they are, unless they no longer fit
@@ -20,8 +24,29 @@ def test_requirements_are_compiled_from_pyproject(tmp_path):
     assert fresh == committed, "run `make requirements`"
 
 
-def test_every_requirement_is_pinned_with_hashes():
-    blocks = (ROOT / "requirements.txt").read_text().split("\n    # via")[:-1]
+@pytest.mark.index
+def test_the_tpu_requirements_resolve_to_the_committed_file(tmp_path):
+    names = ("requirements-tpu.in", "requirements-tpu.overrides.txt", "requirements-tpu.txt")
+    for name in names:
+        shutil.copy(ROOT / name, tmp_path)  # versions stay as they are, unless they no longer fit
+    command = [Path(sys.executable).parent / "uv", "pip", "compile", names[0], "--overrides", names[1],
+               "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_31", "--generate-hashes",
+               "--no-emit-index-url", "--custom-compile-command", "make requirements-tpu", "--quiet",
+               "--output-file", names[2]]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    fresh, committed = ((d / names[2]).read_text() for d in (tmp_path, ROOT))
+    assert fresh == committed, "run `make requirements-tpu`"
+
+
+@pytest.mark.parametrize("package", ["google-tunix", "maxtext", "optax", "orbax-checkpoint", "grain"])
+def test_both_sets_have_the_version_that_the_tests_run_with(package):
+    for name in ("requirements.txt", "requirements-tpu.txt"):
+        assert f"\n{package}=={version(package)} " in (ROOT / name).read_text(), name
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-tpu.txt"])
+def test_every_requirement_is_pinned_with_hashes(name):
+    blocks = (ROOT / name).read_text().split("\n    # via")[:-1]
     assert len(blocks) > 100
     for block in blocks:
         assert "==" in block and "--hash=sha256:" in block

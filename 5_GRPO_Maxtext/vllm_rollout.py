@@ -1,0 +1,81 @@
+"""Generation by vLLM on a TPU: Tunix's engine, with the weights of a MaxText Llama pushed into it.
+
+The engine holds a Llama of its own (tpu-inference's, in JAX) on its own devices; after every step Tunix
+sends it the trained weights, by the map of vllm_weights.py. Imported only when `ROLLOUT_ENGINE=vllm`: it
+needs the packages of requirements-tpu.txt.
+
+Three things are done otherwise than by Tunix 0.1.7's own `VllmRollout`, each of which would fail or spoil
+learning silently: special tokens are left out of the text (with "<|eot_id|>" at its end no answer is well
+formed); log-probs of the old policy come from the trainer (Tunix hands out the sampler's, of whatever was
+generated last); a weight that the map does not reach is an error.
+"""
+
+import dataclasses
+
+import jax
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+from tpu_inference.utils import get_padded_head_dim
+from tunix.rl import common as rl_common
+from tunix.rl.rollout import base_rollout, vllm_rollout
+from vllm_weights import check_mapping, engine_mapping
+
+
+class VllmRollout(vllm_rollout.VllmRollout):
+    """Tunix's vLLM engine for a MaxText actor.
+
+    Args:
+        rollout_actor: `TunixMaxTextAdapter` around the actor; Tunix passes the one it trains.
+        tokenizer: Tunix's `TokenizerAdapter`.
+        mesh: devices that generate; vLLM builds a mesh of its own over them.
+        rollout_config: Tunix's `RolloutConfig` of the training rollouts.
+        maxtext_config: the actor's MaxText config.
+        actor_mesh: devices that train.
+    """
+
+    def __init__(
+        self,
+        rollout_actor,
+        tokenizer,
+        mesh: jax.sharding.Mesh,
+        rollout_config: base_rollout.RolloutConfig,
+        *,
+        maxtext_config,
+        actor_mesh: jax.sharding.Mesh,
+    ):
+        self._actor = rollout_actor
+        self._actor_mesh = actor_mesh
+        self._rules = maxtext_config.logical_axis_rules
+        self._temperature = rollout_config.temperature
+        mapping = engine_mapping(rollout_actor, get_padded_head_dim(maxtext_config.head_dim))
+        config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
+        super().__init__(rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config)
+        parameters = self._sampler.transformer_state.filter(nnx.Param)  # without the engine's random keys
+        check_mapping(mapping.to_hf_mappings, nnx.state(rollout_actor, nnx.Param), parameters)
+
+    def generate(
+        self, prompts: list[str], rollout_config: base_rollout.RolloutConfig, **kwargs
+    ) -> base_rollout.RolloutOutput:
+        """Samples one completion for each prompt.
+
+        Returns:
+            `RolloutOutput`: `text` without special tokens; `tokens`, unpadded, with the end-of-sequence
+            token; `logprobs` of the tokens as they were drawn (temperature, top-k and top-p applied).
+        """
+        output = super().generate(prompts, rollout_config, **kwargs)
+        text = [self._sampler.tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
+        return dataclasses.replace(output, text=text)
+
+    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
+        """Log-probs [B, T] of the completions under the trainer's weights, at the sampling temperature."""
+        graphdef, state = nnx.split(self._actor)
+        with self._actor_mesh, nn_partitioning.axis_rules(self._rules):
+            return rl_common.compute_per_token_logps(
+                graphdef,
+                state,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                pad_id=self.pad_id(),
+                eos_id=self.eos_id(),
+                temperature=self._temperature,
+            )

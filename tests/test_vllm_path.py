@@ -1,0 +1,297 @@
+"""The vLLM path as far as it goes without vLLM: devices, Tunix's options, and where each weight lands.
+
+What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, an environment of its own).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpo_llama3_1_8b_demo as demo
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+from flax import nnx
+from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
+from maxtext.utils import maxtext_utils, model_creation_utils
+from tunix.generate.utils import transfer_state_with_mappings
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from vllm_weights import check_mapping, engine_mapping
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
+    hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    rope_parameters=dict(
+        rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tpu_column():
+    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct"])
+    yield
+    demo.configure([])
+
+
+# --- devices
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "trainer", "data", "model"),
+    [  # v5p-8 has 4 chips, v6e-8 has 8
+        (4, {}, range(2), 1, 2),
+        (8, {}, range(4), 1, 4),
+        (8, dict(TRAINER_DEVICES_FRACTION=0.25, SAMPLER_DEVICES_FRACTION=0.75, SAMPLER_TENSOR_PARALLEL=2,
+                 SAMPLER_DATA_PARALLEL=-1), range(2), 3, 2),
+        (8, dict(TRAINER_DEVICES_FRACTION=1.0, SAMPLER_DEVICES_FRACTION=1.0), range(8), 1, 8),
+        (32, dict(TRAINER_TENSOR_PARALLEL=2), range(16), 1, 16),  # 16 chips, 8 key/value heads: repeated
+        (1, {}, range(1), 1, 1),
+        (8, dict(ROLLOUT_ENGINE="maxtext"), range(8), None, None),
+    ],
+)  # fmt: skip
+def test_devices_are_split_between_trainer_and_sampler(monkeypatch, count, settings, trainer, data, model):
+    for name, value in settings.items():
+        monkeypatch.setattr(demo, name, value)
+    devices, mesh = demo.plan_devices(LLAMA_8B, list(range(count)))  # any objects will do
+    assert devices == list(trainer)
+    if data is None:
+        assert mesh is None
+        return
+    assert dict(mesh.shape) == {"data": data, "model": model}
+    assert mesh.devices.flatten().tolist() == list(range(count))[-data * model :]
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "words"),
+    [
+        (4, dict(TRAINER_DEVICES_FRACTION=0.3), "TRAINER_DEVICES_FRACTION=0.3: of 4 devices that is 1.2"),
+        (8, dict(SAMPLER_DEVICES_FRACTION=0.05), "SAMPLER_DEVICES_FRACTION=0.05: of 8 devices that is 0.4"),
+        (4, dict(SAMPLER_DEVICES_FRACTION=0.75), "SAMPLER_DEVICES_FRACTION=0.75 add up to more than 1"),
+        (8, dict(TRAINER_FSDP=3), "TRAINER_FSDP=3 and TRAINER_TENSOR_PARALLEL=1: .* 4; set one"),
+        (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=3"),
+        (8, dict(TRAINER_TENSOR_PARALLEL=-1), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=-1"),
+        (8, dict(SAMPLER_TENSOR_PARALLEL=3), "SAMPLER_DATA_PARALLEL=1 and SAMPLER_TENSOR_PARALLEL=3"),
+        (6, dict(NUM_GENERATIONS=9), "SAMPLER_TENSOR_PARALLEL=3: must divide the 32 heads"),
+        (96, dict(NUM_GENERATIONS=48), "SAMPLER_TENSOR_PARALLEL=48: must divide the 32 heads"),
+        (6, dict(SAMPLER_TENSOR_PARALLEL=1, SAMPLER_DATA_PARALLEL=3), "TRAINER_FSDP=3: .* the 8 sequences"),
+        (32, {}, "TRAINER_FSDP=16: must divide the 8 sequences"),
+        (32, dict(TRAINER_FSDP=1, TRAINER_TENSOR_PARALLEL=16), "TRAINER_TENSOR_PARALLEL=16: .* 8 key/value"),
+    ],
+)
+def test_devices_that_do_not_divide_are_refused_by_name(monkeypatch, count, settings, words):
+    for name, value in settings.items():
+        monkeypatch.setattr(demo, name, value)
+    with pytest.raises(demo.UserError, match=words):
+        demo.plan_devices(LLAMA_8B, list(range(count)))
+
+
+ON_8_DEVICES = """
+import sys
+import numpy as np
+import grpo_llama3_1_8b_demo as demo
+import jax, jax.numpy as jnp
+
+demo.configure(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_FSDP=2", "TRAINER_TENSOR_PARALLEL=-1",
+                "SAMPLER_DATA_PARALLEL=2"])
+demo.initialize_pathways()
+assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
+folder, hf = demo.load_hf_config("tiny_llama")
+devices, rollout_mesh = demo.plan_devices(hf, jax.devices())
+golden = np.load(sys.argv[1])
+config = demo.to_maxtext_config(hf, len(golden["tokens"]), 20, 4)
+adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0, devices=devices)
+assert (mesh.shape["fsdp"], mesh.shape["tensor"], mesh.size) == (2, 2, 4), mesh
+assert not set(mesh.devices.flatten()) & set(rollout_mesh.devices.flatten())
+assert dict(rollout_mesh.shape) == {"data": 2, "model": 2}, rollout_mesh
+kernel = adapter.base.decoder.layers.mlp.wi_0.kernel[...]  # [embed, layers, mlp]
+assert kernel.sharding.shard_shape(kernel.shape) == (48, 3, 128), kernel.sharding
+with mesh:
+    logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
+np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=1e-4 * golden["logits"].std())
+"""  # the tolerance: as in test_load_llama.py
+
+
+def python(code, *arguments, **environment):
+    path = os.pathsep.join([str(demo.HERE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_on_8_devices_the_trainer_takes_4_and_still_computes_the_logits_of_transformers():
+    done = python(
+        ON_8_DEVICES, GOLDEN / "tiny_llama.npz", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+WITH_PATHWAYS = """
+import sys
+import grpo_llama3_1_8b_demo as demo
+import jax
+
+assert not {"vllm", "tpu_inference", "vllm_rollout"} & set(sys.modules)  # TPU packages: only when asked for
+print(jax.config.jax_enable_compilation_cache)
+demo.initialize_pathways()
+print(jax.config.jax_enable_compilation_cache)
+"""
+
+
+def test_in_a_pathways_environment_pathwaysutils_takes_over():
+    """It switches JAX's compilation cache off; Pathways has one of its own."""
+    done = python(WITH_PATHWAYS, JAX_PLATFORMS="proxy,cpu")
+    assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
+
+
+def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if not installed, wherever this test runs
+    with pytest.raises(demo.UserError, match=r"vllm is not installed.*requirements-tpu.txt"):
+        demo.run(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"])
+    assert not list(tmp_path.iterdir())
+
+
+# --- Tunix's options
+
+
+def test_tunix_knows_every_option_that_is_set():
+    mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
+    options = demo.vllm_rollout_config(Path("folder"), mesh)
+    config = RolloutConfig(**demo.generation_config("train"), **options)  # an unknown field: TypeError
+    for name, value in options.items():
+        assert getattr(config, name) == value
+    assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
+    assert config.return_logprobs
+    assert config.seed is None and "seed" not in config.rollout_vllm_sampling_kwargs
+    assert config.rollout_vllm_kwargs["dtype"] == "bfloat16"
+
+
+# --- weights
+
+
+def abstract_actor(hf):
+    """The MaxText model under Tunix's adapter, all shapes and no memory."""
+    config = demo.to_maxtext_config(hf, 16, 256, 768)
+    mesh = maxtext_utils.get_mesh_from_config(config)
+    with mesh:
+        return nnx.eval_shape(
+            lambda: TunixMaxTextAdapter(
+                model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(0)), pad_id=0
+            )
+        )
+
+
+def engine_state(shapes, make):
+    """A state like the engine's: parameters by dotted name; layer numbers are integers, as in nnx lists."""
+    return nnx.State.from_flat_path(
+        {
+            tuple(int(part) if part.isdigit() else part for part in name.split(".")): nnx.Param(make(shape))
+            for name, shape in shapes.items()
+        }
+    )
+
+
+def empty(shape):
+    return jax.ShapeDtypeStruct(shape, "bfloat16")
+
+
+def transfer(source, target, mapping):
+    transfer_state_with_mappings(
+        source,
+        target,
+        key_mappings=mapping.to_hf_mappings,
+        key_mapping_hook_fns=mapping.to_hf_hook_fns,
+        transpose_keys=mapping.to_hf_transpose_keys,
+    )
+    return {".".join(map(str, path)): leaf[...] for path, leaf in target.flat_state()}
+
+
+@pytest.fixture(scope="module")
+def llama_8b():
+    """Abstract actor and engine of Llama 3.1 8B; vllm_engine.py compares the JSON file with the engine."""
+    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct", "ATTENTION=dot_product"])
+    shapes = json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
+    assert sum(map(np.prod, shapes.values())) == 8_030_261_248
+    return abstract_actor(LLAMA_8B), shapes
+
+
+def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(llama_8b):
+    actor, shapes = llama_8b
+    source, mapping = nnx.state(actor, nnx.Param), engine_mapping(actor, 128)
+    assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(source)) == 8_030_261_248
+    check_mapping(mapping.to_hf_mappings, source, engine_state(shapes, empty))
+
+    def move(source):  # Tunix's own transfer, traced; what it does not fill is still `empty` and no tracer
+        moved = transfer(source, engine_state(shapes, empty), mapping)
+        assert all(isinstance(leaf, jax.core.Tracer) for leaf in moved.values())
+        return moved
+
+    moved = jax.eval_shape(move, source)
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in moved.items()} == {
+        name: (tuple(shape), "bfloat16") for name, shape in shapes.items()
+    }
+
+
+def renamed(names, old, new):
+    return {key: ((new, axes) if name == old else (name, axes)) for key, (name, axes) in names.items()}
+
+
+FAULTS = {
+    "model.norm.scale": lambda names: {k: v for k, v in names.items() if "decoder_norm" not in k},
+    "model.layers.0.mlp.up_proj": lambda names: renamed(
+        names, "model.layers.*.mlp.up_proj.kernel", "model.layers.*.mlp.gate_proj.kernel"
+    ),
+    "logits_dense": lambda names: renamed(names, "model.lm_head", "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("named", FAULTS)
+def test_a_map_with_a_hole_is_refused(llama_8b, named):
+    actor, shapes = llama_8b
+    names = FAULTS[named](engine_mapping(actor, 128).to_hf_mappings)
+    with pytest.raises(ValueError, match=f"misses.*{named}"):
+        check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes, empty))
+
+
+@pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings"])
+def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
+    """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
+    for setting, value in dict(DTYPE="float32", ATTENTION="dot_product", REMAT_POLICY="none").items():
+        setattr(demo, setting, value)
+    folder, hf = demo.load_hf_config(str(GOLDEN / name))
+    adapter, _ = demo.load_llama(folder, hf, demo.to_maxtext_config(hf, 1, 4, 4), pad_id=0)
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    E, H = hf.hidden_size, hf.head_dim
+    pad = ((0, 0), (0, 0), (0, 128 - H))
+    expected = {"model.embed.embedding": weights["model.embed_tokens.weight"],
+                "model.norm.scale": weights["model.norm.weight"]}  # fmt: skip
+    if not hf.tie_word_embeddings:
+        expected["model.lm_head"] = weights["lm_head.weight"].T
+    for i in range(hf.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            expected[f"{layer}{part}.scale"] = weights[f"{layer}{part}.weight"]
+        for part in ("gate", "up", "down"):
+            expected[f"{layer}mlp.{part}_proj.kernel"] = weights[f"{layer}mlp.{part}_proj.weight"].T
+        for part in "qkv":
+            kernel = weights[f"{layer}self_attn.{part}_proj.weight"].T.reshape(E, -1, H)  # [E, heads, H]
+            expected[f"{layer}self_attn.{part}_proj.kernel"] = np.pad(kernel, pad)
+        kernel = weights[f"{layer}self_attn.o_proj.weight"].T.reshape(-1, H, E)  # [heads, H, E]
+        expected[f"{layer}self_attn.o_proj.kernel"] = np.pad(kernel, ((0, 0), (0, 128 - H), (0, 0)))
+
+    shapes = {name: array.shape for name, array in expected.items()}
+    target = engine_state(shapes, lambda shape: np.full(shape, np.nan, np.float32))
+    mapping, source = engine_mapping(adapter, 128), nnx.state(adapter, nnx.Param)
+    check_mapping(mapping.to_hf_mappings, source, target)
+    moved = transfer(source, target, mapping)
+    for name, array in expected.items():
+        # float32: the query is divided by sqrt(H) on the way in and multiplied on the way out
+        np.testing.assert_allclose(moved[name], array, rtol=1e-6, err_msg=name)

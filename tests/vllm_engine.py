@@ -1,0 +1,177 @@
+"""The main script with the real vLLM engine, on a CPU: `make test-vllm` (an environment of its own, large).
+
+Everything but the attention kernel is what runs on a TPU: see vllm_cpu_shim.py. The model is the tiny Llama;
+its heads of 24 are padded to 128, as the engine does with any width it has no kernel for.
+"""
+
+import vllm_cpu_shim  # isort: skip  (before JAX)
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import grpo_llama3_1_8b_demo as demo
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tpu_inference.layers.jax.pp_utils as pp_utils
+import tpu_inference.models.jax.llama3 as engine_llama3
+from flax import nnx
+from rollout import MaxTextRollout
+from test_vllm_path import GOLDEN, LLAMA_8B
+
+SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
+            "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0", "LEARNING_RATE=3e-3"]  # fmt: skip
+TOLERANCE = 1e-4  # of a log-prob: float32, two programs that sum in another order; 4e-6 seen
+
+
+class Session:
+    """A cluster with its engine, and the questions it is asked."""
+
+    def __init__(self, run_dir):
+        demo.configure([*SETTINGS, f"RUN_DIR={run_dir}"])
+        folder, hf = demo.load_hf_config(demo.MODEL)
+        self.tokenizer = demo.load_tokenizer(folder)
+        questions, _ = demo.read_questions("tiny_gsm8k", "test")
+        self.rows = demo.make_prompts(self.tokenizer, questions[:64], "tiny_gsm8k")
+        self.cluster = demo.make_cluster(folder, hf, self.tokenizer)
+        self.config = demo.to_maxtext_config(hf, 64, demo.MAX_PROMPT_LENGTH, demo.TOTAL_GENERATION_STEPS)
+
+    def ask(self, rollout, sampling):
+        prompts = [row["prompts"] for row in self.rows]
+        seed = jax.random.key(0) if rollout is not self.cluster.rollout else None
+        return rollout.generate(prompts, demo.RolloutConfig(**demo.generation_config(sampling), seed=seed))
+
+    def by_rollout_py(self):
+        """Greedy answers of the trainer's own model, decoded by rollout.py."""
+        cluster = self.cluster
+        rollout = MaxTextRollout(
+            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[demo.rl_cluster_lib.Role.ACTOR],
+            demo.RolloutConfig(**demo.generation_config("greedy")),
+            maxtext_config=self.config, current_step=lambda: 0, seed=0,
+        )  # fmt: skip
+        return self.ask(rollout, "greedy")
+
+    def trainer_logps(self, output):
+        """Log-probs of the answers under the trainer's weights; a list of arrays."""
+        T = demo.TOTAL_GENERATION_STEPS
+        completions = np.full((len(output.tokens), T), self.tokenizer.pad_token_id, np.int32)
+        for row, tokens in zip(completions, output.tokens):
+            row[: len(tokens)] = tokens
+        logps = self.cluster.rollout.get_per_token_logps(
+            jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
+        )
+        return [np.asarray(row)[: len(tokens)] for row, tokens in zip(logps, output.tokens)]
+
+
+def largest_difference(logps, others):
+    return max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(logps, others, strict=True))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir):
+    """Before and after two steps of GRPO."""
+    session = Session(run_dir)
+    session.before = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
+    session.samples = [session.ask(session.cluster.rollout, "train") for _ in range(2)]
+    session.logps = session.trainer_logps(session.samples[0])
+    session.log = demo.train(session.cluster, session.rows)
+    session.after = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
+    return session
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_greedy_answers_are_those_of_the_trainers_model(trained, when):
+    """rollout.py decodes the same weights with another program: prompts, weights, rope, cache agree."""
+    engine, own = getattr(trained, when)
+    assert engine.text == own.text
+    for a, b in zip(engine.tokens, own.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(engine.left_padded_prompt_tokens, own.left_padded_prompt_tokens)
+
+
+def test_two_steps_of_training_change_what_the_engine_answers(trained):
+    assert [row["step"] for row in trained.log] == [1, 2]
+    before, after = trained.before[0].text, trained.after[0].text
+    assert sum(a != b for a, b in zip(before, after, strict=True)) >= 5  # of 64
+    # The untrained engine's answers have other log-probs under the trained weights.
+    assert largest_difference(trained.trainer_logps(trained.samples[0]), trained.logps) > 100 * TOLERANCE
+
+
+def test_log_probs_of_the_engine_are_those_of_the_trainer(trained):
+    assert largest_difference(trained.samples[0].logprobs, trained.logps) < TOLERANCE
+    new = trained.ask(trained.cluster.rollout, "train")
+    assert largest_difference(new.logprobs, trained.trainer_logps(new)) < TOLERANCE
+
+
+def test_answers_of_a_group_and_of_two_calls_differ(trained):
+    first, second = (sample.text for sample in trained.samples)
+    assert first != second
+    prompts = [trained.rows[0]["prompts"]] * 16
+    group = trained.cluster.rollout.generate(prompts, demo.RolloutConfig(**demo.generation_config("train")))
+    assert len(set(group.text)) > 1
+
+
+def test_answers_end_with_the_end_of_sequence_token_and_their_text_does_not(trained):
+    tokenizer = trained.tokenizer
+    ended = [tokens[-1] == tokenizer.eos_token_id for tokens in trained.samples[0].tokens]
+    assert np.mean(ended) > 0.5
+    assert not any(tokenizer.eos_token in text for text in trained.samples[0].text)
+
+
+def test_a_request_with_a_seed_is_refused(trained):
+    with pytest.raises(ValueError, match="seed"):
+        config = demo.RolloutConfig(**demo.generation_config("train"), seed=1)
+        trained.cluster.rollout.generate([trained.rows[0]["prompts"]], config)
+
+
+def test_a_resumed_run_generates_with_the_restored_weights(trained, run_dir):
+    resumed = Session(run_dir)
+    assert resumed.cluster.actor_trainer.train_steps == 2
+    assert resumed.ask(resumed.cluster.rollout, "greedy").text == trained.after[0].text
+
+
+def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
+    stage = types.SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1)
+    for module in (engine_llama3, pp_utils):
+        monkeypatch.setattr(module, "get_pp_group", lambda: stage)
+    settings = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            hf_config=LLAMA_8B, get_vocab_size=lambda: LLAMA_8B.vocab_size, dtype=jnp.bfloat16
+        ),
+        cache_config=types.SimpleNamespace(cache_dtype="auto"),
+        speculative_config=None,
+    )
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    with jax.set_mesh(mesh):
+        model = nnx.eval_shape(lambda: engine_llama3.LlamaForCausalLM(settings, jax.random.key(0), mesh))
+    state = nnx.state(model, nnx.Param).flat_state()
+    shapes = {".".join(map(str, path)): list(leaf.shape) for path, leaf in state}
+    assert shapes == json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
+
+
+def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path):
+    """Evaluate, train, evaluate, report: weights cross from a mesh of FSDP 2 to one of tensor parallel 2."""
+    code = "import vllm_cpu_shim, grpo_llama3_1_8b_demo as demo; demo.main()"
+    path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(demo.HERE)])
+    flags = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SETTINGS, "NUM_TEST_QUESTIONS=64", f"RUN_DIR={tmp_path}"],
+        env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["steps"] == 2
+    before, after = (json.loads((tmp_path / f"{when}.json").read_text()) for when in ("before", "after"))
+    assert before["completions"] != after["completions"]
+    # The shipped model answers about four in ten right; with wrong weights it would be none.
+    assert before["greedy_answer_accuracy"] > 0.2
