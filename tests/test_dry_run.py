@@ -1,9 +1,9 @@
 """DRY_RUN=True: a verdict on any machine, nothing written, one line for what would stop the run."""
 
 import importlib.metadata
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grpo_llama3_1_8b_demo as demo
@@ -29,12 +29,13 @@ def refuse():
 
 
 def test_the_eight_b_job_gets_its_verdict_on_a_laptop_in_under_a_minute(tmp_path):
-    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run(
         [sys.executable, SCRIPT, *EIGHT_B, f"DATA_DIR={tmp_path}"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 60
+    # of the processor: the clock would measure who else is at work (8 s seen, 28 to 56 on a busy machine)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 30
     said = done.stdout
     assert said.splitlines()[-1].startswith("dry run  nothing was found that would stop the run")
     # LlamaConfig's own arithmetic, layer by layer
