@@ -1360,16 +1360,20 @@ def plan_model(model: str) -> tuple[Path | None, transformers.LlamaConfig, str]:
     if find_path(model).is_dir():
         folder, hf = load_hf_config(model)
         return folder, hf, f"{folder}"
-    if not reachable(huggingface_hub.constants.ENDPOINT):
-        if model != LLAMA_3_1_8B:
-            raise UserError(
-                f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
-            )
-        source = (
-            f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+    if reachable(huggingface_hub.constants.ENDPOINT):
+        return (*load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(model, "config.json")
+    except huggingface_hub.errors.HFValidationError:  # rather a path than a name
+        cached = None
+    if isinstance(cached, str):
+        return (*load_hf_config(str(Path(cached).parent)), f"{model}, downloaded earlier")
+    if model != LLAMA_3_1_8B:
+        raise UserError(
+            f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
         )
-        return None, llama_3_1_8b_config(), source
-    return (*load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+    return None, llama_3_1_8b_config(), source
 
 
 def count_parameters(hf: transformers.LlamaConfig) -> int:

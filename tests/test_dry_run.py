@@ -1,6 +1,7 @@
 """DRY_RUN=True: a verdict on any machine, nothing written, one line for what would stop the run."""
 
 import importlib.metadata
+import importlib.util
 import resource
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop_in_under_a_minute(tmp_path
         assert "compiled (assets/fit_check.csv)" in line and f"of {gib} GiB a chip" in line
     assert "v5p-64   no: TRAINER_FSDP=32" in said  # 16 sequences do not divide among 32 chips
     assert not list(tmp_path.iterdir())
+
+
+def test_constants_that_were_not_compiled_get_a_lower_bound(tmp_path, capsys):
+    if importlib.util.find_spec("libtpu"):
+        pytest.skip("libtpu is installed here: they are compiled")
+    demo.run([*EIGHT_B, "TOTAL_GENERATION_STEPS=512", f"DATA_DIR={tmp_path}"])
+    # float32 weights before and after, two moments, the reference: 20 bytes a parameter over 8 chips
+    least = 20 * 8_030_261_248 / 8 / 2**30
+    assert f"8 of 8 chips train: not compiled: at least {least:.1f} of 31.24" in capsys.readouterr().out
 
 
 def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
