@@ -5,7 +5,7 @@ PYTHON ?= python3.12
 BIN := .venv/bin
 REQUIREMENTS := requirements.txt
 
-.PHONY: setup demo test test-slow test-vllm lint benchmark requirements requirements-tpu
+.PHONY: setup demo test test-slow test-vllm lint benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -41,10 +41,22 @@ lint: setup
 benchmark: setup
 	$(BIN)/python benchmarks/grpo_step_against_trl.py PEER=$(PEER)
 
+# Does the 8 B job fit a TPU? Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
+fit-check: .venv-fit/installed
+	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py
+
+.venv-fit/installed: requirements-fit.txt .venv/installed
+	$(PYTHON) -m venv .venv-fit
+	.venv-fit/bin/python -m pip install --quiet --require-hashes --requirement requirements-fit.txt
+	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-fit/lib/python3.12/site-packages/default.pth
+	touch $@
+
 # After a change in pyproject.toml. Versions already in requirements.txt stay where they can.
 requirements: setup
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)
+	$(BIN)/uv pip compile --group fit --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make requirements" --quiet --output-file requirements-fit.txt
 
 # After a change in requirements-tpu.in: folder 5 on a TPU VM. libtpu's wheels ask for glibc 2.31.
 requirements-tpu: setup

@@ -23,12 +23,16 @@ import csv
 import difflib
 import errno
 import functools
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -53,12 +57,13 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import transformers
+from etils import epath
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
 from maxtext.configs import pyconfig
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
-from maxtext.utils import model_creation_utils
+from maxtext.utils import maxtext_utils, model_creation_utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import binomtest
@@ -91,6 +96,7 @@ TEST_DATASET = ""  # empty: the test split of DATASET; or a JSON/JSONL file
 DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps gsm8k
 RUN_DIR = ""  # empty: runs/grpo_llama3_1_8b_demo/<time>; a folder with a checkpoint in it: go on from there
 SEED = 0  # weights come from MODEL; the seed orders the questions and draws the answers
+DRY_RUN = False  # True: check everything that can be checked, say what would happen, and stop
 
 #                                     laptop column: MODEL's hidden size is below 1,024 (tiny Llama, CPU)
 #                                     TPU column:    Llama 3.1 8B on a TPU VM
@@ -126,7 +132,7 @@ B2 = 0.99  # ... and of its square
 WEIGHT_DECAY = 0.1  # AdamW's
 WARMUP_FRACTION = 0.1  # share of all steps
 MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it
-TRAIN_MICRO_BATCH_SIZE = Pair(0, 1)  # prompts a gradient pass, accumulated over the batch; 0: all at once
+TRAIN_MICRO_BATCH_SIZE = 0  # prompts a gradient pass, accumulated: takes memory, too; 0: all at once
 
 # --- evaluation
 EVAL_CONFIG = "standard"  # the sampled figures use this entry; the greedy figure always uses "greedy"
@@ -141,6 +147,9 @@ NUM_PASSES = 1  # sampled answers a question; above 1 the report adds pass@k and
 # --- checkpoints and logs (all under RUN_DIR)
 SAVE_INTERVAL_STEPS = Pair(50, 500)  # steps between checkpoints
 MAX_TO_KEEP = 4  # checkpoints kept
+CHECKPOINT_DIR = (
+    ""  # empty: RUN_DIR; or another folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name
+)
 
 # --- model and devices
 DTYPE = Pair("float32", "bfloat16")  # of activations
@@ -149,13 +158,13 @@ SCAN_LAYERS = Pair(False, True)  # True compiles one layer instead of 32; False 
 REMAT_POLICY = Pair("none", "full")  # full: recompute activations in the backward pass, to save memory
 ATTENTION = Pair("dot_product", "flash")
 ROLLOUT_ENGINE = Pair("maxtext", "vllm")  # who generates: rollout.py, or vLLM (TPU packages needed)
-TRAINER_DEVICES_FRACTION = 0.5  # vllm on several chips: the share that trains ...
-SAMPLER_DEVICES_FRACTION = 0.5  # ... and the share that generates; 1.0 and 1.0: both on all chips
+TRAINER_DEVICES_FRACTION = 1.0  # vllm on several chips: the share that trains ...
+SAMPLER_DEVICES_FRACTION = 1.0  # ... and the share that generates; 1.0 and 1.0: both on all chips
 TRAINER_FSDP = -1  # chips among which weights, moments and sequences are split; -1: all that are left
 TRAINER_TENSOR_PARALLEL = 1  # chips that share each matrix product of the trainer; -1: all that are left
 SAMPLER_DATA_PARALLEL = 1  # copies of the model in vLLM (it has no FSDP); -1: as many as fit
 SAMPLER_TENSOR_PARALLEL = -1  # chips that share each matrix product of a copy; -1: all that are left
-HBM_UTILIZATION_VLLM = 0.2  # share of a sampler chip's memory; what lies there already counts against it
+HBM_UTILIZATION_VLLM = 0.35  # share of a sampler chip's memory; what lies there already counts against it
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
 
@@ -264,6 +273,12 @@ def check_constants() -> None:
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "RUN_DIR"):
+        if globals()[name].startswith("gs://"):
+            raise UserError(
+                f"{name}={globals()[name]}: must be a local path, copy it here with `gcloud storage cp -r`; "
+                "only CHECKPOINT_DIR may lie in a bucket"
+            )
     if not TEST_DATASET and find_path(DATASET).is_file():
         raise UserError(
             f"TEST_DATASET is empty and DATASET={DATASET} is one file: the test would ask what was trained "
@@ -384,12 +399,16 @@ def make_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> lis
         with open(Path(RUN_DIR) / "too_long.csv", "a", newline="") as file:
             csv.writer(file).writerows((source, line, n) for line, n in too_long)
     if not kept:
-        shortest = min(n for _, n in too_long)
-        raise UserError(
-            f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH}: no question of {source} is that short; "
-            f"the shortest takes {shortest} tokens, raise it"
-        )
+        raise too_short_error(source, min(n for _, n in too_long))
     return kept
+
+
+def too_short_error(source: str, shortest: int) -> UserError:
+    """For a MAX_PROMPT_LENGTH that leaves no question."""
+    return UserError(
+        f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH}: no question of {source} is that short; "
+        f"the shortest takes {shortest} tokens, raise it"
+    )
 
 
 def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
@@ -408,8 +427,12 @@ def num_steps() -> int:
 
 
 # %% Model: any Llama-architecture checkpoint into MaxText ----------------------------------------------
-def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
+def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.LlamaConfig]:
     """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
+
+    Args:
+        model: MODEL.
+        weights: False leaves them on the hub, for a dry run.
 
     Raises:
         UserError: not found, not reachable, not a Llama, without weights, or with parts MaxText lacks.
@@ -419,7 +442,7 @@ def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
         try:
             folder = Path(
                 huggingface_hub.snapshot_download(
-                    model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]
+                    model, allow_patterns=["*.json", "*.jinja"] + ["*.safetensors"] * weights
                 )
             )
         except Exception as error:  # no network, no such name, no licence accepted: many types
@@ -430,7 +453,7 @@ def load_hf_config(model: str) -> tuple[Path, transformers.LlamaConfig]:
             ) from None
     if not (folder / "config.json").is_file():
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
-    if not list(folder.glob("*.safetensors")):
+    if weights and not list(folder.glob("*.safetensors")):
         raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
     hf = transformers.AutoConfig.from_pretrained(folder)
     rope_type = getattr(hf, "rope_parameters", {}).get("rope_type")
@@ -458,7 +481,9 @@ def load_tokenizer(folder: Path):
     return tokenizer
 
 
-def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int):
+def to_maxtext_config(
+    hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int, **machine: Any
+):
     """The MaxText config of a Llama with the sizes of `config.json`.
 
     Args:
@@ -466,6 +491,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
+        machine: MaxText settings for another machine than this one (tpu_fit_check.py compiles for a TPU).
     """
     rope = hf.rope_parameters
     set_rope_scaling(rope)
@@ -506,7 +532,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
     )
     try:
         return pyconfig.initialize(
-            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings
+            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings | machine
         )
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
@@ -813,6 +839,18 @@ def make_optimizer() -> optax.GradientTransformation:
     return optax.apply_if_finite(transform, max_consecutive_errors=1_000)
 
 
+def check_rollout_engine() -> None:
+    """Raises UserError if ROLLOUT_ENGINE asks for vLLM, and it is not installed."""
+    if ROLLOUT_ENGINE == "vllm":
+        try:
+            import vllm  # noqa: F401
+        except ImportError:
+            raise UserError(
+                "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
+                "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+            ) from None
+
+
 def initialize_pathways() -> None:
     """Joins the Pathways cluster whose environment this is; one process then drives the chips of all hosts.
 
@@ -828,6 +866,42 @@ def initialize_pathways() -> None:
             f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
             "one; use a TPU VM of one host (v5p-8, v6e-8), or Pathways (JAX_PLATFORMS=proxy)"
         )
+
+
+def checkpoint_root() -> str:
+    """Where checkpoints go: under RUN_DIR, or under its name in CHECKPOINT_DIR."""
+    if CHECKPOINT_DIR.startswith("gs://"):
+        return f"{CHECKPOINT_DIR.rstrip('/')}/{Path(RUN_DIR).name}"
+    if CHECKPOINT_DIR:
+        return str(Path(CHECKPOINT_DIR).resolve() / Path(RUN_DIR).name)
+    return str(Path(RUN_DIR).resolve() / "checkpoints")
+
+
+def make_training_config() -> rl_cluster_lib.RLTrainingConfig:
+    """Optimizer, batch sizes, checkpoints and logs, as Tunix's trainer takes them."""
+    return rl_cluster_lib.RLTrainingConfig(
+        actor_optimizer=make_optimizer(),
+        max_steps=num_steps() * NUM_ITERATIONS,  # Tunix counts optimizer updates
+        eval_every_n_steps=num_steps() * NUM_ITERATIONS,  # never: `evaluate` does it
+        mini_batch_size=BATCH_SIZE,
+        # None, not BATCH_SIZE: one part would still cost the accumulation's copy of the weights
+        train_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or None,
+        rollout_micro_batch_size=BATCH_SIZE,
+        compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE,
+        checkpoint_root_directory=checkpoint_root(),
+        checkpointing_options=ocp.CheckpointManagerOptions(
+            # Not `save_interval_steps`: that also saves after the very first update, which with
+            # NUM_ITERATIONS > 1 lies in the middle of a step, where no run can be resumed.
+            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(
+                SAVE_INTERVAL_STEPS * NUM_ITERATIONS
+            ),
+            max_to_keep=MAX_TO_KEEP,
+        ),
+        metrics_logging_options=metrics_logger.MetricsLoggerOptions(
+            log_dir=str(Path(RUN_DIR) / "tensorboard"), flush_every_n_steps=20
+        ),
+        data_sharding_axis=("fsdp",),
+    )
 
 
 def split_devices(devices: list) -> tuple[list, list]:
@@ -972,29 +1046,7 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
             role_to_logical_axis_rule={r: config.logical_axis_rules for r in (role.ACTOR, role.REFERENCE)},
             rollout_engine=rollout_engine,
             rollout_config=RolloutConfig(**generation_config("train"), **engine_config),
-            training_config=rl_cluster_lib.RLTrainingConfig(
-                actor_optimizer=make_optimizer(),
-                max_steps=num_steps() * NUM_ITERATIONS,  # Tunix counts optimizer updates
-                eval_every_n_steps=num_steps() * NUM_ITERATIONS,  # never: `evaluate` does it
-                mini_batch_size=BATCH_SIZE,
-                # None, not BATCH_SIZE: one part would still cost the accumulation's copy of the weights
-                train_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or None,
-                rollout_micro_batch_size=BATCH_SIZE,
-                compute_logps_micro_batch_size=TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE,
-                checkpoint_root_directory=str(Path(RUN_DIR).resolve() / "checkpoints"),
-                checkpointing_options=ocp.CheckpointManagerOptions(
-                    # Not `save_interval_steps`: that also saves after the very first update, which with
-                    # NUM_ITERATIONS > 1 lies in the middle of a step, where no run can be resumed.
-                    save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(
-                        SAVE_INTERVAL_STEPS * NUM_ITERATIONS
-                    ),
-                    max_to_keep=MAX_TO_KEEP,
-                ),
-                metrics_logging_options=metrics_logger.MetricsLoggerOptions(
-                    log_dir=str(Path(RUN_DIR) / "tensorboard"), flush_every_n_steps=20
-                ),
-                data_sharding_axis=("fsdp",),
-            ),
+            training_config=make_training_config(),
         ),
     )
     # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
@@ -1007,20 +1059,9 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
     return cluster
 
 
-def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list[dict[str, float]]:
-    """Runs GRPO from the step the cluster stands at to the last.
-
-    Ctrl-C (or SIGTERM) ends the loop after the step in progress; Tunix then saves a checkpoint.
-
-    Returns:
-        One row of figures for each step, as in `train_log.csv`.
-
-    Raises:
-        KeyboardInterrupt: stopped by the user, checkpoint saved.
-        UserError: a faulty reward function, a loss that is not finite, a full disk.
-    """
-    trainer = cluster.actor_trainer
-    learner = GRPOLearner(
+def make_learner(cluster: rl_cluster_lib.RLCluster) -> GRPOLearner:
+    """GRPO on `cluster`: gives its trainer the loss, and holds the rewards."""
+    return GRPOLearner(
         rl_cluster=cluster,
         algo_config=GRPOConfig(
             num_generations=NUM_GENERATIONS,
@@ -1037,6 +1078,22 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
         ],
         metric_fns=[group_metrics],
     )
+
+
+def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list[dict[str, float]]:
+    """Runs GRPO from the step the cluster stands at to the last.
+
+    Ctrl-C (or SIGTERM) ends the loop after the step in progress; Tunix then saves a checkpoint.
+
+    Returns:
+        One row of figures for each step, as in `train_log.csv`.
+
+    Raises:
+        KeyboardInterrupt: stopped by the user, checkpoint saved.
+        UserError: a faulty reward function, a loss that is not finite, a full disk.
+    """
+    trainer = cluster.actor_trainer
+    learner = make_learner(cluster)
     trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // NUM_ITERATIONS
@@ -1196,6 +1253,343 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
 
 
+# %% Dry run --------------------------------------------------------------------------------------------
+LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
+VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5"}  # whose arguments and layouts this script relies on
+SLICES = {"v5p-8": 4, "v6e-8": 8, "v5p-64": 32}  # chips; the name of a v5p slice counts two cores a chip
+HBM_GIB = {"v5p": 95.73, "v6e": 31.24, "v5e": 15.75}  # a chip's limit, as the TPU compiler enforces it
+DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
+MEMORY_CONSTANTS = (  # those that move the figures of assets/fit_check.csv
+    "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
+    "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY", "ATTENTION",
+    "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "TRAINER_FSDP",
+    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL",
+)  # fmt: skip
+
+
+def dry_run() -> None:
+    """Checks all that can be checked without training, prints what would happen, and changes nothing.
+
+    The 8 B model is planned on any machine: what only the TPU VM can tell (its chips, its disk, its
+    packages) is then checked against the slices of SLICES, or said to be unchecked.
+
+    Raises:
+        UserError: the first thing that would stop the run.
+    """
+    check_versions()
+    if on_target():
+        check_rollout_engine()
+        initialize_pathways()
+    folder, hf, source = plan_model(MODEL)
+    print(f"versions {', '.join(f'{name} {version}' for name, version in VERSIONS.items())}: as needed")
+    print(f"model    {source}")
+    parameters = count_parameters(hf)
+    print(f"         {parameters:,} parameters, {hf.num_hidden_layers} layers, {DTYPE} over {WEIGHT_DTYPE}")
+
+    tokenizer = load_tokenizer(folder) if folder else None
+    for name, dataset, split in (
+        ("DATASET", DATASET, "train"),
+        ("TEST_DATASET", TEST_DATASET or DATASET, "test"),
+    ):
+        questions, source = read_questions(dataset, split)
+        lengths = plan_prompts(tokenizer, questions, source)
+        print(f"data     {name}: {len(questions):,} questions of {source}, {lengths}")
+
+    sequences = BATCH_SIZE * NUM_GENERATIONS
+    tokens = MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS
+    passes = BATCH_SIZE // (TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE)
+    print(
+        f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = {sequences} sequences, up to "
+        f"{sequences * tokens:,} tokens, in {passes} gradient pass(es)\n"
+        f"run      {num_steps():,} steps, {num_steps() * NUM_ITERATIONS:,} updates, "
+        f"{num_steps() * sequences:,} answers"
+    )
+    check_paths(parameters)
+    plan_memory(hf, parameters)
+    print("dry run  nothing was found that would stop the run; nothing was written")
+
+
+def check_versions() -> None:
+    """Raises UserError unless the packages are those this script was written for, and take its arguments."""
+    for package, wanted in VERSIONS.items():
+        found = importlib.metadata.version(package)
+        if found != wanted:
+            raise UserError(
+                f"{package} {found} is installed: this script needs {wanted}; install {package}=={wanted}"
+            )
+    try:
+        make_training_config()
+        RolloutConfig(**generation_config("train"))
+    except TypeError as error:
+        raise UserError(
+            f"google-tunix {VERSIONS['google-tunix']} does not take what it is given ({error}); reinstall it"
+        ) from None
+
+
+def llama_3_1_8b_config() -> transformers.LlamaConfig:
+    """The sizes in Llama 3.1 8B's published config.json, for machines that cannot reach the hub."""
+    return transformers.LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
+        max_position_embeddings=131_072, tie_word_embeddings=False,
+        rope_parameters=dict(
+            rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=4.0, original_max_position_embeddings=8192,
+        ),
+    )  # fmt: skip
+
+
+def reachable(url: str) -> bool:
+    """Whether a server answers within five seconds; the libraries themselves go on trying for minutes."""
+    try:
+        huggingface_hub.get_session().head(url, timeout=5)
+    except Exception:  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return False
+    return True
+
+
+def plan_model(model: str) -> tuple[Path | None, transformers.LlamaConfig, str]:
+    """MODEL's config and tokenizer, without its weights.
+
+    Returns:
+        The folder that holds its tokenizer (None: out of reach), the config, and where that came from.
+
+    Raises:
+        UserError: no such model, no access to it, not a Llama.
+    """
+    if find_path(model).is_dir():
+        folder, hf = load_hf_config(model)
+        return folder, hf, f"{folder}"
+    if reachable(huggingface_hub.constants.ENDPOINT):
+        return (*load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(model, "config.json")
+    except huggingface_hub.errors.HFValidationError:  # rather a path than a name
+        cached = None
+    if isinstance(cached, str):
+        return (*load_hf_config(str(Path(cached).parent)), f"{model}, downloaded earlier")
+    if model != LLAMA_3_1_8B:
+        raise UserError(
+            f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
+        )
+    source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+    return None, llama_3_1_8b_config(), source
+
+
+def count_parameters(hf: transformers.LlamaConfig) -> int:
+    """Parameters of the MaxText model that MODEL would become here; nothing is allocated.
+
+    Raises:
+        UserError: MaxText refuses a constant.
+    """
+    config = to_maxtext_config(
+        hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS,
+        ici_fsdp_parallelism=1, ici_tensor_parallelism=1,
+    )  # fmt: skip
+    mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
+    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def plan_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> str:
+    """How many questions are short enough; raises UserError if none is."""
+    if tokenizer is None:
+        return "lengths unchecked (no tokenizer)"
+    lengths = [
+        len(tokenizer.encode(to_prompt(tokenizer, q["question"]), add_special_tokens=False))
+        for q in questions
+    ]
+    kept = sum(n <= MAX_PROMPT_LENGTH for n in lengths)
+    if not kept:
+        raise too_short_error(source, min(lengths))
+    return f"{kept:,} of at most {MAX_PROMPT_LENGTH} tokens"
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one."""
+    accumulated = bool(TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE)
+    return parameters * (3 + accumulated) * jnp.dtype(WEIGHT_DTYPE).itemsize
+
+
+def check_paths(parameters: int) -> None:
+    """Whether RUN_DIR and CHECKPOINT_DIR can be written, and hold what the run will put there.
+
+    Raises:
+        UserError: not writable, a bucket out of reach, another run's constants, too little space.
+    """
+    folder = Path(RUN_DIR).resolve()
+    if (folder / "constants.json").exists():
+        check_same_constants(json.loads((folder / "constants.json").read_text()))
+    while not folder.exists():
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"RUN_DIR={RUN_DIR}: {folder} is not a folder one may write to; choose another")
+    if CHECKPOINT_DIR.startswith("gs://"):
+        if importlib.util.find_spec("gcsfs") is None:
+            raise UserError(f"CHECKPOINT_DIR={CHECKPOINT_DIR}: needs the package gcsfs; install it")
+        bucket = CHECKPOINT_DIR.removeprefix("gs://").split("/")[0]
+        if not reachable("https://storage.googleapis.com"):
+            raise UserError(
+                f"CHECKPOINT_DIR={CHECKPOINT_DIR}: Google Cloud Storage is out of reach; give a local folder"
+            )
+        if not epath.Path(f"gs://{bucket}").exists():
+            raise UserError(f"CHECKPOINT_DIR={CHECKPOINT_DIR}: no bucket {bucket}; create it, or log in")
+    size = checkpoint_bytes(parameters)
+    count = -(-num_steps() // SAVE_INTERVAL_STEPS)
+    print(
+        f"saves    {count:,} checkpoints of {size / 2**30:.3g} GiB, the last {MAX_TO_KEEP} kept: "
+        f"{size * MAX_TO_KEEP / 2**30:.3g} GiB in {CHECKPOINT_DIR or RUN_DIR or 'runs/'}"
+    )
+    if on_target():
+        check_disk(parameters, folder)
+
+
+def on_target() -> bool:
+    """Whether this machine could be the one that trains: the laptop for a small model, else a TPU VM."""
+    return is_small(MODEL) or jax.default_backend() == "tpu"
+
+
+def plan_memory(hf: transformers.LlamaConfig, parameters: int) -> None:
+    """Prints who trains and who generates, and whether it fits; raises UserError if it does so nowhere."""
+    if is_small(MODEL):
+        trainer, _ = plan_devices(hf, jax.devices())
+        print(f"devices  {len(trainer)} x {jax.devices()[0].device_kind}, generation by {ROLLOUT_ENGINE}")
+        return
+    slices = SLICES
+    if jax.default_backend() == "tpu":
+        chips = jax.device_count()
+        family = DEVICE_KINDS.get(jax.devices()[0].device_kind, "v6e")
+        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": chips}
+    else:
+        print("devices  no TPU here: planned for " + ", ".join(slices))
+    faults = []
+    for name, chips in slices.items():
+        try:
+            print(f"{name:8} {slice_verdict(hf, parameters, name, chips)}")
+        except UserError as error:
+            faults.append(error)
+            print(f"{name:8} no: {error}")
+    if len(faults) == len(slices):
+        raise faults[0]
+
+
+def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chips: int) -> str:
+    """How the run would fit a TPU slice; raises UserError if it does not.
+
+    The compiler's word where there is one: the committed table if it has these constants, else libtpu if it
+    is installed. Otherwise the least that weights, moments and gradients take.
+    """
+    devices, rollout_mesh = plan_devices(hf, list(range(chips)))
+    limit = HBM_GIB[name.split("-")[0]]
+    peak, said = compiled_peak(name)
+    if peak is None:
+        # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
+        copies = 2 if BETA else 1
+        weights = copies * parameters * jnp.dtype(WEIGHT_DTYPE).itemsize
+        peak = (checkpoint_bytes(parameters) + weights) / len(devices) / 2**30
+        said = "not compiled: at least"
+    if peak > limit:
+        raise UserError(
+            f"{memory_remedy()}: {name} has {limit} GiB a chip, training takes {peak:.1f} ({said})"
+        )
+    verdict = f"{len(devices)} of {chips} chips train: {said} {peak:.1f} of {limit} GiB a chip"
+    if rollout_mesh is None:
+        return verdict
+    shared = rollout_mesh.devices.flat[0] in devices
+    return f"{verdict}; {vllm_verdict(hf, parameters, rollout_mesh, len(devices) * shared, limit, peak)}"
+
+
+def vllm_verdict(hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
+    """Whether vLLM's share of a chip holds its weights and the KV cache of a step's answers.
+
+    vLLM starts when actor and reference are in memory and the optimizer is not yet: it counts those two
+    against its share, and fills what is left of it with KV cache, whatever training needs later.
+
+    Args:
+        hf: the checkpoint's config.
+        parameters: of the model.
+        rollout_mesh: ("data", "model"), from `plan_devices`.
+        trainer_chips: how many chips train; 0 if vLLM has chips of its own.
+        limit: GiB of a chip.
+        peak: GiB of a chip that training takes.
+
+    Raises:
+        UserError: too small a share for vLLM, or too large a one for training.
+    """
+    lying = 0.0
+    if trainer_chips:
+        copies = 2 if BETA else 1
+        lying = copies * parameters * jnp.dtype(WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
+    tensor, itemsize = rollout_mesh.shape["model"], jnp.dtype(DTYPE).itemsize
+    weights = parameters * itemsize / tensor / 2**30
+    heads = max(1, hf.num_key_value_heads / tensor)  # of a chip; vLLM repeats them where chips are more
+    tokens = BATCH_SIZE * NUM_GENERATIONS * (MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS)
+    tokens /= rollout_mesh.shape["data"]
+    cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / 2**30
+    least = (lying + weights + cache) / limit
+    most = (lying + limit - peak) / limit if trainer_chips else 1.0
+    if least > most:
+        raise UserError(
+            f"{memory_remedy()}: vLLM's weights and a step's KV cache take {weights + cache:.1f} of "
+            f"{limit} GiB a chip" + (f", training {peak:.1f} of the same" if trainer_chips else "")
+        )
+    share = f"HBM_UTILIZATION_VLLM={HBM_UTILIZATION_VLLM}"
+    if not least <= HBM_UTILIZATION_VLLM <= most:
+        raise UserError(
+            f"{share}: of {limit} GiB a chip vLLM needs {weights:.1f} for weights and {cache:.1f} for a "
+            f"step's KV cache, {lying:.1f} are taken when it starts, training takes {peak:.1f}; "
+            f"use {math.ceil(100 * least) / 100} to {math.floor(100 * most) / 100}"
+        )
+    return f"vLLM needs {weights:.1f} + KV cache {cache:.1f}, {share} is enough"
+
+
+def compiled_peak(name: str) -> tuple[float | None, str]:
+    """What the TPU compiler says of these constants: GiB a chip (None: nothing), and where it said so."""
+    with open(HERE / "assets" / "fit_check.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["topology"] == name and row["algorithm"] == "GRPO"]
+    ours = {constant: str(globals()[constant]) for constant in MEMORY_CONSTANTS}
+    peaks = []
+    for row in rows:
+        theirs = {
+            constant: str(getattr(DEFAULTS[constant], "tpu", DEFAULTS[constant]))
+            for constant in MEMORY_CONSTANTS
+        } | dict(argument.split("=") for argument in row["constants"].split())
+        if ours == theirs:
+            peaks.append(float(row["peak"]))
+    if peaks:
+        return max(peaks), "compiled (assets/fit_check.csv)"
+    if importlib.util.find_spec("libtpu") is None:
+        return None, ""
+    print(f"         compiling for {name}, one to three minutes ...", flush=True)
+    changed = [f"{constant}={globals()[constant]}" for constant in MEMORY_CONSTANTS]
+    done = subprocess.run(
+        [sys.executable, HERE / "tpu_fit_check.py", f"TOPOLOGIES={name}", *changed],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+    )  # fmt: skip
+    peaks = [float(gib) for gib in re.findall(r"^  peak ([\d.]+) of", done.stdout, re.M)]
+    if done.returncode or not peaks:
+        raise UserError(f"TOPOLOGIES={name}: the fit check failed ({(done.stderr or '?').splitlines()[-1]})")
+    return max(peaks), "compiled now"
+
+
+def memory_remedy() -> str:
+    """The constant to turn when memory is short: of those that still can give, the least harmful."""
+    accumulates = TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE
+    # Compiled for 8 B and 16 sequences: the activations saved are less than the gradient kept. Not for many.
+    if accumulates and BATCH_SIZE * NUM_GENERATIONS <= 16:
+        return f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}, set 0 (accumulating costs another gradient)"
+    if TRAINER_DEVICES_FRACTION < 1 and ROLLOUT_ENGINE == "vllm":
+        return (
+            f"TRAINER_DEVICES_FRACTION={TRAINER_DEVICES_FRACTION}, set it and SAMPLER_DEVICES_FRACTION to "
+            "1.0, or take a larger slice"
+        )
+    if BATCH_SIZE > 1:
+        return f"BATCH_SIZE={BATCH_SIZE}, lower it, or take a larger slice"
+    if WEIGHT_DTYPE == "float32":
+        return "WEIGHT_DTYPE=float32, take a larger slice, or bfloat16 (which loses small updates)"
+    return f"NUM_GENERATIONS={NUM_GENERATIONS}, lower it, or take a larger slice"
+
+
 # %% Main -----------------------------------------------------------------------------------------------
 def open_run_dir(constants: dict[str, Any]) -> None:
     """Makes RUN_DIR, or checks that the run in it was started with the same constants.
@@ -1206,27 +1600,32 @@ def open_run_dir(constants: dict[str, Any]) -> None:
     global RUN_DIR
     RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
     path = Path(RUN_DIR) / "constants.json"
-    new = {k: v for k, v in constants.items() if k != "RUN_DIR"}
+    new = {k: v for k, v in constants.items() if k not in ("RUN_DIR", "DRY_RUN")}
     try:
         Path(RUN_DIR).mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text(json.dumps(new, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"RUN_DIR={RUN_DIR}: {error.strerror}; choose another folder") from None
-    old = json.loads(path.read_text())
-    for name in new:
-        if old.get(name) != new[name]:
+    check_same_constants(json.loads(path.read_text()))
+
+
+def check_same_constants(old: dict[str, Any]) -> None:
+    """Raises UserError if the run in RUN_DIR was started with other constants than these."""
+    for name in DEFAULTS.keys() - {"RUN_DIR", "DRY_RUN"}:
+        value = globals()[name]
+        if old.get(name) != value:
             raise UserError(
-                f"{name}={new[name]}: the run in RUN_DIR={RUN_DIR} was started with {old.get(name)}; "
+                f"{name}={value}: the run in RUN_DIR={RUN_DIR} was started with {old.get(name)}; "
                 "take that, or another RUN_DIR"
             )
 
 
-def check_disk(num_parameters: int) -> None:
-    """Refuses to start a run whose checkpoints will not fit (weights and two Adam moments each)."""
-    needed = num_parameters * 3 * jnp.dtype(WEIGHT_DTYPE).itemsize * (MAX_TO_KEEP + 1)
-    free = shutil.disk_usage(RUN_DIR).free
-    if free < needed:
+def check_disk(num_parameters: int, folder: Path) -> None:
+    """Refuses to start a run whose checkpoints will not fit the disk that `folder` is on."""
+    needed = checkpoint_bytes(num_parameters) * (MAX_TO_KEEP + 1)
+    free = shutil.disk_usage(folder).free
+    if free < needed and not CHECKPOINT_DIR:
         raise UserError(
             f"MAX_TO_KEEP={MAX_TO_KEEP}: the checkpoints need {needed / 2**30:.2f} GiB in RUN_DIR={RUN_DIR}, "
             f"{free / 2**30:.2f} GiB are free; lower it, free some space, or take another RUN_DIR"
@@ -1257,18 +1656,13 @@ def run(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the module's docstring."""
     started = time.perf_counter()
     constants = configure(arguments)
+    if DRY_RUN:
+        return dry_run()
     folder, hf = load_hf_config(MODEL)
     tokenizer = load_tokenizer(folder)
     train_questions, train_source = read_questions(DATASET, "train")
     test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
-    if ROLLOUT_ENGINE == "vllm":
-        try:
-            import vllm  # noqa: F401
-        except ImportError:
-            raise UserError(
-                "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
-                "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
-            ) from None
+    check_rollout_engine()
     initialize_pathways()
     plan_devices(hf, jax.devices())  # refuses before anything is written
     open_run_dir(constants)
@@ -1278,7 +1672,7 @@ def run(arguments: list[str]) -> None:
     cluster = make_cluster(folder, hf, tokenizer)
     trainer = cluster.actor_trainer
     num_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(trainer.model, nnx.Param)))
-    check_disk(num_parameters)
+    check_disk(num_parameters, Path(RUN_DIR))
     print(
         f"model    {folder}: {num_parameters:,} parameters, {hf.num_hidden_layers} layers, {WEIGHT_DTYPE}\n"
         f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
@@ -1299,10 +1693,15 @@ def run(arguments: list[str]) -> None:
     write_report(before, after, log, test_rows, test_source, time.perf_counter() - started)
 
 
-def main() -> None:
-    """Runs the script with the command line's constants; exit code 2 on the user's errors, 130 on Ctrl-C."""
+def quiet() -> None:
+    """Keeps what the libraries have to say to their own developers off the terminal."""
     absl.logging.set_verbosity(absl.logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def main() -> None:
+    """Runs the script with the command line's constants; exit code 2 on the user's errors, 130 on Ctrl-C."""
+    quiet()
     try:
         run(sys.argv[1:])
     except UserError as error:

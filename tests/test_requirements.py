@@ -12,15 +12,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.index
-def test_requirements_are_compiled_from_pyproject(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
+        ("requirements-fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+    ],
+)
+def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copy(ROOT / "requirements.txt", tmp_path)  # versions stay as they are, unless they no longer fit
-    command = [Path(sys.executable).parent / "uv", "pip", "compile", "pyproject.toml", "--extra", "dev",
+    shutil.copy(ROOT / file, tmp_path)  # versions stay as they are, unless they no longer fit
+    command = [Path(sys.executable).parent / "uv", "pip", "compile", *source,
                "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url",
                "--custom-compile-command", "make requirements", "--quiet",
-               "--output-file", "requirements.txt"]  # fmt: skip
+               "--output-file", file]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, check=True)
-    fresh, committed = ((d / "requirements.txt").read_text() for d in (tmp_path, ROOT))
+    fresh, committed = ((d / file).read_text() for d in (tmp_path, ROOT))
     assert fresh == committed, "run `make requirements`"
 
 

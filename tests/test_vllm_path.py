@@ -35,7 +35,9 @@ LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
 
 @pytest.fixture(autouse=True)
 def tpu_column():
-    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct"])
+    """With halves, and gradients prompt by prompt: more can go wrong than with the defaults."""
+    halves = ["TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5", "TRAIN_MICRO_BATCH_SIZE=1"]
+    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct", *halves])
     yield
     demo.configure([])
 
@@ -99,7 +101,7 @@ import grpo_llama3_1_8b_demo as demo
 import jax, jax.numpy as jnp
 
 demo.configure(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_FSDP=2", "TRAINER_TENSOR_PARALLEL=-1",
-                "SAMPLER_DATA_PARALLEL=2"])
+                "SAMPLER_DATA_PARALLEL=2", "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
 demo.initialize_pathways()
 assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
 folder, hf = demo.load_hf_config("tiny_llama")

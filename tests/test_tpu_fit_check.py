@@ -1,0 +1,125 @@
+"""The fit check compiles the main script's own step, and its committed table says what the README says."""
+
+import csv
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpo_llama3_1_8b_demo as demo
+import pytest
+import tpu_fit_check as fit
+
+HERE = Path(__file__).resolve().parent
+FIT_PYTHON = demo.HERE.parent / ".venv-fit" / "bin" / "python"
+
+
+def table():
+    with open(demo.HERE / "assets" / "fit_check.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_compiled_is_what_trains(tmp_path):
+    """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
+    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    done = subprocess.run(
+        [sys.executable, HERE / "fit_step_on_8_devices.py", "run"],
+        cwd=tmp_path, env=os.environ | {"XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-5:] == [
+        "the same arrays in the same places",
+        "the same step, bit for bit",
+        "the same reference log-probs",
+        "the same weights for vLLM",
+        "the same bytes",
+    ]
+
+
+def test_the_committed_table_is_of_the_scripts_cases_and_adds_up():
+    rows = table()
+    cases = dict.fromkeys((r["topology"], r["algorithm"], r["constants"]) for r in rows)
+    assert list(cases) == [(topology, name, " ".join(given)) for topology, name, given in fit.TABLE]
+    for row in rows:
+        assert float(row["limit"]) == demo.HBM_GIB[row["topology"].split("-")[0]]
+        # both rounded to two decimals
+        assert float(row["left"]) == pytest.approx(float(row["limit"]) - float(row["peak"]), abs=0.011)
+        assert bool(row["arguments"]) == (float(row["left"]) >= 0)
+
+
+def test_the_arguments_of_the_table_are_sixteen_bytes_a_parameter():
+    """By hand: weights, two moments and the reference in float32; a critic adds another three."""
+    for row in table():
+        if row["program"] != "step" or not row["arguments"]:
+            continue
+        chips = int(row["chips"].split()[0])
+        width = 2 if "bfloat16" in row["constants"] else 4
+        arrays = 4 + 3 * (row["algorithm"] == "PPO")
+        expected = 8_030_261_248 * width * arrays / chips / 2**30
+        # batch, scalars, and norms that are not split
+        assert float(row["arguments"]) == pytest.approx(expected, abs=0.02), row
+
+
+def test_the_defaults_fit_one_host_and_a_critic_does_not_fit_v6e_8():
+    left = {(r["topology"], r["algorithm"], r["constants"], r["program"]): float(r["left"]) for r in table()}
+    for program in ("step", "reference", "sync"):
+        assert left["v5p-8", "GRPO", "", program] > 0 and left["v6e-8", "GRPO", "", program] > 0
+        assert left["v5p-64", "GRPO", "BATCH_SIZE=8", program] > 0
+    assert demo.DEFAULTS["WEIGHT_DTYPE"] == "float32" and left["v6e-8", "PPO", "", "step"] < 0
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readmes_table_is_the_committed_one(language):
+    text = (demo.HERE / language).read_text()
+    for row in table():
+        if row["program"] == "step":
+            given = f"`{row['constants']}`" if row["constants"] else ""
+            cells = [row["topology"], row["algorithm"], given, row["chips"], row["arguments"] or "",
+                     row["temporaries"] or "", row["peak"], row["limit"], row["left"]]  # fmt: skip
+            assert "| " + " | ".join(cells).replace("  ", " ") + " |" in text.replace("  ", " "), cells
+
+
+def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_turn():
+    demo.configure([f"MODEL={demo.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
+    row = dict(topology="v6e-8", algorithm="GRPO", constants="TRAIN_MICRO_BATCH_SIZE=1", program="step",
+               peak=34.48, limit=31.24, left=31.24 - 34.48)  # fmt: skip
+    (line,) = fit.verdict([row], None, None, [], None)
+    assert "3.24 GiB a chip too much (step); TRAIN_MICRO_BATCH_SIZE=1, set 0" in line
+    (line,) = fit.verdict([row | {"algorithm": "PPO"}], None, None, [], None)
+    assert "does not fit" in line and "ALGORITHM=PPO, take GRPO" in line
+
+
+def test_the_command_line_takes_its_own_constants_and_the_main_scripts():
+    assert fit.cases([]) == fit.TABLE
+    assert fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"]) == [
+        ("v5p-8", "PPO", ("BATCH_SIZE=1",)),
+        ("v6e-8", "PPO", ("BATCH_SIZE=1",)),
+    ]
+    with pytest.raises(demo.UserError, match="ALGORITHM=DPO: one of GRPO, PPO"):
+        fit.cases(["ALGORITHM=DPO"])
+
+
+@pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-7", ""])
+def test_an_unknown_slice_is_named(name):
+    with pytest.raises(demo.UserError, match=f"TOPOLOGIES={name}: no such TPU slice"):
+        fit.topology_devices(name)
+
+
+def test_without_libtpu_the_remedy_is_named():
+    if importlib.util.find_spec("libtpu"):
+        pytest.skip("libtpu is installed here")
+    with pytest.raises(demo.UserError, match=r"the TPU compiler does not start .*make fit-check"):
+        fit.topology_devices("v5p-8")
+
+
+@pytest.mark.slow
+def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
+    """Needs libtpu (`make fit-check` installs it)."""
+    if not FIT_PYTHON.exists():
+        pytest.skip("no .venv-fit")
+    command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "v6e-8 PPO: does not fit" in done.stdout
