@@ -19,6 +19,7 @@ know only the sizes of its model table, round the query weights to bfloat16 on t
 arrays through a part of Orbax that does not take them.
 """
 
+import asyncio
 import functools
 import itertools
 import json
@@ -53,7 +54,8 @@ TARGET = ""  # the folder to make; it must not exist yet
 MODEL = ""  # only for an Orbax SOURCE: where config.json and tokenizer come from; a run's RUN_DIR knows it
 WEIGHT_DTYPE = ""  # of what is written; empty: float32 for MaxText, config.json's dtype for Hugging Face
 SCAN_LAYERS = True  # layout of the MaxText checkpoint to write; one that is read shows its own
-MAX_SHARD_SIZE = "5GB"  # of one *.safetensors file
+MAX_SHARD_SIZE = "2GB"  # of one *.safetensors file; twice that is in memory while it is written
+CHUNK_BYTES = 2**28  # piece in which MaxText's arrays are stored: a chip reads only those it needs
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
 
@@ -115,6 +117,19 @@ def check_disk(folder: Path, needed: int) -> None:
 
 
 # %% Hugging Face -> MaxText ----------------------------------------------------------------------------
+class OneAtATime(ocp.type_handlers.NumpyHandler):
+    """Orbax's writer of arrays, for MaxText's lazy ones: each is made, written and freed before the next.
+
+    Orbax by itself starts all of them at once, and so would hold the whole model.
+    """
+
+    async def serialize(self, values, infos, args=None):
+        for value, info, arg in zip(values, infos, args or itertools.repeat(ocp.SaveArgs())):
+            for future in await super().serialize([np.asarray(value)], [info], [arg]):
+                await asyncio.to_thread(future.result)
+        return []
+
+
 def to_maxtext(folder: Path, hf, config, target: Path) -> int:
     """Writes `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters.
 
@@ -155,10 +170,14 @@ def to_maxtext(folder: Path, hf, config, target: Path) -> int:
         load = functools.partial(build, name, shape)
         leaves[index] = maxtext_converter.LazyTensor(load, shape, dtype_of(config), name)
     weights = jax.tree.unflatten(tree, leaves)
-    with ocp.CheckpointManager(target.resolve(), item_names=("items",)) as manager:
+    writer = OneAtATime(deepcopy_host_arrays=False)
+    ocp.type_handlers.register_type_handler(maxtext_converter.LazyTensor, writer, override=True)
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(target.resolve(), options=options, item_names=("items",)) as manager:
+        chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), weights)
         manager.save(
             0,
-            args=ocp.args.Composite(items=ocp.args.PyTreeSave({"params": weights})),
+            args=ocp.args.Composite(items=ocp.args.PyTreeSave({"params": weights}, {"params": chunks})),
             custom_metadata={"scan_layers": config.scan_layers},  # MaxText checks it when it loads
         )
     return sum(int(leaf.size) for leaf in leaves)
