@@ -460,7 +460,9 @@ def load_tokenizer(folder: Path):
     return tokenizer
 
 
-def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int):
+def to_maxtext_config(
+    hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int, **changes
+):
     """The MaxText config of a Llama with the sizes of `config.json`.
 
     Args:
@@ -468,6 +470,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
+        changes: other settings of MaxText's `base.yml`.
     """
     rope = hf.rope_parameters
     set_rope_scaling(rope)
@@ -506,7 +509,7 @@ def to_maxtext_config(hf: transformers.LlamaConfig, rows: int, prompt_tokens: in
     )
     try:
         return pyconfig.initialize(
-            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings
+            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings | changes
         )
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
