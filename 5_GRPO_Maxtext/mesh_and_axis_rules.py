@@ -213,8 +213,8 @@ def run_strategy(strategy: Strategy) -> dict[str, Any]:
     """The layer's forward pass and one training step.
 
     Returns:
-        `arrays`: inputs, weights, outputs (sharded); `results`: outputs, loss, weights after the step, input gradient
-        (NumPy); `forward` and `step`: their collectives.
+        `arrays`: inputs, weights, outputs (sharded); `results` (NumPy): outputs, loss, weights after the
+        step, input gradient; `forward` and `step`: their collectives.
     """
     mesh = make_mesh(strategy)
     layer = make_layer(strategy, mesh)
@@ -243,7 +243,7 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
 
 # %% The memory ledger of Llama 3.1 8B ------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Shape and logical axes of each of Llama 3.1 8B's arrays, as MaxText names them; nothing is allocated."""
+    """Shape and logical axes of each array of Llama 3.1 8B, as MaxText names them; nothing is allocated."""
     config = pyconfig.initialize(
         ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")],
         model_name="llama3.1-8b", per_device_batch_size=1, max_target_length=16, hardware="cpu",
@@ -327,8 +327,8 @@ def show_layer(strategy: Strategy, result: dict[str, Any]) -> None:
     """Where every piece of the layer's arrays lies."""
     for name, array in result["arrays"].items():
         print(
-            f"\n{name} {LOGICAL_AXES[name]} -> {tuple(array.sharding.spec)}: {list(array.shape)} in pieces of "
-            f"{list(array.sharding.shard_shape(array.shape))}"
+            f"\n{name} {LOGICAL_AXES[name]} -> {tuple(array.sharding.spec)}: "
+            f"{list(array.shape)} in pieces of {list(array.sharding.shard_shape(array.shape))}"
         )
         jax.debug.visualize_array_sharding(array, use_color=False)
 
