@@ -103,7 +103,7 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
 
 
 def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_only():
-    """MaxText stores query weights divided by sqrt(head_dim), here sqrt(32): no float32 undoes that exactly."""
+    """MaxText stores query weights divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
     model = GOLDEN / LLAMA8B_LAYOUT
     convert.run([f"SOURCE={model}", "TARGET=mt"])
     convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
@@ -141,9 +141,22 @@ def test_large_models_are_split_into_files_with_an_index():
     for name, file in index["weight_map"].items():
         assert name in safetensors.numpy.load_file(Path("hf") / file)
     assert_same_bits(model, "hf")
-    convert.run(["SOURCE=hf", "TARGET=again"])  # and such a folder can be read
+    convert.run(["SOURCE=hf", "TARGET=again", "CHUNK_BYTES=4096"])  # and such a folder can be read
+    for _, leaf in convert.stored_leaves(convert.find_checkpoint("again")).values():
+        assert np.prod(leaf.storage.chunk_shape) * 4 <= 4096
+    described = json.loads(Path("again/0/_CHECKPOINT_METADATA").read_text())
+    assert described["custom_metadata"] == {"scan_layers": True}
     convert.run(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
     assert_same_bits(model, "hf2")
+
+
+def test_the_type_that_is_asked_for_is_written():
+    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
+    leaves = convert.stored_leaves(convert.find_checkpoint("mt"))
+    assert {str(leaf.dtype) for _, leaf in leaves.values()} == {"bfloat16"}
+    convert.run(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
+    assert {str(weight.dtype) for weight in load_weights("hf").values()} == {"float16"}
+    assert json.loads(Path("hf/config.json").read_text())["dtype"] == "float16"
 
 
 def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(monkeypatch):
@@ -234,7 +247,7 @@ def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, message):
 
 def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(demo.UserError, match="TARGET=mt: 0.00 GiB are needed, 0.00 GiB are free"):
+    with pytest.raises(demo.UserError, match=r"TARGET=mt: 0\.00 GiB are needed, 0\.00 GiB are free"):
         convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
 
 
