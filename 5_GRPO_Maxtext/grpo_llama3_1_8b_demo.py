@@ -461,7 +461,7 @@ def load_tokenizer(folder: Path):
 
 
 def to_maxtext_config(
-    hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int, **changes
+    hf: transformers.LlamaConfig, rows: int, prompt_tokens: int, new_tokens: int, **machine: Any
 ):
     """The MaxText config of a Llama with the sizes of `config.json`.
 
@@ -470,7 +470,7 @@ def to_maxtext_config(
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
-        changes: other settings of MaxText's `base.yml`.
+        machine: MaxText settings for another machine than this one (tpu_fit_check.py compiles for a TPU).
     """
     rope = hf.rope_parameters
     set_rope_scaling(rope)
@@ -509,7 +509,7 @@ def to_maxtext_config(
     )
     try:
         return pyconfig.initialize(
-            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings | changes
+            ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")], **settings | machine
         )
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
