@@ -82,7 +82,7 @@ def loaded_logits(folder, golden):
     return np.asarray(logits)
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(
     monkeypatch, tmp_path, scan_layers
 ):
