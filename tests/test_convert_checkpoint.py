@@ -1,0 +1,260 @@
+"""Hugging Face -> MaxText -> Hugging Face: the same bits; and MaxText itself loads what lies between."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import convert_checkpoint as convert
+import grpo_llama3_1_8b_demo as demo
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+from maxtext.utils import model_creation_utils
+from test_load_llama import tolerance
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an output layer of its own
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    demo.configure([])
+
+
+def load_weights(folder):
+    """Every tensor of a Hugging Face folder, by name, whatever the number of files."""
+    weights = {}
+    for path in Path(folder).glob("*.safetensors"):
+        weights |= safetensors.numpy.load_file(path)
+    return weights
+
+
+def assert_same_bits(folder, other):
+    weights, others = load_weights(folder), load_weights(other)
+    assert weights.keys() == others.keys() and weights
+    for name, weight in weights.items():
+        assert weight.dtype == others[name].dtype and weight.shape == others[name].shape, name
+        assert weight.tobytes() == others[name].tobytes(), name
+
+
+def in_bfloat16(name):
+    """A copy of a golden model in bfloat16, the type in which Llama 3.1 8B is published."""
+    folder = Path(shutil.copytree(GOLDEN / name, "model"))
+    weights = {k: v.astype(ml_dtypes.bfloat16) for k, v in load_weights(folder).items()}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def maxtext_logits(monkeypatch, checkpoint, golden, scan_layers):
+    """Logits [B, L, V] of MaxText with an Orbax checkpoint, loaded by MaxText's own loader."""
+    demo.configure([f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", f"SCAN_LAYERS={scan_layers}"])
+    _, hf = demo.load_hf_config(str(GOLDEN / LLAMA8B_LAYOUT))
+    settings = dict(load_parameters_path=str(checkpoint), enable_checkpointing=True)
+    original = demo.pyconfig.initialize
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.pyconfig, "initialize", lambda argv, **kw: original(argv, **kw | settings))
+        config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
+    adapter, mesh = model_creation_utils.from_pretrained(
+        config, wrap_with_tunix_adapter=True, tokenizer_pad_id=0
+    )
+    with mesh:
+        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
+    return np.asarray(logits)
+
+
+def loaded_logits(folder, golden):
+    """Logits [B, L, V] of a Hugging Face folder, loaded by the main script."""
+    folder, hf = demo.load_hf_config(str(folder))
+    config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
+    adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0)
+    with mesh:
+        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
+    return np.asarray(logits)
+
+
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(
+    monkeypatch, tmp_path, scan_layers
+):
+    golden = np.load(GOLDEN / LLAMA8B_LAYOUT / "logits.npz")
+    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
+    logits = maxtext_logits(monkeypatch, tmp_path / "mt" / "0" / "items", golden, scan_layers)
+    np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "grouped_kv_heads", "tied_embeddings"])
+def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_layers):
+    model = in_bfloat16(name)
+    convert.run([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
+    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
+    assert_same_bits(model, "hf")
+    assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
+
+
+def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_only():
+    """MaxText stores query weights divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
+    model = GOLDEN / LLAMA8B_LAYOUT
+    convert.run([f"SOURCE={model}", "TARGET=mt"])
+    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
+    before, after = load_weights(model), load_weights("hf")
+    for name in before:
+        if "q_proj" in name:
+            # two roundings of at most half a unit in the last place each, up to twice as large in the other's
+            np.testing.assert_allclose(after[name], before[name], rtol=2 * 2.0**-23)
+        else:
+            np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_query_weights_keep_all_their_bits_when_the_main_script_loads_bfloat16():
+    """In float32 the stored weight is the checkpoint's / sqrt(head_dim), rounded once."""
+    model = in_bfloat16(LLAMA8B_LAYOUT)
+    demo.configure([f"MODEL={model}", "SCAN_LAYERS=True"])
+    folder, hf = demo.load_hf_config(str(model))
+    config = demo.to_maxtext_config(hf, rows=2, prompt_tokens=20, new_tokens=4)
+    adapter, _ = demo.load_llama(folder, hf, config, pad_id=0)
+    stored = np.asarray(adapter.base.decoder.layers.self_attention.query.kernel.get_value())
+    q_proj = load_weights(model)["model.layers.1.self_attn.q_proj.weight"].astype(np.float64)  # [heads*D, E]
+    heads = q_proj.T.reshape(32, 2, 2, 16)  # [E, head, half, D/2]
+    expected = heads.swapaxes(2, 3).reshape(32, 2, 32) / np.sqrt(32)  # pairs interleaved: [E, head, D]
+    # the scale itself is rounded to float32, then the product
+    np.testing.assert_allclose(stored[:, 1], expected, rtol=2 * 2.0**-23)
+
+
+def test_large_models_are_split_into_files_with_an_index():
+    model = in_bfloat16(LLAMA8B_LAYOUT)
+    convert.run([f"SOURCE={model}", "TARGET=mt"])
+    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf", "MAX_SHARD_SIZE=9KB"])
+    files = sorted(path.name for path in Path("hf").glob("*.safetensors"))
+    index = json.loads(Path("hf/model.safetensors.index.json").read_text())
+    assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
+    for name, file in index["weight_map"].items():
+        assert name in safetensors.numpy.load_file(Path("hf") / file)
+    assert_same_bits(model, "hf")
+    convert.run(["SOURCE=hf", "TARGET=again", "CHUNK_BYTES=4096"])  # and such a folder can be read
+    for _, leaf in convert.stored_leaves(convert.find_checkpoint("again")).values():
+        assert np.prod(leaf.storage.chunk_shape) * 4 <= 4096
+    described = json.loads(Path("again/0/_CHECKPOINT_METADATA").read_text())
+    assert described["custom_metadata"] == {"scan_layers": True}
+    convert.run(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
+    assert_same_bits(model, "hf2")
+
+
+def test_the_type_that_is_asked_for_is_written():
+    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
+    leaves = convert.stored_leaves(convert.find_checkpoint("mt"))
+    assert {str(leaf.dtype) for _, leaf in leaves.values()} == {"bfloat16"}
+    convert.run(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
+    assert {str(weight.dtype) for weight in load_weights("hf").values()} == {"float16"}
+    assert json.loads(Path("hf/config.json").read_text())["dtype"] == "float16"
+
+
+def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(monkeypatch):
+    made, waiting = 0, []
+    lazy, write = convert.maxtext_converter.LazyTensor, convert.OneAtATime._open_and_write
+
+    def make(self, *args, original=lazy.__array__):
+        nonlocal made
+        made += 1
+        return original(self, *args)
+
+    async def watched(self, *args):  # Orbax's last step with one array
+        waiting.append(made - len(waiting))
+        return await write(self, *args)
+
+    monkeypatch.setattr(lazy, "__array__", make)
+    monkeypatch.setattr(convert.OneAtATime, "_open_and_write", watched)
+    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
+    assert made == 12 and waiting == [1] * 12
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
+    """The checkpoint is written by the main script's own cluster, after a change to every weight."""
+    constants = demo.configure([f"SCAN_LAYERS={scan_layers}", "BETA=0.0"])
+    demo.RUN_DIR = "run"
+    demo.open_run_dir(constants)
+    folder, hf = demo.load_hf_config("tiny_llama")
+    cluster = demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
+    trainer = cluster.actor_trainer
+    changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trainer.model, nnx.Param))
+    nnx.update(trainer.model, changed)
+    for step in (9, 10):  # the latest is taken: by number, not by name
+        trainer.checkpoint_manager.save(step, trainer.model, trainer.optimizer, force=True)
+    trainer.checkpoint_manager.close()
+
+    convert.run(["SOURCE=run", "TARGET=hf"])
+    assert convert.find_checkpoint("run").parent.name == "10"
+    golden = np.load(GOLDEN / "tiny_llama.npz")
+    tokens, positions = jnp.array(golden["tokens"]), jnp.array(golden["positions"])
+    with cluster.r2m[demo.rl_cluster_lib.Role.ACTOR]:
+        trained, _ = trainer.model(tokens, positions, None, None)
+    exported = loaded_logits("hf", golden)
+    np.testing.assert_allclose(exported, trained, rtol=0, atol=1e-4 * golden["logits"].std())
+    assert np.abs(exported - golden["logits"]).max() > 0.1  # and they are not the untrained model's
+    tokenizer = demo.load_tokenizer(Path("hf"))
+    assert tokenizer.encode("Tom has 2 apples") == demo.load_tokenizer(folder).encode("Tom has 2 apples")
+
+
+FAULTS = {
+    "SOURCE is empty": [],
+    "TARGET is empty": ["SOURCE=x"],
+    "'TARGT=x': no such constant": ["TARGT=x"],
+    "TARGET=.: exists already": ["SOURCE=tiny_llama", "TARGET=."],
+    "WEIGHT_DTYPE=int8": ["SOURCE=tiny_llama", "TARGET=t", "WEIGHT_DTYPE=int8"],
+    "SOURCE=nowhere: neither a folder nor": ["SOURCE=nowhere", "TARGET=t"],
+    "SOURCE=[^ ]*: .* has no config.json": ["SOURCE=lacking", "TARGET=t"],
+    "MODEL is empty and SOURCE=mt": ["SOURCE=mt", "TARGET=t"],
+    "MODEL=nobody: neither": ["SOURCE=mt", "TARGET=t", "MODEL=nobody"],
+    "MODEL=.*grouped_kv_heads: its weight .* is .*, SOURCE=mt holds": [
+        "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / 'grouped_kv_heads'}",
+    ],
+    "lacks weight model.layers.1.mlp.up_proj.weight": ["SOURCE=torn", "TARGET=t"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A folder with a MaxText checkpoint `mt`, a model without one weight `torn`, and an empty `lacking`."""
+    folder = tmp_path_factory.mktemp("faulty")
+    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", f"TARGET={folder / 'mt'}"])
+    shutil.copytree(GOLDEN / LLAMA8B_LAYOUT, folder / "torn")
+    weights = load_weights(folder / "torn")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    safetensors.numpy.save_file(weights, folder / "torn" / "model.safetensors")
+    (folder / "lacking").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, message):
+    monkeypatch.chdir(faulty)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(demo.UserError, match=message) as error:
+        convert.run(FAULTS[message])
+    assert "\n" not in str(error.value) and not Path("t").exists()
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(demo.UserError, match=r"TARGET=mt: 0\.00 GiB are needed, 0\.00 GiB are free"):
+        convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
+
+
+def test_the_command_line():
+    script = demo.HERE / "convert_checkpoint.py"
+    done = subprocess.run([sys.executable, script, "SOURCE=tiny_llama"], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "error: TARGET is empty; give it on the command line: TARGET=folder"
+    )

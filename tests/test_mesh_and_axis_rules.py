@@ -1,0 +1,235 @@
+"""Module 6: every claim of mesh_and_axis_rules.py, on 8 virtual devices.
+
+jax's devices are fixed when it starts, and the other tests want one: so the script runs once in a process of
+its own, which hands back all it made.
+"""
+
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+
+import grpo_llama3_1_8b_demo as demo
+import numpy as np
+import pytest
+
+SCRIPT = demo.HERE / "mesh_and_axis_rules.py"
+PROBE = """
+import contextlib, io, pickle, sys
+sys.path.insert(0, sys.argv[1])
+import mesh_and_axis_rules as script
+made = {"run_strategy": {}, "run_llama": {}}
+def recorded(name, function):
+    def call(strategy):
+        key = next(key for key, value in script.STRATEGIES.items() if value is strategy)
+        made[name][key] = function(strategy)
+        return made[name][key]
+    setattr(script, name, call)
+for name in made:
+    recorded(name, getattr(script, name))
+with contextlib.redirect_stdout(io.StringIO()) as text:
+    script.run(["RUN_DIR=run"])
+layers = {
+    name: {
+        "results": result["results"],
+        "shards": {
+            array_name: [(s.device.id, script.np.asarray(s.data)) for s in array.addressable_shards]
+            for array_name, array in result["arrays"].items()
+        },
+        "forward": [tuple(collective) for collective in result["forward"]],
+        "step": [tuple(collective) for collective in result["step"]],
+    }
+    for name, result in made["run_strategy"].items()
+}
+grid = [[device.id for device in row] for row in script.make_mesh(script.STRATEGIES["both"]).devices]
+axes = script.llama_8b_axes()
+ledgers = {name: script.ledger(axes, strategy) for name, strategy in script.STRATEGIES.items()}
+ledgers["three rules"] = script.ledger(axes, script.STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
+predicted = {
+    name: {k: script.shard_shape(*axes, script.STRATEGIES[name]) for k, axes in result["axes"].items()}
+    for name, result in made["run_llama"].items()
+}
+with open("probe.pickle", "wb") as file:
+    pickle.dump((text.getvalue(), layers, made["run_llama"], predicted, ledgers, grid), file)
+"""
+STRATEGIES = {  # written down once more, by hand: mesh (data, model); is it cut along (batch, embed, mlp)?
+    "one device": ((1, 1), (None, None, None)),
+    "data parallel": ((8, 1), ("data", None, None)),
+    "tensor parallel": ((1, 8), (None, None, "model")),
+    "both": ((4, 2), ("data", None, "model")),
+    "FSDP": ((8, 1), ("data", "data", None)),
+    "FSDP + tensor": ((4, 2), ("data", "data", "model")),
+}
+B, E, M = 16, 16, 32
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mesh")
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(demo.HERE)], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    text, layers, llamas, predicted, ledgers, grid = pickle.loads((folder / "probe.pickle").read_bytes())
+    return dict(text=text, layers=layers, llamas=llamas, predicted=predicted, ledgers=ledgers, grid=grid,
+                folder=folder / "run")  # fmt: skip
+
+
+def part(size, axis, mesh, device):
+    """The slice of a dimension that a device holds: its row of the mesh if cut along data, its column ..."""
+    row, column = divmod(device, mesh[1])
+    count, index = {"data": (mesh[0], row), "model": (mesh[1], column), None: (1, 0)}[axis]
+    return slice(index * size // count, (index + 1) * size // count)
+
+
+def test_the_mesh_is_a_grid_of_eight_devices(probe):
+    assert probe["grid"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for row in ("data 0          0        1", "data 3          6        7"):
+        assert row in probe["text"]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_shard_lies_where_the_rules_say(probe, name):
+    mesh, (batch, embed, mlp) = STRATEGIES[name]
+    shards = probe["layers"][name]["shards"]
+    whole = {array: pieces[0][1] for array, pieces in probe["layers"]["one device"]["shards"].items()}
+    axes = {
+        "inputs": ((B, batch), (E, None if batch == embed else embed)),  # no mesh axis twice in an array
+        "weights": ((E, embed), (M, mlp)),
+        "outputs": ((B, batch), (M, mlp)),
+    }
+    for array, dimensions in axes.items():
+        assert sorted(device for device, _ in shards[array]) == list(range(np.prod(mesh)))
+        for device, data in shards[array]:
+            rows, columns = (part(size, axis, mesh, device) for size, axis in dimensions)
+            expected = whole[array][rows, columns]
+            assert data.shape == expected.shape
+            if array == "outputs":  # sums of products; XLA may order them by shape
+                np.testing.assert_allclose(data, expected, rtol=0, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(data, expected)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_answer_is_that_of_numpy_by_hand(probe, name):
+    """mean((X W - T)^2), its gradients written out, in float64."""
+    shards = probe["layers"]["one device"]["shards"]
+    inputs, weights = (shards[array][0][1].astype(np.float64) for array in ("inputs", "weights"))
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(inputs, rng.standard_normal((B, E)).astype(np.float32))
+    targets = rng.standard_normal((B, M)).astype(np.float32)
+    error = inputs @ weights - targets
+    expected = {
+        "outputs": inputs @ weights,
+        "loss": np.mean(error**2),
+        "weights": weights - 0.1 * 2 / (B * M) * inputs.T @ error,
+        "input gradient": 2 / (B * M) * error @ weights.T,
+    }
+    for key, value in probe["layers"][name]["results"].items():
+        # float32: 2^-24 a product, 16 to 32 of them in a sum
+        np.testing.assert_allclose(value, expected[key], rtol=0, atol=3e-6 * np.abs(expected[key]).max())
+
+
+def test_the_compiler_puts_in_the_collectives_that_the_strategy_needs(probe):
+    """Bytes on a device: gradients of the weights go along data, those of the inputs along model."""
+    scalar = 4  # the loss travels with them
+    needed = {
+        "one device": ([], []),
+        "data parallel": ([], [("all-reduce", "data", 4 * E * M + scalar)]),
+        "tensor parallel": ([], [("all-reduce", "model", 4 * B * E + scalar)]),
+        "both": (
+            [],
+            [
+                ("all-reduce", "data", 4 * E * M // 2 + scalar),
+                ("all-reduce", "model", 4 * B // 4 * E + scalar),
+            ],
+        ),
+        "FSDP": (
+            [("all-gather", "data", 4 * E * M)],
+            [("all-gather", "data", 4 * E * M), ("all-reduce", "data", 4 * E * M + scalar)],
+        ),
+        "FSDP + tensor": (
+            [("all-gather", "data", 4 * E * M // 2)],
+            [
+                ("all-gather", "data", 4 * E * M // 2),
+                ("all-reduce", "data", 4 * E * M // 2 + scalar),
+                ("all-reduce", "model", 4 * B // 4 * E + scalar),
+            ],
+        ),
+    }
+    for name, (forward, step) in needed.items():
+        result = probe["layers"][name]
+        assert sorted(result["forward"]) == forward, name
+        assert sorted(set(result["step"])) == step, name  # a set: weights may be gathered anew going back
+
+
+def test_the_ledger_counts_llama_8b(probe):
+    embed, layers, mlp, heads, kv, dim, vocab = 4096, 32, 14336, 32, 8, 128, 128256
+    mlps = layers * 3 * embed * mlp
+    attention = layers * embed * dim * (2 * heads + 2 * kv)
+    norms = (2 * layers + 1) * embed
+    total = mlps + attention + 2 * vocab * embed + norms
+    assert total == 8_030_261_248  # "8 B"
+    ledger = probe["ledgers"]
+    assert ledger["one device"] == ledger["data parallel"] == total  # copies save nothing
+    assert ledger["tensor parallel"] == total // 8
+    assert ledger["both"] == total // 2
+    assert ledger["FSDP"] == (total - norms) // 8 + norms
+    assert ledger["FSDP + tensor"] == (total - norms) // 8 + norms // 2
+    assert ledger["three rules"] == total - mlps // 2  # the notes' rules cut the MLPs only
+    for cell in (
+        "one device | 8,030,261,248 | 16.1 + 16.1 + 32.1 = 64.2 GB | 32.1 + 32.1 + 64.2 = 128.5 GB | none |",
+        "both | 4,015,130,624 | 8.0 + 8.0 + 16.1 = 32.1 GB | 16.1 + 16.1 + 32.1 = 64.2 GB | v5p |",
+    ):
+        assert cell in probe["text"]
+
+
+@pytest.mark.parametrize("name", ["both", "FSDP"])
+def test_maxtext_cuts_its_llama_by_the_same_rules(probe, name):
+    llama, whole = probe["llamas"][name], probe["llamas"]["one device"]
+    assert llama["shards"] == probe["predicted"][name] and len(llama["shards"]) == 30
+    assert llama["shards"]["decoder/layers_0/mlp/wi_0/kernel"] == {"both": (96, 128), "FSDP": (12, 256)}[name]
+    assert all(whole["shards"][key] == tuple(shape) for key, (shape, _) in whole["axes"].items())
+    # float32 sums in another order, as in test_load_llama.py
+    np.testing.assert_allclose(llama["logits"], whole["logits"], rtol=0, atol=1e-4 * whole["logits"].std())
+    assert whole["forward"] == {} and llama["forward"]["all-gather"] > 0
+    assert ("all-reduce" in llama["forward"]) == (name == "both")  # halves of a product's sum are added
+
+
+def test_it_shows_all_this_and_leaves_a_picture(probe):
+    for words in ("CPU 0,2,4,6", "CPU 1,3,5,7", "1. The mesh", "2. One layer", "3. ", "4. ", "5. "):
+        assert words in probe["text"]
+    assert (probe["folder"] / "mesh_and_axis_rules.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((probe["folder"] / "result.json").read_text())
+    for table in ("strategies", "ledger", "llama"):
+        assert result[table] in probe["text"]
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readme_shows_what_it_prints(probe, language):
+    """Rows without words; the last digits of the differences depend on the machine, so up to there."""
+    text = (demo.HERE / language).read_text()
+    result = json.loads((probe["folder"] / "result.json").read_text())
+    for row in result["ledger"].splitlines()[2:]:
+        assert row.split("|", 2)[2].rsplit("|", 2)[0] in text
+    for row in result["strategies"].splitlines()[2:]:
+        assert row.split("|", 2)[2].rsplit("|", 2)[0] in text
+
+
+@pytest.mark.parametrize("script", ["mesh_and_axis_rules", "convert_checkpoint"])
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readme_names_every_constant_with_its_default(script, language):
+    module = importlib.import_module(script)
+    rows = [line.split("`")[1] for line in (demo.HERE / language).read_text().splitlines() if "| `" in line]
+    for name, value in module.DEFAULTS.items():
+        if isinstance(value, str | int | float):  # not the tables
+            assert f"{name}={value}" in rows
+
+
+@pytest.mark.parametrize("line", ["MLP=12", "EMBEDD=8", "BATCH_SIZE=x"])
+def test_a_bad_constant_is_one_line(line):
+    script = importlib.import_module("mesh_and_axis_rules")
+    with pytest.raises(demo.UserError, match=line.split("=")[0]) as error:
+        script.configure([line])
+    assert "\n" not in str(error.value)
