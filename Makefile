@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

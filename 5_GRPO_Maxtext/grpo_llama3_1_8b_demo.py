@@ -147,9 +147,7 @@ NUM_PASSES = 1  # sampled answers a question; above 1 the report adds pass@k and
 # --- checkpoints and logs (all under RUN_DIR)
 SAVE_INTERVAL_STEPS = Pair(50, 500)  # steps between checkpoints
 MAX_TO_KEEP = 4  # checkpoints kept
-CHECKPOINT_DIR = (
-    ""  # empty: RUN_DIR; or another folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name
-)
+CHECKPOINT_DIR = ""  # empty: RUN_DIR; or a folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name
 
 # --- model and devices
 DTYPE = Pair("float32", "bfloat16")  # of activations

@@ -43,7 +43,7 @@ seconds = time.perf_counter() - started
 def greedy(obs):
     """The mean of the policy's distribution."""
     obs = algorithm.normalize_obs(state.obs_rms_state, obs)
-    return algorithm.actor.apply(state.actor_ts.params, obs[None], method="_action_dist")[0].loc[0]
+    return algorithm.actor.apply(state.actor_ts.params, obs[None], method="_action_dist").loc[0]
 
 
 returns = []
