@@ -384,9 +384,7 @@ class Metrics(NamedTuple):
     episode_return: jax.Array  # of the policy that draws its actions, mean over the batch
     truncated: jax.Array  # share of the episodes that reached the time limit
     entropy: jax.Array  # nats, of the policy at the steps played; ln 2 = 0.69 is a coin
-    explained_variance: (
-        jax.Array
-    )  # 1 - var(credit - b) / var(credit) over the steps played; 0 without baseline
+    explained_variance: jax.Array  # 1 - var(credit - b) / var(credit), steps played; 0 without baseline
     gradient_norm: jax.Array
 
 
