@@ -1270,7 +1270,7 @@ def open_run_dir(constants: dict[str, Any]) -> None:
     """Makes RUN_DIR, or checks that the run in it was started with the same constants.
 
     Raises:
-        UserError: other constants, not writable, too little space for the checkpoints.
+        UserError: other constants, or a folder that cannot be written.
     """
     global RUN_DIR
     RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
