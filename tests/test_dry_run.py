@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dry_run
 import grpo_llama3_1_8b_demo as demo
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from test_guards import SMALL
 
 SCRIPT = demo.HERE / "grpo_llama3_1_8b_demo.py"
-EIGHT_B = [f"MODEL={demo.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
+EIGHT_B = [f"MODEL={dry_run.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
 
 
 @pytest.fixture(autouse=True)
@@ -138,13 +139,13 @@ def test_vllm_gets_its_share_and_no_more():
     lying = 2 * 4 * parameters / 8 / 2**30  # actor and reference, float32
     weights = 2 * parameters / 8 / 2**30
     cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / 2**30  # key and value, layers, heads a chip, width, bfloat16
-    hf = demo.llama_3_1_8b_config()
+    hf = dry_run.llama_3_1_8b_config()
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
         demo.HBM_UTILIZATION_VLLM = share
         fits = lying + weights + cache <= share * 31.24 <= lying + 31.24 - 26
         assert fits == enough
         if enough:
-            assert "is enough" in demo.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+            assert "is enough" in dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
         else:
             with pytest.raises(demo.UserError, match=r"use 0.31 to 0.4$"):
-                demo.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+                dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
