@@ -276,6 +276,13 @@ def check_constants() -> None:
             f"SCAN_LAYERS={SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
             "stacked layers to vLLM, others would keep vLLM's random weights without a word"
         )
+    length = MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS
+    if ATTENTION == "flash" and length > 512 and length % 512:
+        raise UserError(
+            f"TOTAL_GENERATION_STEPS={TOTAL_GENERATION_STEPS}: flash attention works in blocks of 512 tokens, "
+            f"with MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of 512, "
+            "or set ATTENTION=dot_product"
+        )
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
