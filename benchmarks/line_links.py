@@ -1,8 +1,8 @@
 """Puts the line links of the READMEs right after a change in a script.
 
 A link like [`td_error = ...`](1_Q_Learning/Q_Learning.py#L207) promises that line 207 holds the text in
-backticks; tests/test_course.py keeps the promise. The text must stand on exactly one line of the file: so a line
-that has moved is found again.
+backticks; tests/test_course.py keeps the promise. The text must stand on exactly one line of the file: so a
+line that has moved is found again.
 
     python benchmarks/line_links.py      # or `make links`
 """
