@@ -17,7 +17,7 @@ clipping of the value loss, no running normalisation (three numbers with known r
 forgive the rewards' scale), no weights shared between actor and critic (two small networks are simpler than
 weighing two losses against each other), no early stop by KL.
 
-    python 3_Pendulum/pendulum.py                 # ten seeds at once: about 27 seconds on one CPU core
+    python 3_Pendulum/pendulum.py                 # ten seeds at once: about 25 seconds on one CPU core
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
     python 3_Pendulum/pendulum.py COMPARE=True    # every row of the ablation table: 9 minutes
 """
@@ -80,7 +80,7 @@ MAX_GRAD_NORM = 0.5  # longer gradients are shortened to this, for each network 
 
 # The two safety locks: both keep the new policy near the one that collected the rollout
 CLIP_EPSILON = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
-BETA = 0.0  # weight of KL(pi_old || pi); 0 switches it off
+BETA = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
 KL_TARGET = 0.0  # above 0: BETA doubles or halves after a rollout, to bring the KL near this; 0: BETA stays
 
 # Networks

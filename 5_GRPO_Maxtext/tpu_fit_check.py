@@ -40,6 +40,7 @@ os.environ.update(
     TPU_WORKER_ID="0",
     ALLOW_MULTIPLE_LIBTPU_LOAD="1",
     TPU_LOG_DIR="disabled",
+    TRANSFORMERS_VERBOSITY="error",  # MaxText imports it before the main script can say so
 )
 
 import jax
