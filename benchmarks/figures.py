@@ -150,7 +150,7 @@ JOBS = [
             "3_Pendulum", "log.csv", "learning_curve.png", "compare.csv", "compare.png",
             "gradient_variance.csv", "gradient_variance.png", prefix="reinforce_",
         ),
-        7,
+        3,
     ),
     Job(
         "python 3_Pendulum/reinforce.py",

@@ -161,7 +161,9 @@ def skeleton(text):
         "commands": [re.sub(r" *#.*", "", block) for block in FENCE.findall(text)],
         "cells": [row.count("|") for row in tables],
         "code in tables": [re.findall(r"`[^`]+`", row) for row in tables],
-        "figures in tables": [re.findall(r"\d[\d.,]*", re.sub(r"\([^)]*\)", "", row)) for row in tables],
+        "figures in tables": [
+            re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\([^)]*\)", "", row)) for row in tables
+        ],
         "decimal figures": sorted(re.findall(r"\d+\.\d+", re.sub(r"\]\([^)]*\)", "", body))),
     }
 
@@ -223,6 +225,29 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(folders, tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")} == before
+
+
+# --- commands
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_names_a_script_and_constants_that_exist(page):
+    """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    spans = re.findall(r"`(python [^`\n]+)`", page.read_text())
+    lines = [line.split(" #")[0] for block in blocks for line in block.splitlines()] + spans
+    assert lines
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["make"]:
+            assert words[1] in targets, line
+        elif words and words[0].endswith("python") and words[1].endswith(".py"):
+            text = (ROOT / words[1]).read_text()
+            if "import grpo_llama3_1_8b_demo as demo" in text:  # takes the main script's constants, too
+                text += (ROOT / "5_GRPO_Maxtext" / "grpo_llama3_1_8b_demo.py").read_text()
+            for name in re.findall(r"(?<!\S)([A-Z][A-Z0-9_]*)=", line):
+                assert re.search(rf"\b{name}\b", text), line
 
 
 # --- make figures
