@@ -5,7 +5,7 @@ PYTHON ?= python3.12
 BIN := .venv/bin
 REQUIREMENTS := requirements.txt
 
-.PHONY: setup demo test test-slow test-vllm lint benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo test test-slow test-vllm lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -36,6 +36,14 @@ test-vllm: .venv-vllm/installed
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+# After a change in a script: the line numbers in the READMEs' links
+links: setup
+	$(BIN)/python benchmarks/line_links.py
+
+# make figures, or make figures ONLY=1_Q_Learning: what runs, and how long it takes, stands in CONTRIBUTING.md
+figures: setup
+	$(BIN)/python benchmarks/figures.py $(ONLY)
 
 # make benchmark PEER=/tmp/trl/bin/python: see the top of the script
 benchmark: setup

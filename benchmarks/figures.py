@@ -1,0 +1,304 @@
+"""Makes every committed CSV file and picture anew, from the commands that made them: `make figures`.
+
+    python benchmarks/figures.py                       # everything: hours, see CONTRIBUTING.md
+    python benchmarks/figures.py 1_Q_Learning          # the files of one folder
+    python benchmarks/figures.py MNIST_PATH=mnist.npz SB3=/tmp/sb3/bin/python
+
+JOBS below is the table: a command, and what of its run goes where. `NAME=value` replaces a path that a
+command names; a command whose path is not there is left out, with a line that says so. Seconds, and with them
+some columns, differ from machine to machine; the rest should come out as it is.
+"""
+
+import csv
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_step_against_trl import processor
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME_OF_FILES = ROOT  # the tests write elsewhere
+
+
+# %% Tables that several runs share ---------------------------------------------------------------------
+# One function a table: the lines that one run adds to it, from the files in the run's folder.
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def q_learning_rows(run: Path) -> Iterator[dict[str, Any]]:
+    """Folder 1's seeds.csv: one line a run."""
+    constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
+    log = read_csv(run / "log.csv")
+    last = [float(row["return"]) for row in log if int(row["episode"]) > constants["NUM_EPISODES"] - 1000]
+    yield result | {
+        "seed": constants["SEED"],
+        "return_of_last_1000_episodes": round(sum(last) / len(last), 3),
+        "seconds": round(result["seconds"], 3),
+    }
+
+
+def seeds_of_one_run(run: Path) -> Iterator[dict[str, Any]]:
+    """seeds.csv of folders 2 and 3: one line a seed."""
+    constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
+    for i in range(constants["NUM_SEEDS"]):
+        yield {"seed": constants["SEED"] + i} | {
+            name: value[i] if isinstance(value, list) else value for name, value in result.items()
+        }
+
+
+def mnist_rows(run: Path) -> Iterator[dict[str, Any]]:
+    """Folder 4's seeds.csv: one line a seed, all methods side by side."""
+    result = json.loads((run / "result.json").read_text())
+    last = {(row["seed"], row["method"]): row for row in read_csv(run / "log.csv")}
+    for seed in dict.fromkeys(seed for seed, _ in last):
+        row = {"seed": seed, "seconds": result["seconds"], "compile_seconds": result["compile_seconds"]}
+        for method in dict.fromkeys(method for _, method in last):
+            row[method] = last[seed, method]["test_accuracy"]
+            row[f"{method}_sampled"] = last[seed, method]["test_sampled_accuracy"]
+        yield row
+
+
+def mnist_exercise_rows(run: Path) -> Iterator[dict[str, Any]]:
+    """Folder 4's exercises.csv: one line a seed, GRPO only."""
+    yield from {row["seed"]: row for row in read_csv(run / "log.csv") if row["method"] == "grpo"}.values()
+
+
+def language_model_rows(run: Path) -> Iterator[dict[str, Any]]:
+    """Folder 5's seeds.csv: one line a run."""
+    result = json.loads((run / "result.json").read_text())
+    row = result | {f"{when}_{k}": v for when in ("before", "after") for k, v in result[when].items()}
+    yield row | {
+        "questions": result["before"]["questions"],
+        "machine": processor(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+# %% The table ------------------------------------------------------------------------------------------
+class Job(NamedTuple):
+    """A command, and where the files of its run are committed."""
+
+    command: str
+    files: dict[str, str]  # file in the run's folder -> committed file
+    minutes: float | None = None  # as the folders' READMEs have it; None: not measured as a whole
+    writes_itself: bool = False  # the command writes the committed files; no RUN_DIR
+    rows: Callable | None = None  # for a table that several runs share: repeats the runs it names
+
+
+def into(folder: str, *names: str, prefix: str = "") -> dict[str, str]:
+    """Files of a run, to the assets of a folder."""
+    return {name: f"{folder}/assets/{prefix}{name}" for name in names}
+
+
+PEERS = "SB3=/tmp/sb3/bin/python REJAX=/tmp/rejax/bin/python"
+MNIST = "MNIST_PATH=../shared/data/mnist/mnist.npz"
+JOBS = [
+    Job(
+        "python 1_Q_Learning/Q_Learning.py COMPARE=True",
+        into(
+            "1_Q_Learning", "log.csv", "q_table.csv", "q_table.png", "learning_curve.png",
+            "compare.csv", "compare.png", "compare_curves.csv",
+        ),
+        0.5,
+    ),
+    Job("python 1_Q_Learning/Q_Learning.py", into("1_Q_Learning", "seeds.csv"), 0.2, rows=q_learning_rows),
+    Job(
+        "python benchmarks/mistakes.py 1_Q_Learning",
+        into("1_Q_Learning", "mistakes.csv", "exercises.csv"),
+        2,
+        writes_itself=True,
+    ),
+    Job(
+        "python 2_Cart_Pole_DQN/cart_pole_dqn.py COMPARE=True",
+        into(
+            "2_Cart_Pole_DQN", "log.csv", "learning_curve.png", "cart_pole.gif",
+            "compare.csv", "compare.png", "overestimation.png",
+        ),
+        12,
+    ),
+    Job(
+        "python 2_Cart_Pole_DQN/cart_pole_dqn.py", into("2_Cart_Pole_DQN", "seeds.csv"), rows=seeds_of_one_run
+    ),
+    Job(
+        "python benchmarks/mistakes.py 2_Cart_Pole_DQN",
+        into("2_Cart_Pole_DQN", "mistakes.csv", "exercises.csv"),
+        6,
+        writes_itself=True,
+    ),
+    Job(
+        "python 3_Pendulum/pendulum.py COMPARE=True",
+        into(
+            "3_Pendulum", "log.csv", "learning_curve.png", "clipped_objective.png", "value_function.png",
+            "pendulum.gif", "compare.csv", "compare.png", "failures.png",
+        ),
+        9,
+    ),
+    Job("python 3_Pendulum/pendulum.py", into("3_Pendulum", "seeds.csv"), rows=seeds_of_one_run),
+    Job(
+        "python 3_Pendulum/reinforce.py COMPARE=True",
+        into(
+            "3_Pendulum", "log.csv", "learning_curve.png", "compare.csv", "compare.png",
+            "gradient_variance.csv", "gradient_variance.png", prefix="reinforce_",
+        ),
+        3,
+    ),
+    Job(
+        "python 3_Pendulum/reinforce.py",
+        into("3_Pendulum", "seeds.csv", prefix="reinforce_"),
+        rows=seeds_of_one_run,
+    ),
+    Job(
+        "python benchmarks/mistakes.py 3_Pendulum",
+        into("3_Pendulum", "mistakes.csv", "exercises.csv"),
+        8,
+        writes_itself=True,
+    ),
+    Job(
+        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST} COMPARE=True",
+        into(
+            "4_GRPO_MNIST", "log.csv", "accuracy.png", "memory.csv", "compare.csv", "gradient.csv", "pull.png"
+        ),
+        15,
+    ),
+    Job(
+        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",
+        into("4_GRPO_MNIST", "seeds.csv"),
+        1.8,
+        rows=mnist_rows,
+    ),
+    Job(
+        "python 4_GRPO_MNIST/grpo_mnist.py",
+        into("4_GRPO_MNIST", "exercises.csv"),
+        rows=mnist_exercise_rows,
+    ),
+    Job(
+        "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py SEED=0",
+        into("5_GRPO_Maxtext", "train_log.csv", "report.png"),
+        1.6,
+    ),
+    Job(
+        "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
+        into("5_GRPO_Maxtext", "seeds.csv"),
+        5,
+        rows=language_model_rows,
+    ),
+    Job(
+        "python 5_GRPO_Maxtext/mesh_and_axis_rules.py",
+        into("5_GRPO_Maxtext", "mesh_and_axis_rules.png"),
+        1.1,
+    ),
+    Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv"), 14.4, writes_itself=True),
+    Job(
+        "python benchmarks/pendulum_optimum.py",
+        {"pendulum_optimum.csv": "benchmarks/pendulum_optimum.csv"},
+        0.3,
+        writes_itself=True,
+    ),
+    Job(
+        f"python benchmarks/against_peers.py 2_Cart_Pole_DQN {PEERS}",
+        {"dqn_against_peers.csv": "benchmarks/dqn_against_peers.csv"},
+        writes_itself=True,
+    ),
+    Job(
+        f"python benchmarks/against_peers.py 3_Pendulum {PEERS}",
+        {"ppo_against_peers.csv": "benchmarks/ppo_against_peers.csv"},
+        writes_itself=True,
+    ),
+    Job(
+        "python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python ROUNDS=1",
+        {"grpo_step_against_trl.csv": "benchmarks/grpo_step_against_trl.csv"},
+        writes_itself=True,
+    ),
+]  # fmt: skip
+
+
+# %% Running it -----------------------------------------------------------------------------------------
+class MissingPath(Exception):
+    """A command names a path that is not on this machine."""
+
+
+def words_of(command: str, options: dict[str, str]) -> list[str]:
+    """A command to run: paths replaced by `options`, this Python for "python".
+
+    Raises:
+        MissingPath: a NAME=value of the command names a path that is not there.
+    """
+    words = shlex.split(command)
+    for i, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if "/" in value:
+            value = options.get(name, value)
+            if not (ROOT / value).exists():
+                raise MissingPath(f"{name}={value} is not there; give {name}=path")
+            words[i] = f"{name}={value}"
+    return [sys.executable, *words[1:]] if words[0] == "python" else words
+
+
+def seeds(table: str, rows: Callable, options: dict[str, str] | None = None, script: str = "") -> None:
+    """Repeats every run that a table names, and writes the table anew: same lines, same columns.
+
+    Args:
+        table: a committed CSV file with a column "command", or, after `script`, "changed".
+        rows: what a run's folder adds to the table.
+        options: see `words_of`.
+        script: the command that the column "changed" is put behind.
+    """
+    old = read_csv(HOME_OF_FILES / table)
+    keys = [name for name in ("exercise", "command", "changed") if name in old[0]]
+    lines = []
+    for key in dict.fromkeys(tuple(line[name] for name in keys) for line in old):
+        command = key[-1] if keys[-1] == "command" else f"{script} {key[-1]}"
+        with tempfile.TemporaryDirectory() as folder:
+            words = words_of(command, options or {})
+            subprocess.run([*words, f"RUN_DIR={folder}/run"], cwd=ROOT, check=True)
+            lines += [row | dict(zip(keys, key)) for row in rows(Path(folder) / "run")]
+    with open(HOME_OF_FILES / table, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(old[0]), extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def make(job: Job, options: dict[str, str]) -> None:
+    """Runs one job; see `Job`."""
+    words = words_of(job.command, options)
+    if job.rows:
+        [table] = job.files.values()
+        seeds(table, job.rows, options, job.command)
+    elif job.writes_itself:
+        subprocess.run(words, cwd=ROOT, check=True)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([*words, f"RUN_DIR={folder}/run"], cwd=ROOT, check=True)
+            for name, committed in job.files.items():
+                shutil.copyfile(Path(folder) / "run" / name, HOME_OF_FILES / committed)
+
+
+def main() -> None:
+    """Runs the jobs of the folder that is named, or all."""
+    options = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+    folders = [argument.rstrip("/") for argument in sys.argv[1:] if "=" not in argument]
+    known = dict.fromkeys(name.split("/")[0] for job in JOBS for name in job.files.values())
+    if set(folders) - set(known):
+        sys.exit(f"error: {' '.join(folders)}: give one of {', '.join(known)}, or none for all")
+    for job in JOBS:
+        if folders and not any(name.split("/")[0] in folders for name in job.files.values()):
+            continue
+        print(f"\n{job.command}\n  -> {', '.join(job.files.values())}", flush=True)
+        try:
+            make(job, options)
+        except MissingPath as error:
+            print(f"left out: {error}")
+
+
+if __name__ == "__main__":
+    main()
