@@ -279,7 +279,7 @@ def check_constants() -> None:
     length = MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS
     if ATTENTION == "flash" and length > 512 and length % 512:
         raise UserError(
-            f"TOTAL_GENERATION_STEPS={TOTAL_GENERATION_STEPS}: flash attention works in blocks of 512 tokens, "
+            f"TOTAL_GENERATION_STEPS={TOTAL_GENERATION_STEPS}: flash attention has blocks of 512 tokens, "
             f"with MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of 512, "
             "or set ATTENTION=dot_product"
         )
