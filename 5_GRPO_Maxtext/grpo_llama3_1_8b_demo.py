@@ -23,16 +23,12 @@ import csv
 import difflib
 import errno
 import functools
-import importlib.metadata
-import importlib.util
 import itertools
 import json
 import math
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -57,13 +53,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import transformers
-from etils import epath
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
 from maxtext.configs import pyconfig
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
-from maxtext.utils import maxtext_utils, model_creation_utils
+from maxtext.utils import model_creation_utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import binomtest
@@ -74,7 +69,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import hooks, metrics_logger
 from yaml import YAMLError
 
-sys.path.insert(0, str(HERE))  # so that the two files beside this one import from anywhere
+sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
 import reward_func
 from rollout import MaxTextRollout
 
@@ -280,6 +275,13 @@ def check_constants() -> None:
         raise UserError(
             f"SCAN_LAYERS={SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
             "stacked layers to vLLM, others would keep vLLM's random weights without a word"
+        )
+    length = MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS
+    if ATTENTION == "flash" and length > 512 and length % 512:
+        raise UserError(
+            f"TOTAL_GENERATION_STEPS={TOTAL_GENERATION_STEPS}: flash attention works in blocks of 512 tokens, "
+            f"with MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of 512, "
+            "or set ATTENTION=dot_product"
         )
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
@@ -1270,349 +1272,12 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
 
 
-# %% Dry run --------------------------------------------------------------------------------------------
-LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
-VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5"}  # whose arguments and layouts this script relies on
-SLICES = {"v5p-8": 4, "v6e-8": 8, "v5p-64": 32}  # chips; the name of a v5p slice counts two cores a chip
-HBM_GIB = {"v5p": 95.73, "v6e": 31.24, "v5e": 15.75}  # a chip's limit, as the TPU compiler enforces it
-DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
-MEMORY_CONSTANTS = (  # those that move the figures of assets/fit_check.csv
-    "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
-    "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY", "ATTENTION",
-    "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "TRAINER_FSDP",
-    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL",
-)  # fmt: skip
-
-
-def dry_run() -> None:
-    """Checks all that can be checked without training, prints what would happen, and changes nothing.
-
-    The 8 B model is planned on any machine: what only the TPU VM can tell (its chips, its disk, its
-    packages) is then checked against the slices of SLICES, or said to be unchecked.
-
-    Raises:
-        UserError: the first thing that would stop the run.
-    """
-    check_versions()
-    if on_target():
-        check_rollout_engine()
-        initialize_pathways()
-    folder, hf, source = plan_model(MODEL)
-    print(f"versions {', '.join(f'{name} {version}' for name, version in VERSIONS.items())}: as needed")
-    print(f"model    {source}")
-    parameters = count_parameters(hf)
-    print(f"         {parameters:,} parameters, {hf.num_hidden_layers} layers, {DTYPE} over {WEIGHT_DTYPE}")
-
-    tokenizer = load_tokenizer(folder) if folder else None
-    for name, dataset, split in (
-        ("DATASET", DATASET, "train"),
-        ("TEST_DATASET", TEST_DATASET or DATASET, "test"),
-    ):
-        questions, source = read_questions(dataset, split)
-        lengths = plan_prompts(tokenizer, questions, source)
-        print(f"data     {name}: {len(questions):,} questions of {source}, {lengths}")
-
-    sequences = BATCH_SIZE * NUM_GENERATIONS
-    tokens = MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS
-    passes = BATCH_SIZE // (TRAIN_MICRO_BATCH_SIZE or BATCH_SIZE)
-    print(
-        f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = {sequences} sequences, up to "
-        f"{sequences * tokens:,} tokens, in {passes} gradient pass(es)\n"
-        f"run      {num_steps():,} steps, {num_steps() * NUM_ITERATIONS:,} updates, "
-        f"{num_steps() * sequences:,} answers"
-    )
-    check_paths(parameters)
-    plan_memory(hf, parameters)
-    print("dry run  nothing was found that would stop the run; nothing was written")
-
-
-def check_versions() -> None:
-    """Raises UserError unless the packages are those this script was written for, and take its arguments."""
-    for package, wanted in VERSIONS.items():
-        found = importlib.metadata.version(package)
-        if found != wanted:
-            raise UserError(
-                f"{package} {found} is installed: this script needs {wanted}; install {package}=={wanted}"
-            )
-    try:
-        make_training_config()
-        RolloutConfig(**generation_config("train"))
-    except TypeError as error:
-        raise UserError(
-            f"google-tunix {VERSIONS['google-tunix']} does not take what it is given ({error}); reinstall it"
-        ) from None
-
-
-def llama_3_1_8b_config() -> transformers.LlamaConfig:
-    """The sizes in Llama 3.1 8B's published config.json, for machines that cannot reach the hub."""
-    return transformers.LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
-        max_position_embeddings=131_072, tie_word_embeddings=False,
-        rope_parameters=dict(
-            rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0,
-            high_freq_factor=4.0, original_max_position_embeddings=8192,
-        ),
-    )  # fmt: skip
-
-
-def reachable(url: str) -> bool:
-    """Whether a server answers within five seconds; the libraries themselves go on trying for minutes."""
-    try:
-        huggingface_hub.get_session().head(url, timeout=5)
-    except Exception:  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return False
-    return True
-
-
-def plan_model(model: str) -> tuple[Path | None, transformers.LlamaConfig, str]:
-    """MODEL's config and tokenizer, without its weights.
-
-    Returns:
-        The folder that holds its tokenizer (None: out of reach), the config, and where that came from.
-
-    Raises:
-        UserError: no such model, no access to it, not a Llama.
-    """
-    if find_path(model).is_dir():
-        folder, hf = load_hf_config(model)
-        return folder, hf, f"{folder}"
-    if reachable(huggingface_hub.constants.ENDPOINT):
-        return (*load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(model, "config.json")
-    except huggingface_hub.errors.HFValidationError:  # rather a path than a name
-        cached = None
-    if isinstance(cached, str):
-        return (*load_hf_config(str(Path(cached).parent)), f"{model}, downloaded earlier")
-    if model != LLAMA_3_1_8B:
-        raise UserError(
-            f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
-        )
-    source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-    return None, llama_3_1_8b_config(), source
-
-
-def count_parameters(hf: transformers.LlamaConfig) -> int:
-    """Parameters of the MaxText model that MODEL would become here; nothing is allocated.
-
-    Raises:
-        UserError: MaxText refuses a constant.
-    """
-    config = to_maxtext_config(
-        hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS,
-        ici_fsdp_parallelism=1, ici_tensor_parallelism=1,
-    )  # fmt: skip
-    mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
-    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-
-
-def plan_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> str:
-    """How many questions are short enough; raises UserError if none is."""
-    if tokenizer is None:
-        return "lengths unchecked (no tokenizer)"
-    lengths = [
-        len(tokenizer.encode(to_prompt(tokenizer, q["question"]), add_special_tokens=False))
-        for q in questions
-    ]
-    kept = sum(n <= MAX_PROMPT_LENGTH for n in lengths)
-    if not kept:
-        raise too_short_error(source, min(lengths))
-    return f"{kept:,} of at most {MAX_PROMPT_LENGTH} tokens"
-
-
-def checkpoint_bytes(parameters: int) -> int:
-    """Of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one."""
-    accumulated = bool(TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE)
-    return parameters * (3 + accumulated) * jnp.dtype(WEIGHT_DTYPE).itemsize
-
-
-def check_paths(parameters: int) -> None:
-    """Whether RUN_DIR and CHECKPOINT_DIR can be written, and hold what the run will put there.
-
-    Raises:
-        UserError: not writable, a bucket out of reach, another run's constants, too little space.
-    """
-    folder = Path(RUN_DIR).resolve()
-    if (folder / "constants.json").exists():
-        check_same_constants(json.loads((folder / "constants.json").read_text()))
-    while not folder.exists():
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise UserError(f"RUN_DIR={RUN_DIR}: {folder} is not a folder one may write to; choose another")
-    if CHECKPOINT_DIR.startswith("gs://"):
-        if importlib.util.find_spec("gcsfs") is None:
-            raise UserError(f"CHECKPOINT_DIR={CHECKPOINT_DIR}: needs the package gcsfs; install it")
-        bucket = CHECKPOINT_DIR.removeprefix("gs://").split("/")[0]
-        if not reachable("https://storage.googleapis.com"):
-            raise UserError(
-                f"CHECKPOINT_DIR={CHECKPOINT_DIR}: Google Cloud Storage is out of reach; give a local folder"
-            )
-        if not epath.Path(f"gs://{bucket}").exists():
-            raise UserError(f"CHECKPOINT_DIR={CHECKPOINT_DIR}: no bucket {bucket}; create it, or log in")
-    size = checkpoint_bytes(parameters)
-    count = -(-num_steps() // SAVE_INTERVAL_STEPS)
-    print(
-        f"saves    {count:,} checkpoints of {size / 2**30:.3g} GiB, the last {MAX_TO_KEEP} kept: "
-        f"{size * MAX_TO_KEEP / 2**30:.3g} GiB in {CHECKPOINT_DIR or RUN_DIR or 'runs/'}"
-    )
-    if on_target():
-        check_disk(parameters, folder)
-
-
-def on_target() -> bool:
-    """Whether this machine could be the one that trains: the laptop for a small model, else a TPU VM."""
-    return is_small(MODEL) or jax.default_backend() == "tpu"
-
-
-def plan_memory(hf: transformers.LlamaConfig, parameters: int) -> None:
-    """Prints who trains and who generates, and whether it fits; raises UserError if it does so nowhere."""
-    if is_small(MODEL):
-        trainer, _ = plan_devices(hf, jax.devices())
-        print(f"devices  {len(trainer)} x {jax.devices()[0].device_kind}, generation by {ROLLOUT_ENGINE}")
-        return
-    slices = SLICES
-    if jax.default_backend() == "tpu":
-        chips = jax.device_count()
-        family = DEVICE_KINDS.get(jax.devices()[0].device_kind, "v6e")
-        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": chips}
-    else:
-        print("devices  no TPU here: planned for " + ", ".join(slices))
-    faults = []
-    for name, chips in slices.items():
-        try:
-            print(f"{name:8} {slice_verdict(hf, parameters, name, chips)}")
-        except UserError as error:
-            faults.append(error)
-            print(f"{name:8} no: {error}")
-    if len(faults) == len(slices):
-        raise faults[0]
-
-
-def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chips: int) -> str:
-    """How the run would fit a TPU slice; raises UserError if it does not.
-
-    The compiler's word where there is one: the committed table if it has these constants, else libtpu if it
-    is installed. Otherwise the least that weights, moments and gradients take.
-    """
-    devices, rollout_mesh = plan_devices(hf, list(range(chips)))
-    limit = HBM_GIB[name.split("-")[0]]
-    peak, said = compiled_peak(name)
-    if peak is None:
-        # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-        copies = 2 if BETA else 1
-        weights = copies * parameters * jnp.dtype(WEIGHT_DTYPE).itemsize
-        peak = (checkpoint_bytes(parameters) + weights) / len(devices) / 2**30
-        said = "not compiled: at least"
-    if peak > limit:
-        raise UserError(
-            f"{memory_remedy()}: {name} has {limit} GiB a chip, training takes {peak:.1f} ({said})"
-        )
-    verdict = f"{len(devices)} of {chips} chips train: {said} {peak:.1f} of {limit} GiB a chip"
-    if rollout_mesh is None:
-        return verdict
-    shared = rollout_mesh.devices.flat[0] in devices
-    return f"{verdict}; {vllm_verdict(hf, parameters, rollout_mesh, len(devices) * shared, limit, peak)}"
-
-
-def vllm_verdict(hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
-    """Whether vLLM's share of a chip holds its weights and the KV cache of a step's answers.
-
-    vLLM starts when actor and reference are in memory and the optimizer is not yet: it counts those two
-    against its share, and fills what is left of it with KV cache, whatever training needs later.
-
-    Args:
-        hf: the checkpoint's config.
-        parameters: of the model.
-        rollout_mesh: ("data", "model"), from `plan_devices`.
-        trainer_chips: how many chips train; 0 if vLLM has chips of its own.
-        limit: GiB of a chip.
-        peak: GiB of a chip that training takes.
-
-    Raises:
-        UserError: too small a share for vLLM, or too large a one for training.
-    """
-    lying = 0.0
-    if trainer_chips:
-        copies = 2 if BETA else 1
-        lying = copies * parameters * jnp.dtype(WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
-    tensor, itemsize = rollout_mesh.shape["model"], jnp.dtype(DTYPE).itemsize
-    weights = parameters * itemsize / tensor / 2**30
-    heads = max(1, hf.num_key_value_heads / tensor)  # of a chip; vLLM repeats them where chips are more
-    tokens = BATCH_SIZE * NUM_GENERATIONS * (MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS)
-    tokens /= rollout_mesh.shape["data"]
-    cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / 2**30
-    least = (lying + weights + cache) / limit
-    most = (lying + limit - peak) / limit if trainer_chips else 1.0
-    if least > most:
-        raise UserError(
-            f"{memory_remedy()}: vLLM's weights and a step's KV cache take {weights + cache:.1f} of "
-            f"{limit} GiB a chip" + (f", training {peak:.1f} of the same" if trainer_chips else "")
-        )
-    share = f"HBM_UTILIZATION_VLLM={HBM_UTILIZATION_VLLM}"
-    if not least <= HBM_UTILIZATION_VLLM <= most:
-        raise UserError(
-            f"{share}: of {limit} GiB a chip vLLM needs {weights:.1f} for weights and {cache:.1f} for a "
-            f"step's KV cache, {lying:.1f} are taken when it starts, training takes {peak:.1f}; "
-            f"use {math.ceil(100 * least) / 100} to {math.floor(100 * most) / 100}"
-        )
-    return f"vLLM needs {weights:.1f} + KV cache {cache:.1f}, {share} is enough"
-
-
-def compiled_peak(name: str) -> tuple[float | None, str]:
-    """What the TPU compiler says of these constants: GiB a chip (None: nothing), and where it said so."""
-    with open(HERE / "assets" / "fit_check.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["topology"] == name and row["algorithm"] == "GRPO"]
-    ours = {constant: str(globals()[constant]) for constant in MEMORY_CONSTANTS}
-    peaks = []
-    for row in rows:
-        theirs = {
-            constant: str(getattr(DEFAULTS[constant], "tpu", DEFAULTS[constant]))
-            for constant in MEMORY_CONSTANTS
-        } | dict(argument.split("=") for argument in row["constants"].split())
-        if ours == theirs:
-            peaks.append(float(row["peak"]))
-    if peaks:
-        return max(peaks), "compiled (assets/fit_check.csv)"
-    if importlib.util.find_spec("libtpu") is None:
-        return None, ""
-    print(f"         compiling for {name}, one to three minutes ...", flush=True)
-    changed = [f"{constant}={globals()[constant]}" for constant in MEMORY_CONSTANTS]
-    done = subprocess.run(
-        [sys.executable, HERE / "tpu_fit_check.py", f"TOPOLOGIES={name}", *changed],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-    )  # fmt: skip
-    peaks = [float(gib) for gib in re.findall(r"^  peak ([\d.]+) of", done.stdout, re.M)]
-    if done.returncode or not peaks:
-        raise UserError(f"TOPOLOGIES={name}: the fit check failed ({(done.stderr or '?').splitlines()[-1]})")
-    return max(peaks), "compiled now"
-
-
-def memory_remedy() -> str:
-    """The constant to turn when memory is short: of those that still can give, the least harmful."""
-    accumulates = TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE
-    # Compiled for 8 B and 16 sequences: the activations saved are less than the gradient kept. Not for many.
-    if accumulates and BATCH_SIZE * NUM_GENERATIONS <= 16:
-        return f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}, set 0 (accumulating costs another gradient)"
-    if TRAINER_DEVICES_FRACTION < 1 and ROLLOUT_ENGINE == "vllm":
-        return (
-            f"TRAINER_DEVICES_FRACTION={TRAINER_DEVICES_FRACTION}, set it and SAMPLER_DEVICES_FRACTION to "
-            "1.0, or take a larger slice"
-        )
-    if BATCH_SIZE > 1:
-        return f"BATCH_SIZE={BATCH_SIZE}, lower it, or take a larger slice"
-    if WEIGHT_DTYPE == "float32":
-        return "WEIGHT_DTYPE=float32, take a larger slice, or bfloat16 (which loses small updates)"
-    return f"NUM_GENERATIONS={NUM_GENERATIONS}, lower it, or take a larger slice"
-
-
 # %% Main -----------------------------------------------------------------------------------------------
 def open_run_dir(constants: dict[str, Any]) -> None:
     """Makes RUN_DIR, or checks that the run in it was started with the same constants.
 
     Raises:
-        UserError: other constants, not writable, too little space for the checkpoints.
+        UserError: other constants, or a folder that cannot be written.
     """
     global RUN_DIR
     RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
@@ -1636,6 +1301,12 @@ def check_same_constants(old: dict[str, Any]) -> None:
                 f"{name}={value}: the run in RUN_DIR={RUN_DIR} was started with {old.get(name)}; "
                 "take that, or another RUN_DIR"
             )
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one."""
+    accumulated = bool(TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE)
+    return parameters * (3 + accumulated) * jnp.dtype(WEIGHT_DTYPE).itemsize
 
 
 def check_disk(num_parameters: int, folder: Path) -> None:
@@ -1674,6 +1345,10 @@ def run(arguments: list[str]) -> None:
     started = time.perf_counter()
     constants = configure(arguments)
     if DRY_RUN:
+        # Run as `__main__`, this script would be loaded anew by dry_run.py, which imports it: all defaults.
+        sys.modules.setdefault("grpo_llama3_1_8b_demo", sys.modules[__name__])
+        from dry_run import dry_run
+
         return dry_run()
     folder, hf = load_hf_config(MODEL)
     tokenizer = load_tokenizer(folder)

@@ -59,6 +59,7 @@ from tunix.rl.grpo.grpo_learner import TrainExample
 from tunix.rl.rl_cluster import Role
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import dry_run
 import grpo_llama3_1_8b_demo as demo
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def topology_devices(name: str) -> list:
         spec = accelerator_to_spec_map.get_system_characteristics(name)
     except ValueError:  # its message is the whole list
         spec = None
-    if spec is None or spec.platform != "tpu" or name.split("-")[0] not in demo.HBM_GIB:
+    if spec is None or spec.platform != "tpu" or name.split("-")[0] not in dry_run.HBM_GIB:
         raise demo.UserError(f"TOPOLOGIES={name}: no such TPU slice; such as v5p-8, v5p-64, v6e-8, v5e-16")
     try:
         topology = topologies.get_topology_desc(
@@ -299,12 +300,12 @@ def check(
     Returns:
         One row of COLUMNS for each program, and the verdict, a line for each thing to know.
     """
-    demo.configure([f"MODEL={demo.LLAMA_3_1_8B}", *arguments])
-    is_default = demo.MODEL == demo.LLAMA_3_1_8B  # its sizes are public: no network, no licence needed
-    hf = demo.llama_3_1_8b_config() if is_default else demo.plan_model(demo.MODEL)[1]
+    demo.configure([f"MODEL={dry_run.LLAMA_3_1_8B}", *arguments])
+    is_default = demo.MODEL == dry_run.LLAMA_3_1_8B  # its sizes are public: no network, no licence needed
+    hf = dry_run.llama_3_1_8b_config() if is_default else dry_run.plan_model(demo.MODEL)[1]
     chips = topology_devices(topology)
     devices, rollout_mesh = demo.plan_devices(hf, chips)
-    limit = demo.HBM_GIB[topology.split("-")[0]]
+    limit = dry_run.HBM_GIB[topology.split("-")[0]]
     programs = make_programs(
         hf, devices, pad_id=128_004, eos_id=128_009,
         hardware="tpu", compile_topology=topology, compile_topology_num_slices=1,
@@ -340,7 +341,7 @@ def verdict(rows, hf, programs, devices, rollout_mesh) -> list[str]:
     worst = min(rows, key=lambda row: row["left"])
     name = " ".join(filter(None, (worst["topology"], worst["algorithm"], worst["constants"])))
     if worst["left"] < 0:
-        remedy = demo.memory_remedy()
+        remedy = dry_run.memory_remedy()
         if worst["algorithm"] == "PPO":
             remedy = "ALGORITHM=PPO, take GRPO, which has no critic, or a larger slice"
         too_much = f"{-worst['left']:.2f} GiB a chip too much ({worst['program']})"
@@ -351,7 +352,7 @@ def verdict(rows, hf, programs, devices, rollout_mesh) -> list[str]:
         shared = rollout_mesh.devices.flat[0] in devices
         chips = len(devices) if shared else 0
         try:
-            said = demo.vllm_verdict(hf, parameters, rollout_mesh, chips, worst["limit"], worst["peak"])
+            said = dry_run.vllm_verdict(hf, parameters, rollout_mesh, chips, worst["limit"], worst["peak"])
             lines.append(f"  {said}")
         except demo.UserError as error:
             lines.append(f"  {error}")

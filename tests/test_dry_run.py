@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dry_run
 import grpo_llama3_1_8b_demo as demo
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from test_guards import SMALL
 
 SCRIPT = demo.HERE / "grpo_llama3_1_8b_demo.py"
-EIGHT_B = [f"MODEL={demo.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
+EIGHT_B = [f"MODEL={dry_run.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop_in_under_a_minute(tmp_path
 def test_constants_that_were_not_compiled_get_a_lower_bound(tmp_path, capsys):
     if importlib.util.find_spec("libtpu"):
         pytest.skip("libtpu is installed here: they are compiled")
-    demo.run([*EIGHT_B, "TOTAL_GENERATION_STEPS=512", f"DATA_DIR={tmp_path}"])
+    demo.run([*EIGHT_B, "TOTAL_GENERATION_STEPS=256", f"DATA_DIR={tmp_path}"])
     # float32 weights before and after, two moments, the reference: 20 bytes a parameter over 8 chips
     least = 20 * 8_030_261_248 / 8 / 2**30
     assert f"8 of 8 chips train: not compiled: at least {least:.1f} of 31.24" in capsys.readouterr().out
@@ -78,6 +79,11 @@ WRONG = {
     "no such model": (["MODEL=nobody/nothing"], "MODEL=nobody/nothing", "give a folder"),
     "no such data": (["DATASET=missing.jsonl"], "missing.jsonl", "JSON/JSONL file"),
     "prompts too short": (["MAX_PROMPT_LENGTH=3"], "MAX_PROMPT_LENGTH=3", "raise it"),
+    "no whole blocks": (
+        ["ATTENTION=flash", "MAX_PROMPT_LENGTH=256", "TOTAL_GENERATION_STEPS=512"],
+        "TOTAL_GENERATION_STEPS=512",
+        "a multiple of 512",
+    ),
     "a dtype": (["DTYPE=float7"], "DTYPE=float7", "base.yml"),
     "a run folder that is a file": (["RUN_DIR=taken/run"], "RUN_DIR=taken/run", "choose another"),
     "a run folder in a bucket": (["RUN_DIR=gs://bucket/run"], "RUN_DIR=gs://bucket/run", "CHECKPOINT_DIR"),
@@ -138,13 +144,13 @@ def test_vllm_gets_its_share_and_no_more():
     lying = 2 * 4 * parameters / 8 / 2**30  # actor and reference, float32
     weights = 2 * parameters / 8 / 2**30
     cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / 2**30  # key and value, layers, heads a chip, width, bfloat16
-    hf = demo.llama_3_1_8b_config()
+    hf = dry_run.llama_3_1_8b_config()
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
         demo.HBM_UTILIZATION_VLLM = share
         fits = lying + weights + cache <= share * 31.24 <= lying + 31.24 - 26
         assert fits == enough
         if enough:
-            assert "is enough" in demo.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+            assert "is enough" in dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
         else:
             with pytest.raises(demo.UserError, match=r"use 0.31 to 0.4$"):
-                demo.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+                dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)

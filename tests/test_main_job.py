@@ -39,7 +39,7 @@ def finish(folder, *arguments):
     return out
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=400):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < end
@@ -83,7 +83,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process = start(tmp_path, *arguments)
     wait_for((tmp_path / "run" / "checkpoints" / "actor" / "6").exists, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == 130
     assert "RUN_DIR=run" in err.splitlines()[-1] and "Traceback" not in err
     saved = max(int(p.name) for p in (tmp_path / "run" / "checkpoints" / "actor").iterdir())

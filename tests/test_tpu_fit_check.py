@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dry_run
 import grpo_llama3_1_8b_demo as demo
 import pytest
 import tpu_fit_check as fit
@@ -44,7 +45,7 @@ def test_the_committed_table_is_of_the_scripts_cases_and_adds_up():
     cases = dict.fromkeys((r["topology"], r["algorithm"], r["constants"]) for r in rows)
     assert list(cases) == [(topology, name, " ".join(given)) for topology, name, given in fit.TABLE]
     for row in rows:
-        assert float(row["limit"]) == demo.HBM_GIB[row["topology"].split("-")[0]]
+        assert float(row["limit"]) == dry_run.HBM_GIB[row["topology"].split("-")[0]]
         # both rounded to two decimals
         assert float(row["left"]) == pytest.approx(float(row["limit"]) - float(row["peak"]), abs=0.011)
         assert bool(row["arguments"]) == (float(row["left"]) >= 0)
@@ -83,7 +84,7 @@ def test_the_readmes_table_is_the_committed_one(language):
 
 
 def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_turn():
-    demo.configure([f"MODEL={demo.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
+    demo.configure([f"MODEL={dry_run.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
     row = dict(topology="v6e-8", algorithm="GRPO", constants="TRAIN_MICRO_BATCH_SIZE=1", program="step",
                peak=34.48, limit=31.24, left=31.24 - 34.48)  # fmt: skip
     (line,) = fit.verdict([row], None, None, [], None)
