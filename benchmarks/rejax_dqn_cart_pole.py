@@ -1,4 +1,4 @@
-"""rejax's DQN with its own CartPole-v1 settings (configs/gymnax/cartpole.yaml); run by dqn_against_peers.py
+"""rejax's DQN with its own CartPole-v1 settings (configs/gymnax/cartpole.yaml); run by against_peers.py
 in an environment of its own. Argument: a seed. Last line: a JSON object."""
 
 import json

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN with rl-zoo's CartPole-v1 settings; run by dqn_against_peers.py in an environment
+"""Stable-Baselines3's DQN with rl-zoo's CartPole-v1 settings; run by against_peers.py in an environment
 of its own. Argument: a seed. Last line: a JSON object."""
 
 import json

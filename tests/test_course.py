@@ -3,6 +3,7 @@
 import ast
 import csv
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,59 @@ def test_every_decimal_figure_is_one_of_the_folders():
     )
     text = re.sub(r"^\*\*\d\.\d\*\*", "", re.sub(r"\]\([^)]*\)", "", ENGLISH), flags=re.M)
     assert set(re.findall(r"\d+\.\d+", text)) <= {*re.findall(r"\d+\.\d+", folders), "3.12", "2.0", "3.1"}
+
+
+def committed(name, **wanted):
+    """The lines of a committed CSV file that have these values."""
+    with open(ROOT / name, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if all(row[k] == v for k, v in wanted.items())]
+    assert rows, (name, wanted)
+    return rows
+
+
+def mean(rows, column, factor=1.0):
+    return factor * statistics.mean(float(row[column]) for row in rows)
+
+
+def spread(rows, column):
+    return statistics.pstdev(float(row[column]) for row in rows)
+
+
+def results():
+    """The texts in which the root READMEs tell what was reached, computed again."""
+    rows = committed("1_Q_Learning/assets/seeds.csv")
+    yield f"{max(float(row['max_abs_error']) for row in rows):.3g}"
+    yield f" {mean(rows, 'seconds'):.2f} "
+    rows = committed("3_Pendulum/assets/seeds.csv", command="python 3_Pendulum/pendulum.py")
+    yield f"{mean(rows, 'eval_return'):.1f} ± {spread(rows, 'eval_return'):.1f}"
+    yield f"{mean(committed('benchmarks/pendulum_optimum.csv'), 'return'):.1f}"
+    rows = committed("3_Pendulum/assets/compare.csv", changed="CLIP_EPSILON=1e9")
+    yield f"{mean(rows, 'eval_return'):.1f}"
+    study = "4_GRPO_MNIST/assets/compare.csv"
+    rows = [row for row in committed("4_GRPO_MNIST/assets/seeds.csv") if "MNIST_PATH" in row["command"]]
+    for method in ("grpo", "ppo", "cross_entropy"):
+        yield f" {mean(rows, method, 100):.2f} %"
+    for g in (2, 4, 8, 16, 64):
+        changed = f"NUM_GENERATIONS={g} BATCH_SIZE={1024 // g} NUM_EPOCHS={max(64 // g, 1)}"
+        rows = committed(study, changed=changed, method="grpo")
+        sample_spread = 100 * statistics.stdev(
+            float(row["test_accuracy"]) for row in rows
+        )  # as folder 4 has it
+        accuracy = f"{mean(rows, 'test_accuracy', 100):.2f} ± {sample_spread:.2f}"
+        yield f"| {g} | {1024 // g} | {accuracy} | {mean(rows, 'zero_variance'):.2f} |"
+    rows = committed(study, changed="BETA=1.0", method="grpo")
+    yield f" {mean(rows, 'test_accuracy', 100):.2f} %"
+    yield f" {mean(rows, 'test_sampled_accuracy', 100):.2f} %"
+    rows = committed("5_GRPO_Maxtext/assets/seeds.csv")
+    yield f" {mean(rows, 'before_answer_accuracy', 100):.1f} %"
+    yield f" {mean(rows, 'after_answer_accuracy', 100):.1f} %"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_was_reached_is_what_the_csv_files_say(language):
+    text = re.sub(r"\s+", " ", LANGUAGES[language])
+    for figure in results():
+        assert figure.replace("-", "−") in text or figure in text, figure  # prose has a minus sign
 
 
 # --- languages
