@@ -71,13 +71,17 @@ def dry_run() -> None:
     )
 
     tokenizer = demo.load_tokenizer(folder) if folder else None
+    data = []
     for name, dataset, split in (
         ("DATASET", demo.DATASET, "train"),
         ("TEST_DATASET", demo.TEST_DATASET or demo.DATASET, "test"),
     ):
         questions, source = demo.read_questions(dataset, split)
+        data.append(questions)
         lengths = plan_prompts(tokenizer, questions, source)
         print(f"data     {name}: {len(questions):,} questions of {source}, {lengths}")
+
+    print(f"rewards  {demo.choose_rewards(*data).replace(',', ', ')}")
 
     sequences = demo.BATCH_SIZE * demo.NUM_GENERATIONS
     tokens = demo.MAX_PROMPT_LENGTH + demo.TOTAL_GENERATION_STEPS

@@ -19,6 +19,7 @@ model (the rewards are four functions in reward_func.py), no replay (samples are
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
+import contextlib
 import csv
 import difflib
 import errno
@@ -33,6 +34,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +72,9 @@ from tunix.sft import hooks, metrics_logger
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
+import questions
 import reward_func
+import task_rewards
 from rollout import MaxTextRollout
 
 matplotlib.use("Agg")
@@ -86,8 +90,11 @@ class Pair(NamedTuple):
 
 
 MODEL = "tiny_llama"  # Hugging Face name or folder; "tiny_llama" lies beside this file
-DATASET = "tiny_gsm8k"  # "tiny_gsm8k" (beside this file), "gsm8k" (tensorflow-datasets), or a JSON/JSONL file
-TEST_DATASET = ""  # empty: the test split of DATASET; or a JSON/JSONL file
+DATASET = "tiny_gsm8k"  # beside this file; "gsm8k"; a .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
+TEST_DATASET = ""  # empty: the test split of DATASET; or files as in DATASET, without weights
+BAD_ROWS = "refuse"  # rows that cannot be used stop the run; "skip": are left out. Both count and name them
+REWARDS = ""  # names; empty: reward_func.py's four for GSM8K columns, else compute_score (task_rewards.py)
+REWARD_FUNC = ""  # a Python file with a compute_score of your own, or with functions to be named in REWARDS
 DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps gsm8k
 RUN_DIR = ""  # empty: runs/grpo_llama3_1_8b_demo/<time>; a folder with a checkpoint in it: go on from there
 SEED = 0  # weights come from MODEL; the seed orders the questions and draws the answers
@@ -101,6 +108,7 @@ SYSTEM_PROMPT = (
     "You are given a problem. Think about it and write your reasoning between <reasoning> and "
     "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and </answer>."
 )
+# With hard_format_reward or mark_reward in REWARDS it says <think> where it says <reasoning>.
 # The tiny Llama learned its format from demonstrations and has never seen an instruction.
 TEMPLATE = Pair("{question}", "{system_prompt}\n\n{question}")
 MAX_PROMPT_LENGTH = Pair(28, 256)  # tokens, chat template included; longer questions are left out, and named
@@ -286,78 +294,92 @@ def check_constants() -> None:
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
-    for name in ("MODEL", "DATASET", "TEST_DATASET", "RUN_DIR"):
-        if globals()[name].startswith("gs://"):
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"):
+        if "gs://" in globals()[name]:
             raise UserError(
                 f"{name}={globals()[name]}: must be a local path, copy it here with `gcloud storage cp -r`; "
                 "only CHECKPOINT_DIR may lie in a bucket"
             )
-    if not TEST_DATASET and find_path(DATASET).is_file():
+    if BAD_ROWS not in ("refuse", "skip"):
+        raise UserError(f"BAD_ROWS={BAD_ROWS}: one of refuse, skip")
+    with as_user_error():
+        for name, _ in questions.parse_sources(DATASET):
+            if not TEST_DATASET and find_path(name).is_file():
+                raise UserError(
+                    f"TEST_DATASET is empty and DATASET={DATASET} is one file: the test would ask what was "
+                    "trained on; give TEST_DATASET a file of other questions"
+                )
+        test_sources = questions.parse_sources(TEST_DATASET, "TEST_DATASET") if TEST_DATASET else []
+    if any(weight != 1 for _, weight in test_sources):
+        raise UserError(f"TEST_DATASET={TEST_DATASET}: every question is asked once; leave the weights out")
+    form_rewards = {"hard_format_reward", "mark_reward"} & set(reward_names())
+    if form_rewards and {"match_format_exactly", "match_format_approximately"} & set(reward_names()):
         raise UserError(
-            f"TEST_DATASET is empty and DATASET={DATASET} is one file: the test would ask what was trained "
-            "on; give TEST_DATASET a file of other questions"
+            f"REWARDS={REWARDS}: {min(form_rewards)} wants <think>, match_format_* want <reasoning>; "
+            "choose one form"
         )
 
 
-# %% Data: GSM8K columns in, chat prompts out -----------------------------------------------------------
+# %% Data: questions in, chat prompts out ---------------------------------------------------------------
+@contextlib.contextmanager
+def as_user_error():
+    """The ready-made one-line messages of questions.py and task_rewards.py, as UserError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def read_questions(dataset: str, split: str) -> tuple[list[dict[str, str]], str]:
-    """Reads questions and gold answers.
+    """Reads questions and right answers; says how many rows cannot be used, and which.
 
     Args:
-        dataset: "gsm8k", a folder with `train.jsonl` and `test.jsonl`, or a JSON/JSONL file.
+        dataset: sources as in DATASET: "gsm8k", a folder with `train.jsonl` and `test.jsonl` (or .json,
+            .parquet), a file.
         split: "train" or "test"; ignored for a single file.
 
     Returns:
-        Rows with `question`, `answer` (the text after `####`) and `line`, and where they came from.
+        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file) and `line`, all
+        texts, in turn one of each source; and where they came from.
 
     Raises:
-        UserError: no such file, no rows, a missing column, an answer without `#### N`.
+        UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
     """
-    if dataset == "gsm8k":
+    # A compute_score of one's own may want what the built-in one could not read.
+    fault = (lambda *_: None) if REWARD_FUNC else task_rewards.ground_truth_fault
+    constant = "TEST_DATASET" if split == "test" and TEST_DATASET else "DATASET"
+    parts, names, bad, total = [], [], [], 0
+    with as_user_error():
+        for name, _ in questions.parse_sources(dataset, constant):
+            rows, source = read_source(name, split, constant)
+            if not rows:
+                raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
+            good, faulty = questions.to_questions(rows, source, fault)
+            total += len(rows)
+            bad += faulty
+            parts.append(good)
+            names.append(source)
+    if bad:
+        described = questions.describe_bad_rows(bad, total)
+        if BAD_ROWS == "refuse":
+            raise UserError(f"{constant}={dataset}: {described}. Mend them, or set BAD_ROWS=skip")
+        print(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)")
+    for name, part in zip(names, parts, strict=True):
+        if not part:
+            raise UserError(f"{constant}={dataset}: no row of {name} can be used; mend them")
+    return questions.interleave(parts), ", ".join(names)
+
+
+def read_source(name: str, split: str, constant: str) -> tuple[list[tuple[int, Any]], str]:
+    """Numbered rows of one source of a DATASET, and where they came from."""
+    if name == "gsm8k":
         rows, source = read_tfds_gsm8k(split)
-    else:
-        path = find_path(dataset)
-        path = path / f"{split}.jsonl" if path.is_dir() else path
-        rows, source = read_json(path), str(path)
-    if not rows:
-        raise UserError(f"DATASET={dataset}: {source} has no rows; give a file with at least one question")
-    questions = []
-    for line, row in enumerate(rows, start=1):
-        missing = [column for column in ("question", "answer") if column not in row]
-        if missing:
-            raise UserError(
-                f"DATASET={dataset}: {source}, row {line} has no column {missing[0]!r} "
-                f"(it has {', '.join(map(repr, row)) or 'none'}); rename it"
-            )
-        answer = reward_func.extract_hash_answer(str(row["answer"]))
-        if answer is None:
-            raise UserError(
-                f"DATASET={dataset}: {source}, row {line}: the answer does not end in '#### N'; add it"
-            )
-        questions.append({"question": str(row["question"]), "answer": answer, "line": str(line)})
-    return questions, source
-
-
-def read_json(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON array or a JSON-lines file; raises UserError with file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "not UTF-8 text")
-        raise UserError(f"DATASET={path}: {reason}; give 'gsm8k' or a JSON/JSONL file") from None
-    rows = []
-    try:
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            for line in filter(str.strip, text.splitlines()):
-                rows.append(json.loads(line))
-    except ValueError as error:
-        raise UserError(f"DATASET={path}: row {len(rows) + 1} is not JSON ({error}); mend it") from None
-    for line, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise UserError(f"DATASET={path}: row {line} is not an object with named columns; mend it")
-    return rows
+        return list(enumerate(rows, start=1)), source
+    path = find_path(name)
+    if path.is_dir():
+        files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
+        path = next(filter(Path.exists, files), files[0])
+    return questions.read_file(path, constant), str(path)
 
 
 def read_tfds_gsm8k(split: str) -> tuple[list[dict[str, str]], str]:
@@ -373,7 +395,7 @@ def read_tfds_gsm8k(split: str) -> tuple[list[dict[str, str]], str]:
         except Exception:
             print("DATASET=gsm8k: no network and nothing prepared in DATA_DIR; using the embedded tiny_gsm8k")
             path = HERE / "tiny_gsm8k" / f"{split}.jsonl"
-            return read_json(path), str(path)
+            return [row for _, row in questions.read_file(path)], str(path)
         builder.download_and_prepare()
     # values are bytes
     rows = [{k: v.decode() for k, v in row.items()} for row in builder.as_data_source(split)]
@@ -382,37 +404,39 @@ def read_tfds_gsm8k(split: str) -> tuple[list[dict[str, str]], str]:
 
 def to_prompt(tokenizer, question: str) -> str:
     """The text the model is asked to continue: TEMPLATE inside the tokenizer's own chat template."""
-    content = TEMPLATE.format(system_prompt=SYSTEM_PROMPT, question=question)
+    system_prompt = SYSTEM_PROMPT.replace("reasoning>", "think>") if think_tags() else SYSTEM_PROMPT
+    content = TEMPLATE.format(system_prompt=system_prompt, question=question)
     return tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )
 
 
-def make_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> list[dict[str, str]]:
+def make_prompts(tokenizer, rows: list[dict[str, str]], source: str) -> list[dict[str, str]]:
     """Adds `prompts`, and leaves out what is longer than MAX_PROMPT_LENGTH tokens: counted and named.
 
     Raises:
-        UserError: no question is short enough.
+        UserError: no question of a source is short enough.
     """
     kept, too_long = [], []
-    for row in questions:
+    for row in rows:
         prompt = to_prompt(tokenizer, row["question"])
         length = len(tokenizer.encode(prompt, add_special_tokens=False))
         if length <= MAX_PROMPT_LENGTH:
             kept.append({"prompts": prompt} | row)
         else:
-            too_long.append((int(row["line"]), length))
+            too_long.append((row["source"], int(row["line"]), length))
     if too_long:
-        named = ", ".join(f"row {line} ({n} tokens)" for line, n in too_long[:3])
+        several = len({row["source"] for row in rows}) > 1
+        named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
         print(
-            f"{source}: {len(too_long):,} of {len(questions):,} questions are longer than "
+            f"{source}: {len(too_long):,} of {len(rows):,} questions are longer than "
             f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} and left out: {named}"
             + (f", ... (all in {RUN_DIR}/too_long.csv)" if len(too_long) > 3 else "")
         )
         with open(Path(RUN_DIR) / "too_long.csv", "a", newline="") as file:
-            csv.writer(file).writerows((source, line, n) for line, n in too_long)
-    if not kept:
-        raise too_short_error(source, min(n for _, n in too_long))
+            csv.writer(file).writerows(too_long)
+    for name in {row["source"] for row in rows} - {row["source"] for row in kept}:
+        raise too_short_error(name, min(n for file, _, n in too_long if file == name))
     return kept
 
 
@@ -425,13 +449,21 @@ def too_short_error(source: str, shortest: int) -> UserError:
 
 
 def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
-    """Batches of BATCH_SIZE prompts, shuffled anew each epoch, from training step `start_step` on."""
-    return (
-        grain.MapDataset.source(rows)
-        .shuffle(seed=SEED)
-        .repeat()  # the number of steps is NUM_BATCHES * NUM_EPOCHS, however many rows there are
-        .batch(BATCH_SIZE)[start_step : num_steps()]
-    )
+    """Batches of BATCH_SIZE prompts from training step `start_step` on; DATASET's weights mix its sources.
+
+    Each source is shuffled anew each time it has been used up. Grain deals out the sources evenly: after any
+    number of prompts each has had its share, to within one prompt a source.
+    """
+    parts = {}
+    for row in rows:
+        parts.setdefault(row["source"], []).append(row)
+    sources = [
+        # without end: the number of steps is NUM_BATCHES * NUM_EPOCHS, however many rows there are
+        grain.MapDataset.source(part).shuffle(seed=SEED + i).repeat()
+        for i, part in enumerate(parts.values())
+    ]
+    weights = [weight for _, weight in questions.parse_sources(DATASET)]
+    return grain.MapDataset.mix(sources, weights).batch(BATCH_SIZE)[start_step : num_steps()]
 
 
 def num_steps() -> int:
@@ -647,81 +679,62 @@ def copy_of(adapter):
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
 
-# %% Evaluation: the same questions before and after ----------------------------------------------------
-def generation_config(name: str) -> dict[str, Any]:
-    """Arguments of Tunix's `RolloutConfig` for an entry of GENERATION_CONFIGS, or "train"."""
-    train = dict(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
-    sampling = train if name == "train" else GENERATION_CONFIGS[name]
-    return sampling | dict(
-        max_prompt_length=MAX_PROMPT_LENGTH,
-        max_tokens_to_generate=TOTAL_GENERATION_STEPS,
-        kv_cache_size=MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS,
-    )
+# %% Rewards: which ones, and what counts as right ------------------------------------------------------
+def reward_names() -> list[str]:
+    """Names of the rewards of this run; reward_func.py's four as long as REWARDS is empty."""
+    return [name.strip() for name in REWARDS.split(",")] if REWARDS else list(task_rewards.COURSE_REWARDS)
 
 
-def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: int = 1) -> dict[str, Any]:
-    """Asks every question and grades the answers.
+def reward_functions() -> list[Callable[..., list[float]]]:
+    """The functions behind `reward_names`, in Tunix's form: f(prompts, completions, **columns) -> floats.
+
+    Raises:
+        UserError: no such function, or a REWARD_FUNC that does not run.
+    """
+    path = find_path(REWARD_FUNC).resolve() if REWARD_FUNC else None
+    with as_user_error():
+        return [task_rewards.find_reward(name, path) for name in reward_names()]
+
+
+def think_tags() -> bool:
+    """Whether the rewards want <think> where the course writes <reasoning>."""
+    return bool({"hard_format_reward", "mark_reward"} & set(reward_names()))
+
+
+def choose_rewards(*data: list[dict[str, str]]) -> str:
+    """Fills in an empty REWARDS, and checks that the rewards can grade the questions.
 
     Args:
-        rollout: any Tunix rollout engine.
-        rows: with `prompts` and `answer`.
-        config_name: entry of GENERATION_CONFIGS.
-        num_passes: answers K to each question Q.
+        data: training questions and test questions, from `read_questions`.
 
     Returns:
-        Shares `answer_accuracy`, `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
-        `completion_length` (tokens); with K > 1 also `pass_at_k`, `majority_at_k`; lists `correct` [Q]
-        (first pass) and `completions` [Q].
+        REWARDS, as the run will use it.
+
+    Raises:
+        UserError: an unknown `data_source` (lists the known), an answer that a reward cannot grade, no such
+            reward, a REWARD_FUNC that does not run.
     """
-    prompts = [row["prompts"] for row in rows for _ in range(num_passes)]
-    golds = [row["answer"] for row in rows for _ in range(num_passes)]
-    # vLLM makes up its batches itself
-    chunk = len(prompts) if ROLLOUT_ENGINE == "vllm" else BATCH_SIZE * NUM_GENERATIONS
-    texts, lengths = [], []
-    for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
-        # The same noise before and after training: what differs is the model.
-        seed = jax.random.fold_in(jax.random.key(SEED + 1), start) if ROLLOUT_ENGINE == "maxtext" else None
-        config = RolloutConfig(**generation_config(config_name), seed=seed)
-        output = rollout.generate(prompts[start : start + chunk], config)
-        texts += output.text
-        lengths += [len(tokens) for tokens in output.tokens]
-
-    correct = np.array([reward_func.grade(t, g) for t, g in zip(texts, golds, strict=True)])
-    close = np.array([reward_func.is_close(t, g, 0.1) for t, g in zip(texts, golds, strict=True)])
-    result = {
-        "questions": len(rows),
-        "answer_accuracy": float(correct.mean()),
-        "partial_accuracy": float(close.mean()),
-        "format_accuracy": float(np.mean([reward_func.format_ok(t) for t in texts])),
-        "completion_length": float(np.mean(lengths)),
-        "cut_off": float(np.mean(np.array(lengths) >= TOTAL_GENERATION_STEPS)),
-        "correct": correct[::num_passes].tolist(),
-        "completions": texts[::num_passes],
-    }
-    if num_passes > 1:
-        by_question = correct.reshape(-1, num_passes)  # [Q, K]
-        result["pass_at_k"] = float(by_question.any(axis=1).mean())
-        votes = [majority(texts[i : i + num_passes]) for i in range(0, len(texts), num_passes)]
-        result["majority_at_k"] = float(
-            np.mean([v is not None and reward_func.grade(v, row["answer"]) for v, row in zip(votes, rows)])
-        )
-    return result
+    global REWARDS
+    rows = [row for part in data for row in part]
+    if not REWARDS:
+        only_gsm8k = all(row["data_source"] == "gsm8k" for row in rows)
+        course = only_gsm8k and not REWARD_FUNC
+        REWARDS = ",".join(task_rewards.COURSE_REWARDS) if course else "compute_score"
+    functions = reward_functions()
+    by_task = task_rewards.by_row(task_rewards.compute_score) in functions
+    by_number = reward_func.check_answer in functions or reward_func.check_numbers in functions
+    for row in rows:
+        place = f"{row['source']}, row {row['line']}"
+        if by_task and row["data_source"] not in task_rewards.GRADERS:
+            raise UserError(f"{place}: {task_rewards.unknown_data_source(row['data_source'])}")
+        if by_number and reward_func.parse_number(row["answer"]) is None:
+            raise UserError(
+                f"REWARDS={REWARDS}: check_answer and check_numbers grade numbers, the answer in {place} is "
+                f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
+            )
+    return REWARDS
 
 
-def majority(completions: list[str]) -> str | None:
-    """The first completion that gives the most frequent number; None if none gives one."""
-    numbers = [reward_func.parse_number(reward_func.extract_answer(c) or "") for c in completions]
-    given = [n for n in numbers if n is not None]
-    return completions[numbers.index(max(given, key=given.count))] if given else None
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % Wilson interval of a share seen in n questions."""
-    interval = binomtest(round(share * n), n).proportion_ci(0.95, method="wilson")
-    return interval.low, interval.high
-
-
-# %% Training -------------------------------------------------------------------------------------------
 def guarded(reward_fn):
     """The reward function, with its faults turned into one clear line (Tunix would let NaN pass as 0)."""
 
@@ -748,19 +761,135 @@ def guarded(reward_fn):
     return checked
 
 
-def group_metrics(prompts, completions, advantages, rewards, answer, **columns):
+def score_answers(completions, answer, data_source, extra_info, **columns) -> np.ndarray:
+    """One score for each completion, float [N]; 1 or more counts as right.
+
+    That of compute_score where it is among the rewards; else 1 for exactly the right number in the answer
+    tags, and 0 for anything else.
+    """
+    for name, function in zip(reward_names(), reward_functions()):
+        if name == "compute_score":
+            columns = dict(answer=answer, data_source=data_source, extra_info=extra_info)
+            return np.array(guarded(function)(prompts=None, completions=completions, **columns))
+    pairs = zip(completions, answer, strict=True)
+    return np.array([float(reward_func.grade(completion, gold)) for completion, gold in pairs])
+
+
+def format_right(completion: str) -> bool:
+    """Whether the completion has the form that the prompt asks for."""
+    return reward_func.format_ok(completion, task_rewards.THINK_TAGS if think_tags() else reward_func.TAGS)
+
+
+# %% Evaluation: the same questions before and after ----------------------------------------------------
+def generation_config(name: str) -> dict[str, Any]:
+    """Arguments of Tunix's `RolloutConfig` for an entry of GENERATION_CONFIGS, or "train"."""
+    train = dict(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
+    sampling = train if name == "train" else GENERATION_CONFIGS[name]
+    return sampling | dict(
+        max_prompt_length=MAX_PROMPT_LENGTH,
+        max_tokens_to_generate=TOTAL_GENERATION_STEPS,
+        kv_cache_size=MAX_PROMPT_LENGTH + TOTAL_GENERATION_STEPS,
+    )
+
+
+def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: int = 1) -> dict[str, Any]:
+    """Asks every question and grades the answers.
+
+    Args:
+        rollout: any Tunix rollout engine.
+        rows: from `make_prompts`.
+        config_name: entry of GENERATION_CONFIGS.
+        num_passes: answers K to each question Q.
+
+    Returns:
+        Shares `answer_accuracy`, `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        `completion_length` (tokens) and, where compute_score grades, `mean_score`; with K > 1 also
+        `pass_at_k`, `majority_at_k`; lists `correct` [Q] (first pass) and `completions` [Q]; where there are
+        several, `by_data_source`: `questions`, `answer_accuracy`, `format_accuracy` of each.
+    """
+    prompts = [row["prompts"] for row in rows for _ in range(num_passes)]
+    asked = [row for row in rows for _ in range(num_passes)]
+    columns = {name: [row[name] for row in asked] for name in ("answer", "data_source", "extra_info")}
+    # vLLM makes up its batches itself
+    chunk = len(prompts) if ROLLOUT_ENGINE == "vllm" else BATCH_SIZE * NUM_GENERATIONS
+    texts, lengths = [], []
+    for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
+        # The same noise before and after training: what differs is the model.
+        seed = jax.random.fold_in(jax.random.key(SEED + 1), start) if ROLLOUT_ENGINE == "maxtext" else None
+        config = RolloutConfig(**generation_config(config_name), seed=seed)
+        output = rollout.generate(prompts[start : start + chunk], config)
+        texts += output.text
+        lengths += [len(tokens) for tokens in output.tokens]
+
+    scores = score_answers(texts, **columns)
+    correct = scores >= 1
+    close = np.array([reward_func.is_close(t, r["answer"], 0.1) for t, r in zip(texts, asked, strict=True)])
+    formed = np.array([format_right(t) for t in texts])
+    result = {
+        "questions": len(rows),
+        "answer_accuracy": float(correct.mean()),
+        "partial_accuracy": float(close.mean()),
+        "format_accuracy": float(formed.mean()),
+        "completion_length": float(np.mean(lengths)),
+        "cut_off": float(np.mean(np.array(lengths) >= TOTAL_GENERATION_STEPS)),
+        "correct": correct[::num_passes].tolist(),
+        "completions": texts[::num_passes],
+    }
+    if "compute_score" in reward_names():
+        result["mean_score"] = float(scores.mean())
+    names = sorted(set(columns["data_source"]))
+    if len(names) > 1:
+        masks = {name: np.array([row["data_source"] == name for row in asked]) for name in names}
+        result["by_data_source"] = {
+            name: {
+                "questions": int(mask.sum()) // num_passes,
+                "answer_accuracy": float(correct[mask].mean()),
+                "format_accuracy": float(formed[mask].mean()),
+            }
+            for name, mask in masks.items()
+        }
+    if num_passes > 1:
+        by_question = correct.reshape(-1, num_passes)  # [Q, K]
+        result["pass_at_k"] = float(by_question.any(axis=1).mean())
+        votes = [i + majority(texts[i : i + num_passes]) for i in range(0, len(texts), num_passes)]
+        result["majority_at_k"] = float(correct[votes].mean())
+    return result
+
+
+def majority(completions: list[str]) -> int:
+    """Index of the first completion that gives the most frequent answer; 0 if none gives one.
+
+    Numbers are compared as numbers; where compute_score grades, other answers as texts.
+    """
+    votes = [reward_func.parse_number(reward_func.extract_answer(c) or "") for c in completions]
+    if "compute_score" in reward_names():
+        votes = [
+            task_rewards.normalize_text(task_rewards.final_answer(c)) or None if vote is None else vote
+            for vote, c in zip(votes, completions, strict=True)
+        ]
+    given = [vote for vote in votes if vote is not None]
+    return votes.index(max(given, key=given.count)) if given else 0
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % Wilson interval of a share seen in n questions."""
+    interval = binomtest(round(share * n), n).proportion_ci(0.95, method="wilson")
+    return interval.low, interval.high
+
+
+# %% Training -------------------------------------------------------------------------------------------
+def group_metrics(prompts, completions, advantages, rewards, **columns):
     """What to watch besides the loss; Tunix averages and logs it.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse
     answer, hence advantage 0 and no gradient: their generation was paid for nothing.
     """
     groups = np.asarray(rewards).reshape(-1, NUM_GENERATIONS)  # [B, G]
-    correct = [reward_func.grade(c, a) for c, a in zip(completions, answer, strict=True)]
     return {
         "groups/zero_variance": (np.mean(np.ptp(groups, axis=1) == 0), np.mean),
         "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
-        "answers/correct": (np.mean(correct), np.mean),
-        "answers/format_ok": (np.mean([reward_func.format_ok(c) for c in completions]), np.mean),
+        "answers/correct": (np.mean(score_answers(completions, **columns) >= 1), np.mean),
+        "answers/format_ok": (np.mean([format_right(c) for c in completions]), np.mean),
     }
 
 
@@ -1089,12 +1218,7 @@ def make_learner(cluster: rl_cluster_lib.RLCluster) -> GRPOLearner:
             epsilon=EPSILON,
             kl_loss_mode="low_var_kl",  # k3, the estimator of the GRPO paper (eq. 4)
         ),
-        reward_fns=[
-            guarded(reward_func.match_format_exactly),
-            guarded(reward_func.match_format_approximately),
-            guarded(reward_func.check_answer),
-            guarded(reward_func.check_numbers),
-        ],
+        reward_fns=[guarded(reward_fn) for reward_fn in reward_functions()],
         metric_fns=[group_metrics],
     )
 
@@ -1163,9 +1287,9 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """The before/after table in Markdown, shares with 95 % Wilson intervals."""
     n = before["questions"]
 
-    def cell(value, is_share):
-        if not is_share:
-            return f"{value:.1f}"
+    def cell(value, key):
+        if key in ("mean_score", "completion_length"):
+            return f"{value:.2f}" if key == "mean_score" else f"{value:.1f}"
         low, high = wilson(value, n)
         return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
@@ -1174,14 +1298,27 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any]) -> str:
         "format_accuracy": "format right",
         "greedy_answer_accuracy": "greedy: answers right", "greedy_format_accuracy": "greedy: format right",
         "pass_at_k": f"pass@{NUM_PASSES}", "majority_at_k": f"majority@{NUM_PASSES}",
-        "cut_off": "cut off at the limit", "completion_length": "mean length, tokens",
+        "cut_off": "cut off at the limit", "mean_score": "mean score",
+        "completion_length": "mean length, tokens",
     }  # fmt: skip
     lines = [f"| {n} questions, {EVAL_CONFIG} sampling | before | after |", "|---|---|---|"]
     for key, name in names.items():
         if key in before:
-            row = [cell(result[key], key != "completion_length") for result in (before, after)]
+            row = [cell(result[key], key) for result in (before, after)]
             lines.append(f"| {name} | {row[0]} | {row[1]} |")
     return "\n".join(lines)
+
+
+def data_source_table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """The before/after table split by data_source, in Markdown; empty where there is only one."""
+    if "by_data_source" not in before:
+        return ""
+    lines = ["| data_source | questions | answers right | format right |", "|---|---|---|---|"]
+    for name, old in before["by_data_source"].items():
+        new = after["by_data_source"][name]
+        cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in ("answer_accuracy", "format_accuracy")]
+        lines.append(f"| {name} | {old['questions']} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines) + "\n\n"
 
 
 def flip_table(before: list[bool], after: list[bool]) -> str:
@@ -1243,7 +1380,7 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     run_dir = Path(RUN_DIR)
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
     table, flips = comparison_table(before, after), flip_table(before["correct"], after["correct"])
-    sample = sample_answers(before, after, test_rows)
+    sample, by_data_source = sample_answers(before, after, test_rows), data_source_table(before, after)
     draw_picture(run_dir / "report.png", log, before, after)
     last = log[-1]
     training = (
@@ -1256,18 +1393,21 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     (run_dir / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command.strip()}`\n\nmodel `{MODEL}`, test questions: {source}, "
         f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n"
-        f"Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
+        f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
     )
-    kept = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions")
+    kept = (
+        "answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions",
+        "mean_score", "by_data_source",
+    )  # fmt: skip
     result = {
-        "before": {key: before[key] for key in kept},
-        "after": {key: after[key] for key in kept},
+        "before": {key: before[key] for key in kept if key in before},
+        "after": {key: after[key] for key in kept if key in after},
         "seconds": round(seconds, 1),
         "seconds_per_step": round(step_seconds, 4),
         "steps": num_steps(),
     }
     (run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{table}\n\n{flips}\n\n{sample}\n\n{training}")
+    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}")
     print(f"\nreport: {run_dir}/report.md, picture: {run_dir}/report.png, total {seconds:.0f} s")
     print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
 
@@ -1354,6 +1494,7 @@ def run(arguments: list[str]) -> None:
     tokenizer = load_tokenizer(folder)
     train_questions, train_source = read_questions(DATASET, "train")
     test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
+    constants["REWARDS"] = choose_rewards(train_questions, test_questions)
     check_rollout_engine()
     initialize_pathways()
     plan_devices(hf, jax.devices())  # refuses before anything is written

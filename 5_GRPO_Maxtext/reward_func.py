@@ -23,14 +23,16 @@ wrong, so here it is
   * unwilling to guess: "5 boxes of 12" is no answer, though one of its numbers is right;
   * linear in the length of the completion: 100 kB of commas must not stop the training.
 
-Your own reward is a function like the one below; add it to `reward_fns` in the main script. Tunix
-passes everything by keyword: `prompts`, `completions` and each further column of the data, all
-lists of one length. Return one finite float for each completion.
+Your own reward is a function like the one below, in a file of your own (REWARD_FUNC=my_reward.py
+REWARDS=check_answer,short_is_good; examples/my_reward.py shows more). Tunix passes everything by
+keyword: `prompts`, `completions` and each further column of the data (`question`, `answer`,
+`data_source`, `extra_info` ...), all lists of one length. Return one finite float for each completion.
 
     def short_is_good(prompts, completions, **kwargs):
         return [0.5 if len(completion) < 500 else 0.0 for completion in completions]
 """
 
+import functools
 import re
 from fractions import Fraction
 
@@ -159,22 +161,25 @@ def grade(completion: str, gold: str) -> bool:
     return is_close(completion, gold, 0)
 
 
-# format_ok has counted the tags before this runs: each lazy group has one place to stop, no other.
-_FORM = re.compile(
-    rf"\s*{REASONING_START}(.*?){REASONING_END}\s*{SOLUTION_START}(.*?){SOLUTION_END}\s*"
-    r"(?:<\|\w+\|>\s*)*",  # <|eot_id|>: samplers may leave stop and padding tokens in the text
-    re.DOTALL,
-)
+@functools.cache
+def _form(tags: tuple[str, str, str, str]) -> re.Pattern:
+    # format_ok has counted the tags before this runs: each lazy group has one place to stop, no other.
+    return re.compile(
+        r"\s*{}(.*?){}\s*{}(.*?){}\s*".format(*tags)
+        + r"(?:<\|\w+\|>\s*)*",  # <|eot_id|>: samplers may leave stop and padding tokens in the text
+        re.DOTALL,
+    )
 
 
-def format_ok(completion: str) -> bool:
+def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
     """Whether `completion` (str) is one reasoning block, one answer block, neither empty, no more.
 
-    Whitespace around the blocks and stop tokens like <|eot_id|> at the end do no harm.
+    Whitespace around the blocks and stop tokens like <|eot_id|> at the end do no harm. `tags` open and
+    close the two blocks.
     """
-    if any(completion.count(tag) != 1 for tag in TAGS):
+    if any(completion.count(tag) != 1 for tag in tags):
         return False
-    form = _FORM.fullmatch(completion)
+    form = _form(tags).fullmatch(completion)
     return form is not None and all(block.strip() for block in form.groups())
 
 

@@ -1,0 +1,80 @@
+"""Makes the examples' data from tiny_gsm8k, and a tiny Llama that thinks in <think> tags.
+
+    python 5_GRPO_Maxtext/examples/make_examples.py
+
+    examples/word_problems/{train,test}.json    for my_reward.py: prompt, ground_truth, data_source, extra_info
+    examples/one_step/{train,test}.jsonl        the same columns, data_source math_reasoning: one operation
+    examples/two_step/{train,test}.jsonl        GSM8K's columns: two operations
+    runs/tiny_think/                            tiny_llama; the tokens <reasoning>, </reasoning> are called
+                                                <think>, </think>, the weights are untouched
+
+The data lies in the repository; the model does not, it is a copy. A second of processor time.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+# %% Constants ------------------------------------------------------------------------------------------
+ROWS = {"train": 600, "test": 128}  # of each file, from the top of tiny_gsm8k's
+
+EXAMPLES = Path(__file__).resolve().parent
+FOLDER_5 = EXAMPLES.parent
+
+
+# %% Data -----------------------------------------------------------------------------------------------
+def to_prompt_columns(row: dict[str, str], data_source: str = "") -> dict[str, str | dict[str, str]]:
+    """A row of GSM8K's columns in the other spelling."""
+    working, _, gold = row["answer"].partition("\n#### ")
+    task = "two_step" if "," in working else "one_step"
+    return {
+        "prompt": row["question"], "ground_truth": gold, "data_source": data_source or task,
+        "extra_info": {"working": working},
+    }  # fmt: skip
+
+
+def make_data() -> dict[str, str]:
+    """The text of each file, by its path in examples/."""
+    files = {}
+    for split, count in ROWS.items():
+        lines = (FOLDER_5 / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        problems = [to_prompt_columns(row) for row in rows[: 2 * count]]
+        one_step = [row for row in rows if "," not in row["answer"]][:count]
+        two_step = [row for row in rows if "," in row["answer"]][:count]
+        files |= {
+            f"word_problems/{split}.json": "[\n" + json_lines(problems).replace("}\n{", "},\n{") + "]\n",
+            f"one_step/{split}.jsonl": json_lines(
+                [to_prompt_columns(row, "math_reasoning") for row in one_step]
+            ),
+            f"two_step/{split}.jsonl": json_lines(two_step),
+        }
+    return files
+
+
+def json_lines(rows: list[dict]) -> str:
+    """One row a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+# %% Model ----------------------------------------------------------------------------------------------
+def make_think_model(target: Path) -> None:
+    """Copies tiny_llama, and renames two tokens of its vocabulary."""
+    shutil.copytree(FOLDER_5 / "tiny_llama", target, dirs_exist_ok=True)
+    tokenizer = target / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("reasoning>", "think>"))
+
+
+def main() -> None:
+    """Writes the files above."""
+    for name, text in make_data().items():
+        path = EXAMPLES / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        print(f"wrote {path}")
+    make_think_model(Path("runs/tiny_think"))
+    print("wrote runs/tiny_think")
+
+
+if __name__ == "__main__":
+    main()
