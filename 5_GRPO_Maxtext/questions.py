@@ -86,7 +86,8 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         if path.suffix == ".parquet":
             import pyarrow.parquet
 
-            return list(enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1))
+            with path.open("rb") as file:
+                return list(enumerate(pyarrow.parquet.read_table(file).to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors put a byte-order mark in front
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))

@@ -2,7 +2,7 @@
 
     python 5_GRPO_Maxtext/examples/make_examples.py
 
-    examples/word_problems/{train,test}.json    for my_reward.py: prompt, ground_truth, data_source, extra_info
+    examples/word_problems/{train,test}.json    prompt, ground_truth, data_source and extra_info
     examples/one_step/{train,test}.jsonl        the same columns, data_source math_reasoning: one operation
     examples/two_step/{train,test}.jsonl        GSM8K's columns: two operations
     runs/tiny_think/                            tiny_llama; the tokens <reasoning>, </reasoning> are called
