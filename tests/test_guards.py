@@ -70,7 +70,7 @@ def test_a_bad_constant_is_named_with_its_remedy(argument, words):
     [
         ("", ["no rows"]),
         ("[]", ["no rows"]),
-        (json.dumps({"prompt": "1+1?", "answer": "#### 2"}), ["row 1", "'question'", "'prompt'"]),
+        (json.dumps({"text": "1+1?", "answer": "#### 2"}), ["row 1", "'question'", "'text'"]),
         (json.dumps(GOOD_ROW) + "\n" + json.dumps(GOOD_ROW | {"answer": "5"}), ["row 2", "#### N"]),
         (json.dumps(GOOD_ROW) + "\n{", ["row 2", "not JSON"]),
         ("[1]", ["row 1", "not an object"]),

@@ -171,8 +171,8 @@ def test_wilson_interval_is_the_closed_form():
 
 def test_majority_vote_counts_numbers_not_texts():
     answers = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert demo.majority(answers) == answers[1]
-    assert demo.majority(["no tag"]) is None
+    assert demo.majority(answers) == 1
+    assert demo.majority(["no tag"]) == 0  # which is graded as wrong, as it has no answer
 
 
 def test_flip_table_counts_each_pair():
