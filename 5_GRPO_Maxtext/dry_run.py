@@ -81,7 +81,7 @@ def dry_run() -> None:
         lengths = plan_prompts(tokenizer, questions, source)
         print(f"data     {name}: {len(questions):,} questions of {source}, {lengths}")
 
-    print(f"rewards  {demo.choose_rewards(*data).replace(',', ', ')}")
+    print(f"rewards  {', '.join(demo.choose_rewards(*data))}")
 
     sequences = demo.BATCH_SIZE * demo.NUM_GENERATIONS
     tokens = demo.MAX_PROMPT_LENGTH + demo.TOTAL_GENERATION_STEPS

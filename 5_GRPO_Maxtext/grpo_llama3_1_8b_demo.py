@@ -237,7 +237,7 @@ def configure(arguments: list[str]) -> dict[str, Any]:
     constants = {
         name: getattr(value, column) if isinstance(value, Pair) else value for name, value in DEFAULTS.items()
     } | overrides
-    globals().update(constants)
+    globals().update(constants, default_rewards=task_rewards.COURSE_REWARDS)
     check_constants()
     return constants
 
@@ -339,8 +339,8 @@ def read_questions(dataset: str, split: str) -> tuple[list[dict[str, str]], str]
         split: "train" or "test"; ignored for a single file.
 
     Returns:
-        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file) and `line`, all
-        texts, in turn one of each source; and where they came from.
+        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file), its `weight` and
+        `line`, all texts, in turn one of each source; and where they came from.
 
     Raises:
         UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
@@ -350,14 +350,14 @@ def read_questions(dataset: str, split: str) -> tuple[list[dict[str, str]], str]
     constant = "TEST_DATASET" if split == "test" and TEST_DATASET else "DATASET"
     parts, names, bad, total = [], [], [], 0
     with as_user_error():
-        for name, _ in questions.parse_sources(dataset, constant):
+        for name, weight in questions.parse_sources(dataset, constant):
             rows, source = read_source(name, split, constant)
             if not rows:
                 raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
             good, faulty = questions.to_questions(rows, source, fault)
             total += len(rows)
             bad += faulty
-            parts.append(good)
+            parts.append([row | {"weight": str(weight)} for row in good])
             names.append(source)
     if bad:
         described = questions.describe_bad_rows(bad, total)
@@ -449,7 +449,7 @@ def too_short_error(source: str, shortest: int) -> UserError:
 
 
 def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
-    """Batches of BATCH_SIZE prompts from training step `start_step` on; DATASET's weights mix its sources.
+    """Batches of BATCH_SIZE prompts from training step `start_step` on, the sources mixed by their weights.
 
     Each source is shuffled anew each time it has been used up. Grain deals out the sources evenly: after any
     number of prompts each has had its share, to within one prompt a source.
@@ -462,7 +462,7 @@ def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDa
         grain.MapDataset.source(part).shuffle(seed=SEED + i).repeat()
         for i, part in enumerate(parts.values())
     ]
-    weights = [weight for _, weight in questions.parse_sources(DATASET)]
+    weights = [float(part[0]["weight"]) for part in parts.values()]
     return grain.MapDataset.mix(sources, weights).batch(BATCH_SIZE)[start_step : num_steps()]
 
 
@@ -680,9 +680,12 @@ def copy_of(adapter):
 
 
 # %% Rewards: which ones, and what counts as right ------------------------------------------------------
+default_rewards = task_rewards.COURSE_REWARDS  # where REWARDS is empty, until `choose_rewards` saw the data
+
+
 def reward_names() -> list[str]:
-    """Names of the rewards of this run; reward_func.py's four as long as REWARDS is empty."""
-    return [name.strip() for name in REWARDS.split(",")] if REWARDS else list(task_rewards.COURSE_REWARDS)
+    """Names of the rewards of this run."""
+    return [name.strip() for name in REWARDS.split(",")] if REWARDS else list(default_rewards)
 
 
 def reward_functions() -> list[Callable[..., list[float]]]:
@@ -701,25 +704,23 @@ def think_tags() -> bool:
     return bool({"hard_format_reward", "mark_reward"} & set(reward_names()))
 
 
-def choose_rewards(*data: list[dict[str, str]]) -> str:
-    """Fills in an empty REWARDS, and checks that the rewards can grade the questions.
+def choose_rewards(*data: list[dict[str, str]]) -> list[str]:
+    """Chooses the rewards where REWARDS is empty, and checks that they can grade the questions.
 
     Args:
         data: training questions and test questions, from `read_questions`.
 
     Returns:
-        REWARDS, as the run will use it.
+        Their names.
 
     Raises:
         UserError: an unknown `data_source` (lists the known), an answer that a reward cannot grade, no such
             reward, a REWARD_FUNC that does not run.
     """
-    global REWARDS
+    global default_rewards
     rows = [row for part in data for row in part]
-    if not REWARDS:
-        only_gsm8k = all(row["data_source"] == "gsm8k" for row in rows)
-        course = only_gsm8k and not REWARD_FUNC
-        REWARDS = ",".join(task_rewards.COURSE_REWARDS) if course else "compute_score"
+    if REWARD_FUNC or any(row["data_source"] != "gsm8k" for row in rows):
+        default_rewards = ("compute_score",)
     functions = reward_functions()
     by_task = task_rewards.by_row(task_rewards.compute_score) in functions
     by_number = reward_func.check_answer in functions or reward_func.check_numbers in functions
@@ -732,7 +733,7 @@ def choose_rewards(*data: list[dict[str, str]]) -> str:
                 f"REWARDS={REWARDS}: check_answer and check_numbers grade numbers, the answer in {place} is "
                 f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
             )
-    return REWARDS
+    return reward_names()
 
 
 def guarded(reward_fn):
@@ -1494,7 +1495,7 @@ def run(arguments: list[str]) -> None:
     tokenizer = load_tokenizer(folder)
     train_questions, train_source = read_questions(DATASET, "train")
     test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
-    constants["REWARDS"] = choose_rewards(train_questions, test_questions)
+    choose_rewards(train_questions, test_questions)
     check_rollout_engine()
     initialize_pathways()
     plan_devices(hf, jax.devices())  # refuses before anything is written

@@ -84,6 +84,19 @@ def language_model_rows(run: Path) -> Iterator[dict[str, Any]]:
     }
 
 
+def task_rows(run: Path) -> Iterator[dict[str, Any]]:
+    """Folder 5's own_tasks.csv: one line a run, and one for each data_source where it has several."""
+    result = json.loads((run / "result.json").read_text())
+    before, after = (
+        {"all": result[when]} | result[when].get("by_data_source", {}) for when in ("before", "after")
+    )
+    for name, old in before.items():
+        row = {"data_source": name, "questions": old["questions"]}
+        for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+            row |= {"before_" + key: old.get(key, ""), "after_" + key: after[name].get(key, "")}
+        yield row | {"seconds": result["seconds"], "machine": processor(), "date": time.strftime("%Y-%m-%d")}
+
+
 # %% The table ------------------------------------------------------------------------------------------
 class Job(NamedTuple):
     """A command, and where the files of its run are committed."""
@@ -193,6 +206,11 @@ JOBS = [
         rows=language_model_rows,
     ),
     Job(
+        "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
+        into("5_GRPO_Maxtext", "own_tasks.csv"),
+        rows=task_rows,
+    ),
+    Job(
         "python 5_GRPO_Maxtext/mesh_and_axis_rules.py",
         into("5_GRPO_Maxtext", "mesh_and_axis_rules.png"),
         1.1,
@@ -238,7 +256,8 @@ def words_of(command: str, options: dict[str, str]) -> list[str]:
         name, _, value = word.partition("=")
         if "/" in value:
             value = options.get(name, value)
-            if not (ROOT / value).exists():
+            paths = [part.partition(":")[0] for part in value.split(",")]  # DATASET=one/path:0.7,another:0.3
+            if not all((ROOT / path).exists() for path in paths):
                 raise MissingPath(f"{name}={value} is not there; give {name}=path")
             words[i] = f"{name}={value}"
     return [sys.executable, *words[1:]] if words[0] == "python" else words

@@ -77,7 +77,7 @@ WRONG = {
     "an unknown name": (["NUM_BATCH=3"], "NUM_BATCH=3", "NUM_BATCHES"),
     "a wrong type": (["LEARNING_RATE=fast"], "LEARNING_RATE=fast", "float"),
     "no such model": (["MODEL=nobody/nothing"], "MODEL=nobody/nothing", "give a folder"),
-    "no such data": (["DATASET=missing.jsonl"], "missing.jsonl", "JSON/JSONL file"),
+    "no such data": (["DATASET=missing.jsonl"], "missing.jsonl", "JSONL or Parquet file"),
     "prompts too short": (["MAX_PROMPT_LENGTH=3"], "MAX_PROMPT_LENGTH=3", "raise it"),
     "no whole blocks": (
         ["ATTENTION=flash", "MAX_PROMPT_LENGTH=256", "TOTAL_GENERATION_STEPS=512"],

@@ -1,5 +1,6 @@
 """Own data: every spelling and file type, several sources mixed, bad rows counted and named."""
 
+import csv
 import itertools
 import json
 import shutil
@@ -47,9 +48,9 @@ def test_every_kind_of_file_gives_the_same_questions(kind):
     assert source == f"mine.{kind}"
     assert rows == [
         {"question": "1 + 1?", "answer": "2", "data_source": "math_reasoning", "extra_info": '{"level": 1}',
-         "source": source, "line": "1"},
+         "source": source, "line": "1", "weight": "1.0"},
         {"question": "1 + 2?", "answer": "3", "data_source": "gsm8k", "extra_info": "", "source": source,
-         "line": "2"},
+         "line": "2", "weight": "1.0"},
     ]  # fmt: skip
 
 
@@ -199,8 +200,8 @@ def test_a_test_set_has_no_weights_and_no_training_questions():
         demo.configure(["DATASET=tiny_gsm8k:1,mine.jsonl:1"])
 
 
-def rows_of(source, count):
-    return [{"prompts": f"{source}{i}", "source": source} for i in range(count)]
+def rows_of(source, count, weight=1.0):
+    return [{"prompts": f"{source}{i}", "source": source, "weight": str(weight)} for i in range(count)]
 
 
 def test_one_source_is_shuffled_as_it_always_was():
@@ -214,12 +215,10 @@ def test_one_source_is_shuffled_as_it_always_was():
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
 
 
-@pytest.mark.parametrize(
-    ("weights", "shares"), [("a:0.7,b:0.3", (0.7, 0.3)), ("a:1,b:9", (0.1, 0.9)), ("a,b", (0.5, 0.5))]
-)
+@pytest.mark.parametrize(("weights", "shares"), [((0.7, 0.3), (0.7, 0.3)), ((1, 9), (0.1, 0.9))])
 def test_sources_are_mixed_by_their_weights(weights, shares):
-    demo.configure([f"DATASET={weights}", "TEST_DATASET=tiny_gsm8k", "BATCH_SIZE=10", "NUM_BATCHES=100"])
-    rows = questions.interleave([rows_of("a", 50), rows_of("b", 30)])
+    demo.configure(["BATCH_SIZE=10", "NUM_BATCHES=100"])
+    rows = questions.interleave([rows_of("a", 50, weights[0]), rows_of("b", 30, weights[1])])
     batches = list(demo.training_batches(rows, 0))
     drawn = list(itertools.chain.from_iterable(batch["prompts"] for batch in batches))
     for name, share in zip("ab", shares):
@@ -234,6 +233,17 @@ def test_sources_are_mixed_by_their_weights(weights, shares):
     # a resumed run goes on with the very batches
     for batch, expected in zip(demo.training_batches(rows, 40), batches[40:], strict=True):
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
+
+
+def test_a_source_keeps_its_weight_when_its_first_question_is_left_out():
+    write("a.jsonl", [ROWS[0], ROWS[1]])
+    write("b.jsonl", [ROWS[1]])
+    demo.configure(["DATASET=a.jsonl:9,b.jsonl:1", "TEST_DATASET=tiny_gsm8k", "BATCH_SIZE=100"])
+    rows = [row | {"prompts": row["source"]} for row in demo.read_questions(demo.DATASET, "train")[0]]
+    assert [row["source"] for row in rows] == ["a.jsonl", "b.jsonl", "a.jsonl"]
+    for kept in (rows, rows[1:]):
+        (drawn, *_) = demo.training_batches(kept, 0)
+        assert list(drawn["prompts"]).count("a.jsonl") == 90
 
 
 def test_the_top_of_a_mixed_test_set_holds_every_source():
@@ -266,11 +276,13 @@ def chosen(*rows):
 
 def test_the_rewards_follow_the_data():
     gsm8k = {"question": "?", "answer": "#### 2"}
-    assert chosen(gsm8k) == "match_format_exactly,match_format_approximately,check_answer,check_numbers"
+    assert ",".join(chosen(gsm8k)) == (
+        "match_format_exactly,match_format_approximately,check_answer,check_numbers"
+    )
     demo.configure([])
-    assert chosen(gsm8k, ROWS[0]) == "compute_score"
+    assert chosen(gsm8k, ROWS[0]) == ["compute_score"]
     demo.configure(["REWARDS=check_answer"])
-    assert chosen(gsm8k, ROWS[0]) == "check_answer"
+    assert chosen(gsm8k, ROWS[0]) == ["check_answer"]
 
 
 def test_an_unknown_data_source_is_an_error_that_lists_the_known_ones():
@@ -336,7 +348,7 @@ def test_own_data_with_an_own_reward_file_runs_to_the_end_and_again():
     before = result["before"]
     # a right answer scores 0.25, 0.5 or 1; what is right in the report scores 1
     assert before["answer_accuracy"] <= before["mean_score"] <= 1
-    assert "| mean score |" in report and "| two_step | 8 |" in report
+    assert "| mean score |" in report and "| two_step |" in report
     assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
     again, _ = run(*command)
     assert again["after"] == result["after"]
@@ -362,3 +374,18 @@ def test_think_tags_run_to_the_end(monkeypatch):
     result, report = run("MODEL=think", rewards)
     assert result["before"]["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
     assert "<think>" in report and "by_data_source" not in result["before"]
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readmes_table_is_the_committed_csv(language):
+    with open(demo.HERE / "assets" / "own_tasks.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["command"] for row in rows}) == 3
+    text = (demo.HERE / language).read_text()
+    for row in rows:
+        cells = [
+            f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"
+            for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy")
+            if row["before_" + key]
+        ]
+        assert row["command"] in text and f"| {row['questions']} | {' | '.join(cells)} |" in text

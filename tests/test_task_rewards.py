@@ -255,7 +255,7 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     )
     columns = {name: np.array(values) for name, values in COLUMNS.items()}  # as Grain stacks them
     assert reward(**columns) == [15.0, 1.0]
-    assert reward.__name__ == "compute_score" and demo.REWARDS == "compute_score"
+    assert reward.__name__ == "compute_score" and demo.reward_names() == ["compute_score"]
 
 
 def test_the_example_file_does_what_it_says():
