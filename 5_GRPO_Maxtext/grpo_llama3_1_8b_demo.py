@@ -16,6 +16,7 @@ model (the rewards are four functions in reward_func.py), no replay (samples are
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, under 2 minutes on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: goes on where it stopped
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DATASET=mine.jsonl TEST_DATASET=test.jsonl REWARD_FUNC=mine.py
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
