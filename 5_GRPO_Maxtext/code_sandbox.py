@@ -60,9 +60,9 @@ OUTPUT_BYTES = 1 << 20  # a program that prints more than this is ended
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
 # name, number on x86_64, number on aarch64 (from the kernel's headers). In this order: the network (socketpair
-# stays, asyncio needs it); looking into, signalling and slowing down other processes; leaving the process group,
-# which is what is killed; namespaces and mounts (who has his own may mount memory without end); memory that
-# RLIMIT_AS does not see; large parts of the kernel that nobody needs here.
+# stays, asyncio needs it); looking into, signalling and slowing down other processes; leaving the process
+# group, which is what is killed; namespaces and mounts (in one's own, memory can be mounted without end);
+# memory that RLIMIT_AS does not see; large parts of the kernel that nobody needs here.
 _REFUSED = """
 socket 41 198
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
@@ -209,11 +209,11 @@ def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
     user = ["--unshare-user"] if os.geteuid() else capabilities
     command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--seccomp", str(filter_fd)]
-    for path in _read_only_paths():
+    for path in [*_read_only_paths(), "/dev/null"]:
         for folder in list(Path(path).parents)[-2::-1]:  # bwrap's own would be closed to the answer's user
             command += ["--perms", "0755", "--dir", str(folder)]
-        command += ["--ro-bind", path, path]
-    command += ["--dev-bind", "/dev/null", "/dev/null", "--perms", "0777", "--size", str(settings["disk"])]
+        command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
+    command += ["--perms", "0777", "--size", str(settings["disk"])]
     return [*command, "--tmpfs", "/work", "--chdir", "/work", "--remount-ro", "/", "--", *_python(settings)]
 
 
@@ -409,7 +409,7 @@ def protection(wanted: str = PROTECTION) -> str:
             return kind
     remedy = "install bubblewrap, or allow user namespaces"
     if wanted == "auto":
-        remedy += ", or set the environment variable CODE_PROTECTION=limits, under which answers can read your files"
+        remedy += ", or set the environment variable CODE_PROTECTION=limits: answers then see your files"
     tried = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
     raise ValueError(f"CODE_PROTECTION={wanted}: no answer is run unprotected. {tried}. Remedy: {remedy}")
 
