@@ -59,7 +59,7 @@ OUTPUT_BYTES = 1 << 20  # a program that prints more than this is ended
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-# name, number on x86_64, number on aarch64 (from the kernel's headers). In this order: the network (socketpair
+# name, number on x86_64, number on aarch64 (the kernel's headers). In this order: the network (socketpair
 # stays, asyncio needs it); looking into, signalling and slowing down other processes; leaving the process
 # group, which is what is killed; namespaces and mounts (in one's own, memory can be mounted without end);
 # memory that RLIMIT_AS does not see; large parts of the kernel that nobody needs here.
@@ -344,13 +344,13 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, stdout=subp
             os.set_blocking(process.stderr.fileno(), False)
             said = process.stderr.read() or b""  # nothing, if it was ended before it began
             process.stderr.close()
-        if said not in (b"", _READY):
+        if said and _READY not in said:
             reason = said.decode(errors="replace").strip().splitlines()[-1]
             raise RuntimeError(f"protection {protection}: {reason}")
 
 
-def read(process: subprocess.Popen, deadline: float) -> bytes | None:
-    """What `process` prints up to its end; None if that is more than OUTPUT_BYTES, or after `deadline`.
+def read(process: subprocess.Popen, deadline: float) -> tuple[bytes, bool]:
+    """What `process` prints, and whether it came to its end, before OUTPUT_BYTES and `deadline`.
 
     The deadline (float) is one of time.monotonic(), in seconds.
     """
@@ -360,11 +360,11 @@ def read(process: subprocess.Popen, deadline: float) -> bytes | None:
         while (left := deadline - time.monotonic()) > 0 and selector.select(left):
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
-                return bytes(data)
+                return bytes(data), True
             data += piece
             if len(data) > OUTPUT_BYTES:
                 break
-    return None
+    return bytes(data), False
 
 
 WALLS = "no network, no other process, no files but Python's; limits on the rest"
@@ -383,7 +383,7 @@ def _works(kind: str) -> str:
         return "no bwrap on the PATH"
     try:
         with started("print('it runs')", kind, stdout=subprocess.PIPE) as process:
-            printed = read(process, time.monotonic() + 10)
+            printed, _ = read(process, time.monotonic() + 10)
     except RuntimeError as error:
         return str(error).partition(": ")[2]
     return "" if printed == b"it runs\n" else "a program that prints one line did not"
