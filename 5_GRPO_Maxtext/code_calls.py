@@ -3,14 +3,13 @@ r"""Assert statements about functions that live in another process, out of reach
     checker: runs the tests,      --- get / call, plain data as JSON --->   server: runs the answer
     knows what is expected        <-- value, object, or exception -------   knows the arguments of each call
 
-`code_reward.py` sends this file to two sandboxes, with a call of `check` for one and of `serve` for the other.
-In the tests `add` is a `Remote`: calling it sends the arguments over, what comes back is rebuilt from plain data,
-so `add(1, 2) == 3` compares an int with an int, in a process that has never run a line of the answer.
-Whatever the answer does to its own process, it can do no more than reply; what the reply is compared with it
-never sees.
+`code_reward.py` sends this file to two sandboxes, one that calls `check` and one that calls `serve`. In the tests
+`add` is a `Remote`: calling it sends the arguments over, what comes back is rebuilt from plain data, so
+`add(1, 2) == 3` compares an int with an int, in a process that has never run a line of the answer. Whatever the
+answer does to its own process, it can do no more than reply; what the reply is compared with it never sees.
 
 Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range. An object of a
-class of the answer's stays where it is: its attributes can be read, its methods called, and len(), str(), [] and
+class of the answer's stays there: its attributes can be read, its methods called, and len(), str(), [] and
 iteration work. It equals nothing but itself, and is neither true nor false: with `__eq__` of its own it could
 equal whatever is expected. A list, set or dict handed to a function that returns None comes back changed, as
 `sort` changes its list.
@@ -168,7 +167,14 @@ def _number(value):
 
 
 def _forward(name):
-    return lambda self, *arguments: self.__getattr__(name)(*arguments)
+    def method(self, *arguments):
+        try:
+            method = self.__getattr__(name)
+        except AttributeError as error:  # what Python raises, and list() expects, where len() is missing
+            raise TypeError(str(error)) from None
+        return method(*arguments)
+
+    return method
 
 
 for _name in ("__len__", "__str__", "__repr__", "__getitem__", "__iter__", "__next__"):
@@ -179,8 +185,8 @@ def check(tests, names, modules, wire: Wire, verdicts: int) -> None:
     """Runs the tests, and writes a line for each to the file descriptor `verdicts`: "1" or "0"; or "! fault".
 
     Args:
-        tests (list of (str, bool)): statements in their order, and whether each is a test or prepares one. One
-            that prepares and fails ends the run: what comes after it would look at something else.
+        tests (list of (str, bool)): statements in their order, and whether each is a test or prepares one.
+            One that prepares and fails ends the run: what comes after it would look at something else.
         names (list of str): what the tests take from the answer.
         modules (list of str): standard library modules that they use without an import.
     """

@@ -2,7 +2,8 @@ r"""The reward for answers that are programs: the share of the tests that they p
 
     score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
 
-A program found by trial and error is whatever scores, and solving the task is only one of the ways. So the answer runs in a sandbox (`code_sandbox.py`), and what is expected never enters it:
+A program found by trial and error is whatever scores, and solving the task is only one of the ways. So
+the answer runs in a sandbox (`code_sandbox.py`), and what is expected never enters it:
   * input and output: the program gets its input, and what it printed is compared here;
   * assert statements: they run in a second sandbox, and call the answer over a wire (`code_calls.py`).
 No exit status, printed mark or patched checker counts, for the answer's process has no say in the verdict.
@@ -91,8 +92,8 @@ def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
 def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tuple[str, bool]], list, list]:
     """Takes assert statements apart, so that each can be passed or failed by itself.
 
-    A test is a statement of the top level that asserts, in itself or through a function of the tests. Two forms
-    are unfolded: the body of HumanEval's `check(candidate)`, and pytest's `def test_...():`, one test each.
+    A test is a statement of the top level that asserts, in itself or through a function of the tests. Two
+    forms are unfolded: the body of HumanEval's `check(candidate)`, and pytest's `def test_...():`.
 
     Args:
         tests (str): Python text.

@@ -196,7 +196,14 @@ def _make_root(box: str, size: int) -> None:
     attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
     _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, box, _AT_RECURSIVE, attributes, len(attributes))
     _call("mount", *targets[-1], None, _MS_BIND, None)  # /dev/null is a device: after nodev
-    _call("mount", "tmpfs", f"{box}/work", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size},mode=777")
+    _call(
+        "mount",
+        "tmpfs",
+        f"{box}/work",
+        "tmpfs",
+        _MS_NOSUID | _MS_NODEV,
+        f"size={size},nr_inodes=1024,mode=777",
+    )
     os.chdir(box)
     _call("pivot_root", ".", ".")  # the old root now lies on top of the new one: take it off
     _call("umount2", ".", _MNT_DETACH)
@@ -215,6 +222,14 @@ def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
         command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
     command += ["--perms", "0777", "--size", str(settings["disk"])]
     return [*command, "--tmpfs", "/work", "--chdir", "/work", "--remount-ro", "/", "--", *_python(settings)]
+
+
+def install(program: bytes) -> None:
+    """Puts a filter, as `seccomp_filter` makes it, on this process and all it will start; there is no way back."""
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    instructions = ctypes.create_string_buffer(program)
+    length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+    _call("prctl", _PR_SET_SECCOMP, 2, length_and_address, 0, 0)
 
 
 def _become_the_text(settings: dict) -> None:
@@ -242,10 +257,7 @@ def _become_the_text(settings: dict) -> None:
     elif os.geteuid() == 0:
         os.chown(settings["box"], settings["uid"], -1)
     if program is not None:
-        _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        instructions = ctypes.create_string_buffer(program)
-        length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
-        _call("prctl", _PR_SET_SECCOMP, 2, length_and_address, 0, 0)
+        install(program)
     command = _python(settings)
     os.execv(command[0], command)
 
