@@ -225,7 +225,7 @@ def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
 
 
 def install(program: bytes) -> None:
-    """Puts a filter, as `seccomp_filter` makes it, on this process and all it will start; there is no way back."""
+    """Puts a filter of `seccomp_filter` on this process and all that it will start; there is no way back."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     instructions = ctypes.create_string_buffer(program)
     length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))

@@ -1,10 +1,11 @@
 """Programs that cheat, and programs that solve the task: only the second kind may score.
 
-A cheat that looks for the expected answer finds nothing; one that breaks a limit prints the right answer once it
-has broken it. So each of them scores as soon as its wall is missing.
+A cheat that looks for the expected answer must not find it; one that breaks a limit prints the right answer
+once it has broken it. So each of them scores as soon as its wall is missing.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import secrets
@@ -70,7 +71,8 @@ CHEATS = {
     "a list equal to everything": "class Yes(list):\n    def __eq__(self, other):\n        return True\n"
     "def secret(x):\n    return Yes()",
     "mock.ANY": "from unittest.mock import ANY\ndef secret(x):\n    return ANY",
-    "prints the pass mark": "print('1\\n1\\n1', flush=True)\ndef secret(x):\n    print('1\\n1\\n1', flush=True)",
+    "prints the pass mark": "print('1\\n1\\n1', flush=True)\ndef secret(x):\n"
+    "    print('1\\n1\\n1', flush=True)",
     "pass mark to every descriptor": """
 import os
 def secret(x):
@@ -192,7 +194,7 @@ def secret(x):
     "hangs at import": "import time\ntime.sleep(30)\ndef secret(x):\n    return {SECRET}",
 }
 
-# ---------------------------------------------------------------- cheats that look for the answer or break out
+# ---------------------------------------------------------------- cheats that search or break out
 
 SEARCHES = {
     "reads the tests' file": FIND + "find_in('{PUBLIC}/tests.json')",
@@ -206,7 +208,7 @@ for top in ("{PUBLIC}", "/tmp", "/home", "/root", "/var/tmp", "/dev/shm"):
     "reads /proc": FIND
     + """
 for pid in ["self", os.getppid(), *range(1, 5000)]:
-    for name in ("cmdline", "environ", "fd/0", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "root{PUBLIC}/tests.json"):
+    for name in ("cmdline", "environ", *(f"fd/{fd}" for fd in range(9)), "root{PUBLIC}/tests.json"):
         find_in(f"/proc/{pid}/{name}")
 """,
     "reads the parent's memory": FIND
@@ -283,16 +285,19 @@ print({SECRET})
         True,
     ),
     "one large file": (
-        "with open('x', 'wb') as f:\n    for _ in range(64):\n        f.write(bytes(1 << 20))\nprint({SECRET})",
+        "with open('x', 'wb') as f:\n    for _ in range(64):\n"
+        "        f.write(bytes(1 << 20))\nprint({SECRET})",
         True,
     ),
     "many files": (
-        "for i in range(64):\n    with open(f'x{i}', 'wb') as f:\n        f.write(bytes(1 << 20))\nprint({SECRET})",
+        "for i in range(64):\n    with open(f'x{i}', 'wb') as f:\n"
+        "        f.write(bytes(1 << 20))\nprint({SECRET})",
         False,
     ),
     "many descriptors": ("import os\nx = [os.pipe() for _ in range(500)]\nprint({SECRET})", True),
     "busy loop": (
-        "import time\nend = time.process_time() + 1.9\nwhile time.process_time() < end:\n    pass\nprint({SECRET})",
+        "import time\nend = time.process_time() + 1.9\n"
+        "while time.process_time() < end:\n    pass\nprint({SECRET})",
         True,
     ),
     "busy loop deaf to signals": (
@@ -335,7 +340,8 @@ if os.fork() == 0:
     ),
     "leaves the process group": ("import os\nif os.fork() == 0:\n    os.setsid()\n    print({SECRET})", True),
     "clears its parent-death signal": (
-        "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nif os.fork() == 0:\n    time.sleep(60)",
+        "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
+        "if os.fork() == 0:\n    time.sleep(60)",
         True,
     ),
     "tcp": ("import socket\nsocket.create_connection(('127.0.0.1', {PORT}), 1)\nprint({SECRET})", True),
@@ -351,7 +357,8 @@ if os.fork() == 0:
     "writes outside": (
         """
 import os
-for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", os.path.expanduser("~"), os.path.dirname(os.__file__)):
+home, python = os.path.expanduser("~"), os.path.dirname(os.__file__)
+for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", home, python):
     try:
         with open(os.path.join(folder, "{MARK}"), "w") as file:
             file.write("x")
@@ -366,7 +373,8 @@ for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", os
     "kills its parent": ("import os\nos.kill(os.getppid(), 9)\nprint({SECRET})", True),
     "kills the training": ("import os\nos.kill({PARENT}, 15)\nprint({SECRET})", True),
     "kills everything": (
-        "import os\nfor pid in (-1, 0, *range(1, 3000)):\n    try:\n        os.kill(pid, 9)\n        print({SECRET})\n"
+        "import os\nfor pid in (-1, 0, *range(1, 3000)):\n"
+        "    try:\n        os.kill(pid, 9)\n        print({SECRET})\n"
         "    except OSError:\n        pass",
         True,
     ),
@@ -463,10 +471,8 @@ def outcomes():
         reached = []
         for listener in listeners:
             listener.setblocking(False)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 reached.append(listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept())
-            except BlockingIOError:
-                pass
             listener.close()
         results["outside"] = {
             "processes left": ours(),
@@ -547,7 +553,8 @@ WEAK = {
     ),
     "true as an object": ("class A:\n    pass\ndef f(x):\n    return A()", "assert f(3)"),
     "is any class": (
-        "class A:\n    __class__ = int\n    def __eq__(self, x):\n        return True\ndef f(x):\n    return A()",
+        "class A:\n    __class__ = int\n    def __eq__(self, x):\n"
+        "        return True\ndef f(x):\n    return A()",
         "assert isinstance(f(3), int) and f(3) == 31415",
     ),
     "replies that eat memory": (
@@ -590,7 +597,7 @@ def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, un
 
 
 def test_without_walls_the_answer_is_refused_in_one_line(tmp_path):
-    """The kernel refuses namespaces here for real, as it does in many containers: by a filter on this child."""
+    """The kernel refuses namespaces for real, as in many containers: here by a filter on this child."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
         (tmp_path / name).write_text(text)
     program = f"""
@@ -681,7 +688,8 @@ HONEST = {
     "check, called": (ADD, "def check(f):\n    assert f(1, 2) == 3\ncheck(add)", None, 1.0),
     "pytest's form": (
         ADD,
-        "from solution import add\ndef test_one():\n    assert add(1, 2) == 3\ndef test_two():\n    assert add(1, 2) == 4",
+        "from solution import add\ndef test_one():\n    assert add(1, 2) == 3\n"
+        "def test_two():\n    assert add(1, 2) == 4",
         None,
         0.5,
     ),
@@ -736,13 +744,15 @@ HONEST = {
     ),
     "much input": ("import sys\nprint(sum(map(int, sys.stdin)))", [["1\n" * 300000, "300000"]], None, 1.0),
     "threads and asyncio": (
-        "import asyncio, threading\nt = threading.Thread(target=print, args=(1,))\nt.start()\nt.join()\nasyncio.run(asyncio.sleep(0))",
+        "import asyncio, threading\nt = threading.Thread(target=print, args=(1,))\n"
+        "t.start()\nt.join()\nasyncio.run(asyncio.sleep(0))",
         [["", "1"]],
         None,
         1.0,
     ),
     "the standard library": (
         "import collections, heapq, itertools, json, math, random, re, string, datetime, decimal, dataclasses\n"
+        ""
         "@dataclasses.dataclass\nclass P:\n    x: int = 1\nprint(P())",
         [["", "P(x=1)"]],
         None,
