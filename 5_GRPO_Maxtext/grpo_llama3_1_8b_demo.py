@@ -64,12 +64,13 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import binomtest
 from tqdm import tqdm
 from tunix.rl import rl_cluster as rl_cluster_lib
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.grpo.grpo_learner import GRPOLearner
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import hooks, metrics_logger
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
+import loss_options
 import reward_func
 from rollout import MaxTextRollout
 
@@ -117,6 +118,14 @@ NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups agre
 NUM_ITERATIONS = 1  # mu, optimizer updates a batch
 BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
 EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
+EPSILON_HIGH = (
+    0.0  # upper clip range; 0: as EPSILON. DAPO (arXiv 2503.14476) takes 0.28: room for rare tokens
+)
+LOSS_ALGO = "grpo"  # "gspo-token" (arXiv 2507.18071): one ratio a sequence, clipped at a smaller EPSILON
+LOSS_AGG_MODE = "sequence-mean-token-mean"  # DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
+ADVANTAGE = "group"  # R - mean of the group; "rloo" (arXiv 2402.14740): R - mean of the other G - 1
+NORM_ADV_BY_STD = True  # of "group": divide by the group's std; False: Dr. GRPO (arXiv 2503.20783)
+KL_LOSS_MODE = "low_var_kl"  # k3, as in the GRPO paper (eq. 4); "kl" is k1, "mse_kl" is k2
 NUM_BATCHES = Pair(200, 3_738)  # steps an epoch
 NUM_EPOCHS = 1  # passes of NUM_BATCHES steps
 
@@ -259,7 +268,15 @@ def check_constants() -> None:
         raise UserError(
             f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={BATCH_SIZE}"
         )
-    for name in ("BETA", "EPSILON", "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION"):
+    for name in (
+        "BETA",
+        "EPSILON",
+        "EPSILON_HIGH",
+        "LEARNING_RATE",
+        "MAX_GRAD_NORM",
+        "WEIGHT_DECAY",
+        "WARMUP_FRACTION",
+    ):
         if not 0 <= globals()[name] < math.inf:
             raise UserError(f"{name}={globals()[name]}: use a finite number, 0 or more")
     if WARMUP_FRACTION > 1:
@@ -269,6 +286,12 @@ def check_constants() -> None:
             raise UserError(f"{name}={globals()[name]}: a share, above 0 and at most 1")
     if EVAL_CONFIG not in GENERATION_CONFIGS:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
+    for name, choices in {
+        "LOSS_ALGO": loss_options.LOSS_ALGOS, "LOSS_AGG_MODE": loss_options.AGGREGATIONS,
+        "ADVANTAGE": loss_options.ADVANTAGES, "KL_LOSS_MODE": loss_options.KL_LOSS_MODES,
+    }.items():  # fmt: skip
+        if globals()[name] not in choices:
+            raise UserError(f"{name}={globals()[name]}: one of {', '.join(choices)}")
     if ROLLOUT_ENGINE not in ("maxtext", "vllm"):
         raise UserError(f"ROLLOUT_ENGINE={ROLLOUT_ENGINE}: one of maxtext, vllm")
     if ROLLOUT_ENGINE == "vllm" and not SCAN_LAYERS:
@@ -1082,12 +1105,16 @@ def make_learner(cluster: rl_cluster_lib.RLCluster) -> GRPOLearner:
     """GRPO on `cluster`: gives its trainer the loss, and holds the rewards."""
     return GRPOLearner(
         rl_cluster=cluster,
-        algo_config=GRPOConfig(
+        algo_config=loss_options.LossConfig(
             num_generations=NUM_GENERATIONS,
             num_iterations=NUM_ITERATIONS,
             beta=BETA,
             epsilon=EPSILON,
-            kl_loss_mode="low_var_kl",  # k3, the estimator of the GRPO paper (eq. 4)
+            epsilon_high=EPSILON_HIGH or EPSILON,
+            loss_algo=LOSS_ALGO,
+            loss_agg_mode=loss_options.AGGREGATIONS[LOSS_AGG_MODE],
+            advantage_estimator=loss_options.advantage_estimator(ADVANTAGE, NORM_ADV_BY_STD),
+            kl_loss_mode=KL_LOSS_MODE,
         ),
         reward_fns=[
             guarded(reward_func.match_format_exactly),
