@@ -299,6 +299,8 @@ def check_constants() -> None:
     }.items():  # fmt: skip
         if globals()[name] not in choices:
             raise UserError(f"{name}={globals()[name]}: one of {', '.join(choices)}")
+    if 0 < EPSILON_HIGH < EPSILON:
+        raise UserError(f"EPSILON_HIGH={EPSILON_HIGH}: below EPSILON={EPSILON}; raise it, or 0 for the same")
     for name in ("TARGET_KL", "REFERENCE_OFFLOAD"):
         if globals()[name] and not BETA:
             raise UserError(f"{name}={globals()[name]}: BETA=0 has no reference model; set BETA above 0")
@@ -859,12 +861,12 @@ class TrainingLog(hooks.TrainingHooks):
         bad = {name: value for name, value in figures.items() if not np.isfinite(value)}
         self._nonfinite = self._nonfinite + 1 if bad else 0
         if self._nonfinite > MAX_NONFINITE_UPDATES:
-            for name, value in bad.items():
-                raise UserError(
-                    f"the {name} of update {train_step} is {value}; that update was not applied, and no "
-                    f"checkpoint holds it. Lower LEARNING_RATE={LEARNING_RATE} or "
-                    f"MAX_GRAD_NORM={MAX_GRAD_NORM}, and start a new run"
-                )
+            name, value = next(iter(bad.items()))
+            raise UserError(
+                f"the {name} of update {train_step} is {value}; that update was not applied, and no "
+                f"checkpoint holds it. Lower LEARNING_RATE={LEARNING_RATE} or MAX_GRAD_NORM={MAX_GRAD_NORM}, "
+                f"and start a new run, or let some pass (MAX_NONFINITE_UPDATES={MAX_NONFINITE_UPDATES})"
+            )
         if train_step % NUM_ITERATIONS:
             return
         step = train_step // NUM_ITERATIONS

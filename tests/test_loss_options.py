@@ -4,6 +4,7 @@ The model is a table of logits, the numbers beside it are plain NumPy; the loss 
 main script's constants give Tunix's trainer.
 """
 
+import gc
 from types import SimpleNamespace
 
 import grpo_llama3_1_8b_demo as demo
@@ -226,19 +227,14 @@ def test_logits_clip_prevents_the_nan_of_an_overflowing_logit(clip, finite):
 # --- advantages
 
 
-class FakeCluster(SimpleNamespace):
-    """Answers, log-probs and rewards by hand, in place of generation; the learner is the real one."""
-
-
-def learn(rewards, answers, *constants, refill=None, eos=EOS):
-    """What the learner makes of graded answers: the `Example` it would train on.
+def learn(rewards, answers, *constants):
+    """What the real learner makes of answers and grades that are given: the `Example` it would train on.
 
     Args:
         rewards: a list of [B * G] rewards, one for each batch it asks for.
         answers: tokens [B * G, T], of every batch.
     """
-    demo.configure([f"TOTAL_GENERATION_STEPS={answers.shape[1]}", *constants])
-    count = len(rewards[0]) // demo.NUM_GENERATIONS
+    count = len(rewards[0]) // 2  # NUM_GENERATIONS=2 throughout
     trainer = make_trainer(f"TOTAL_GENERATION_STEPS={answers.shape[1]}", *constants, f"BATCH_SIZE={count}")
     asked, logged = [], {}
 
@@ -255,12 +251,13 @@ def learn(rewards, answers, *constants, refill=None, eos=EOS):
     cluster = SimpleNamespace(
         actor_trainer=trainer, generate=generate, global_steps=0, perf=spans, r2m={},
         perf_v2=SimpleNamespace(span=trainer._perf_tracer_v2.span),
-        rollout=SimpleNamespace(pad_id=lambda: PAD, eos_id=lambda: eos, model=lambda: trainer.model),
+        rollout=SimpleNamespace(pad_id=lambda: PAD, eos_id=lambda: EOS, model=lambda: trainer.model),
         cluster_config=SimpleNamespace(
             training_config=trainer.config, rollout_config=config,
             role_to_mesh={Role.ACTOR: 0, Role.ROLLOUT: 0},
         ),
         get_rollout_config=lambda mode: config,
+        set_temperature=lambda temperature: None,
         buffer_metrics=lambda metrics, mode: [
             logged.setdefault(name, []).append(value) for name, (value, _) in metrics.items()
         ],
@@ -340,16 +337,18 @@ def test_refilling_costs_nothing_where_all_groups_have_a_signal():
 
 
 @pytest.mark.parametrize("mode", loss_options.LOSS_AGG_MODES)
-@pytest.mark.parametrize("masked", [[], [1, 2]], ids=["all rows", "rows masked"])
-def test_accumulated_micro_batches_equal_the_full_batch(mode, masked):
-    """Weights after one update by Tunix's trainer, whole and in 4 parts of 2 answers of unequal lengths."""
+def test_accumulated_micro_batches_equal_the_full_batch(mode):
+    """Weights after one update by Tunix's trainer: whole, and in 4 parts of 2 answers of unequal lengths.
+
+    Two answers are masked as a whole, so that the parts also differ in how many answers count.
+    """
     rng = np.random.default_rng(1)
     B, T = 8, 5
     answers = rng.integers(2, VOCABULARY, (B, T))
-    for row, length in enumerate(rng.permutation([1, 2, 3, 4, 5, 5, 2, 1])):
+    for row, length in enumerate([1, 5, 2, 4, 3, 5, 2, 1]):
         answers[row, length:] = PAD
     mask = answers != PAD
-    mask[masked] = False
+    mask[[1, 2]] = False
     fields = dict(
         prompt_ids=rng.integers(2, VOCABULARY, (B, 2)), prompt_mask=np.ones((B, 2), bool),
         completion_ids=answers, completion_mask=mask, advantages=rng.normal(size=B),
@@ -357,24 +356,20 @@ def test_accumulated_micro_batches_equal_the_full_batch(mode, masked):
     )  # fmt: skip
     tables = []
     for size, parts in ((0, 1), (1, 4)):
-        constants = [
-            f"LOSS_AGG_MODE={mode}",
-            "NUM_GENERATIONS=2",
-            "BATCH_SIZE=4",
-            f"TRAIN_MICRO_BATCH_SIZE={size}",
-        ]
-        trainer = make_trainer(*constants)
-        total = loss_options.denominator(jnp.asarray(mask), demo.loss_options.LOSS_AGG_MODES[mode])
+        trainer = make_trainer(
+            f"LOSS_AGG_MODE={mode}", "NUM_GENERATIONS=2", "BATCH_SIZE=4", f"TRAIN_MICRO_BATCH_SIZE={size}"
+        )
+        step = nnx.jit(trainer._train_step)
         if parts > 1:
-            fields["denominator"] = np.full(B, total / parts, np.float32)
-        for i in range(parts):
-            rows = slice(i * B // parts, (i + 1) * B // parts)
-            trainer._train_step(
-                trainer.model, trainer.optimizer, example(**{k: v[rows] for k, v in fields.items()})
-            )
+            counted = mask.sum() if mode == "token-mean" else 6
+            fields["denominator"] = np.full(B, counted / parts, np.float32)
+        for part in np.split(np.arange(B), parts):
+            step(trainer.model, trainer.optimizer, example(**{k: v[part] for k, v in fields.items()}))
         tables.append(np.asarray(trainer.model.table[...]))
-    assert not np.allclose(tables[0], TABLE)
-    np.testing.assert_allclose(tables[0], tables[1], rtol=0, atol=1e-7)  # float32: one rounding of a weight
+    assert not np.allclose(tables[0], TABLE, atol=1e-3)
+    np.testing.assert_allclose(
+        tables[0], tables[1], rtol=0, atol=5e-7
+    )  # float32: a few roundings of a weight
 
 
 def test_the_learner_hands_the_whole_batchs_denominator_to_each_part():
@@ -384,3 +379,154 @@ def test_the_learner_hands_the_whole_batchs_denominator_to_each_part():
     assert np.asarray(tokens.denominator).tolist() == [6 / 2] * 4
     rows, *_ = learn([[1, 4, 2, 3]], answers, *TWO, *constants)
     assert np.asarray(rows.denominator).tolist() == [3 / 2] * 4
+
+
+# --- schedules
+
+
+def test_the_kl_controller_by_hand():
+    """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as it is."""
+    beta = loss_options.adaptive_beta(0.5, 0.1, [0.5, 0.001, 0.11, float("nan")])
+    np.testing.assert_allclose(beta, 0.5 * 1.02 * 0.98 * 1.01, rtol=1e-12)
+    assert loss_options.adaptive_beta(0.5, 0.1, []) == 0.5
+    assert loss_options.adaptive_beta(0.5, 0.1, [0.1] * 9) == 0.5  # on target: it stays
+
+
+def test_the_schedule_uses_the_log_up_to_the_step_before_the_last():
+    """The last step's KL is known a step late; a resumed run must not use more than a whole one did."""
+    demo.configure(["BETA=0.5", "TARGET_KL=0.1", "TEMPERATURE=1.0", "TEMPERATURE_END=0.5", "NUM_BATCHES=11"])
+    log = {1: dict(kl=9.0), 2: dict(kl=0.0), 3: dict(kl=9.0)}
+    weights, temperatures = zip(*(demo.schedule(step, log) for step in range(4)))
+    np.testing.assert_allclose(weights, [0.5, 0.5, 0.51, 0.51 * 0.98], rtol=1e-12)
+    np.testing.assert_allclose(temperatures, [1.0, 0.95, 0.9, 0.85], rtol=1e-12)
+    assert demo.schedule(10, log | {n: dict(kl=0.1) for n in range(4, 11)})[1] == 0.5  # the last of 11 steps
+    demo.configure(["BETA=0.5"])
+    assert demo.schedule(7, {}) == (0.5, 1.0)
+
+
+def test_schedules_reach_the_batch_and_the_log():
+    constants = ("NUM_GENERATIONS=2", "TEMPERATURE=0.8", "TEMPERATURE_END=0.4")
+    made, _, logged = learn([[1, 4, 2, 2]], FULL, *TWO, *constants)
+    np.testing.assert_allclose(made.temperature, [0.8] * 4, rtol=1e-6)
+    assert logged["schedule/temperature"] == [0.8] and logged["schedule/beta"] == [0.0]
+    constant, _, logged = learn([[1, 4, 2, 2]], FULL, *TWO)
+    assert logged["schedule/temperature"] == [1.0] and not hasattr(constant, "temperature")
+
+
+# --- guards
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "grpo, gspo-token"]),
+        (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
+        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "group, rloo"]),
+        (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
+        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "keep, skip, refill"]),
+        (["MAX_REFILLS=0"], ["MAX_REFILLS=0:", "1 or more"]),
+        (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "0 or more"]),
+        (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
+        (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1.0:"]),
+        (["LOGITS_CLIP=-1"], ["LOGITS_CLIP=-1.0:"]),
+        (["TEMPERATURE_END=-1"], ["TEMPERATURE_END=-1.0:"]),
+        (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
+        (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
+        (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
+    ],
+)
+def test_a_bad_option_is_named_with_its_remedy(arguments, words):
+    with pytest.raises(demo.UserError) as error:
+        demo.configure(arguments)
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(("limit", "length"), [("0.5", 0.5), ("0.0", 3.0)])
+def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch):
+    """AdamW would hide the gradient's length: it is replaced by plain descent."""
+    monkeypatch.setattr(optax, "adamw", lambda *_, **__: optax.sgd(1.0))
+    demo.configure([f"MAX_GRAD_NORM={limit}"])
+    optimizer = demo.make_optimizer()
+    weights = jnp.zeros(2)
+    update, _ = optimizer.update(jnp.array([3.0, 0.0]), optimizer.init(weights), weights)
+    np.testing.assert_allclose(np.abs(update), [length, 0.0], rtol=1e-6)
+
+
+def test_a_nan_update_changes_no_weight_and_stops_the_run_only_beyond_the_limit(tmp_path):
+    for limit in (0, 2):
+        demo.configure([f"MAX_NONFINITE_UPDATES={limit}", "NUM_BATCHES=9"])
+        optimizer = demo.make_optimizer()
+        weights = jnp.ones(2)
+        update, _ = optimizer.update(jnp.array([np.nan, 1.0]), optimizer.init(weights), weights)
+        assert np.asarray(update).tolist() == [0.0, 0.0]
+        history = SimpleNamespace(get_metric_history=lambda *_: [float("nan")])
+        log = demo.TrainingLog(tmp_path / f"{limit}.csv", 0)
+        steps = iter(range(1, 9))
+        for _ in range(limit):
+            log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
+        with pytest.raises(demo.UserError, match=r"MAX_NONFINITE_UPDATES"):
+            log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
+        log.close()
+
+
+# --- the real cluster: memory, and the same temperature everywhere
+
+
+def make_cluster(tmp_path, *constants):
+    demo.configure([*constants, "BATCH_SIZE=2", "NUM_GENERATIONS=2", f"RUN_DIR={tmp_path}/run"])
+    folder, hf = demo.load_hf_config("tiny_llama")
+    return demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
+
+
+def weights_in_memory(kind):
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == kind)
+
+
+def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(tmp_path):
+    used = {}
+    for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
+        before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
+        cluster = make_cluster(tmp_path, *constants)
+        used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
+        params = jax.tree.leaves(nnx.state(cluster.actor_trainer.model, nnx.Param))
+        weights = sum(x.nbytes for x in params)
+        cluster.actor_trainer.checkpoint_manager.close()
+        del cluster, params
+    none, kept, offloaded = used.values()
+    slack = 1_000  # random-number state of a model: some keys and counters
+    np.testing.assert_allclose(kept - none, [weights, 0], atol=slack)
+    np.testing.assert_allclose(offloaded - none, [0, weights], atol=slack)
+
+
+def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
+    """Old, new and frozen log-probs agree while the weights do; nothing is compiled for a new temperature."""
+    cluster = make_cluster(tmp_path, "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5", "REFERENCE_OFFLOAD=True")
+    learner = demo.make_learner(cluster)
+    prompts = np.repeat([row["prompts"] for row in short_questions(cluster, 2)], 2)
+    columns = dict(answer=np.repeat("1", 4), question=prompts, line=prompts)
+    learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = 2
+    seen = []
+    for temperature in (1.0, 0.25):
+        learner._schedule = lambda step, t=temperature: (demo.BETA, t)
+        made = learner._generate_and_compute_advantage(columns | dict(prompts=prompts))
+        mask = np.asarray(made.completion_mask)
+        # The same numbers from different programs: rounding of 28 float32 log-probs of size 10
+        np.testing.assert_allclose(
+            made.old_per_token_logps * mask, made.ref_per_token_logps * mask, rtol=0, atol=1e-4
+        )
+        trainer = cluster.actor_trainer
+        with cluster._get_mesh_and_logical_axis_rules_cm(Role.ACTOR):
+            _, aux = nnx.jit(lambda m, x, fn=trainer.loss_fn, c=learner.algo_config: fn(m, x, c))(
+                trainer.model, made
+            )
+        assert abs(float(aux["is_ratio/max"]) - 1) < 1e-4 and abs(float(aux["is_ratio/min"]) - 1) < 1e-4
+        seen.append(np.asarray((made.old_per_token_logps * mask).sum(axis=1)))
+    assert cluster.rollout._generate._cache_size() == 1
+    assert seen[1].mean() > seen[0].mean()  # cold answers are likelier under the cold policy
+
+
+def short_questions(cluster, count):
+    return demo.make_prompts(cluster.tokenizer._tokenizer, demo.read_questions("tiny_gsm8k", "test")[0], "t")[
+        :count
+    ]
