@@ -70,12 +70,12 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 from tunix.rl import rl_cluster as rl_cluster_lib
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft import hooks
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
+import loss_options
 import questions
 import reward_func
 import task_rewards
@@ -129,6 +129,24 @@ NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups agre
 NUM_ITERATIONS = 1  # mu, optimizer updates a batch
 BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
 EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
+EPSILON_HIGH = (
+    0.0  # upper clip range; 0: as EPSILON. DAPO (arXiv 2503.14476) takes 0.28: room for rare tokens
+)
+LOSS_ALGO = "grpo"  # "gspo-token" (arXiv 2507.18071): one ratio a sequence, clipped at a smaller EPSILON
+LOSS_AGG_MODE = "sequence-mean-token-mean"  # DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
+ADVANTAGE = "group"  # R - mean of the group; "rloo" (arXiv 2402.14740): R - mean of the other G - 1
+NORM_ADV_BY_STD = True  # of "group": divide by the group's std; False: Dr. GRPO (arXiv 2503.20783)
+KL_LOSS_MODE = "low_var_kl"  # k3, as in the GRPO paper (eq. 4); "kl" is k1, "mse_kl" is k2
+MASK_OVERLONG = False  # True: answers cut off at the limit are not trained on (DAPO); none may learn to stop
+ZERO_VARIANCE_GROUPS = "keep"  # "skip": no loss, no KL; "refill": ask other questions instead (DAPO)
+MAX_REFILLS = 4  # batches of other questions a step may ask; each costs a step's generation
+TARGET_KL = 0.0  # BETA is steered, step by step, to keep the KL here (arXiv 1909.08593); 0: BETA stays
+TEMPERATURE_END = 0.0  # TEMPERATURE goes there in a straight line, over all steps; 0: it stays
+ADVANTAGE_CLIP = (
+    0.0  # largest |advantage|, 0: off. Bounds one lucky answer's pull; also flattens real differences
+)
+LOGITS_CLIP = 0.0  # largest |logit|, 0: off. Saves an overflow from NaN; a clipped logit has no gradient
+REFERENCE_OFFLOAD = False  # True: the frozen model waits in the host's memory; costs a transfer each step
 NUM_BATCHES = Pair(200, 3_738)  # steps an epoch
 NUM_EPOCHS = 1  # passes of NUM_BATCHES steps
 
@@ -138,7 +156,8 @@ B1 = 0.9  # Adam's memory of the gradient ...
 B2 = 0.99  # ... and of its square
 WEIGHT_DECAY = 0.1  # AdamW's
 WARMUP_FRACTION = 0.1  # share of all steps
-MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it
+MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it; 0: off
+MAX_NONFINITE_UPDATES = 0  # updates in a row with a NaN or infinite loss or gradient: skipped, not fatal
 TRAIN_MICRO_BATCH_SIZE = 0  # prompts a gradient pass, accumulated: takes memory, too; 0: all at once
 
 # --- evaluation
@@ -255,7 +274,8 @@ def check_constants() -> None:
     for name, low in {
         "MAX_PROMPT_LENGTH": 1, "TOTAL_GENERATION_STEPS": 2, "BATCH_SIZE": 1, "NUM_GENERATIONS": 2,
         "NUM_ITERATIONS": 1, "NUM_BATCHES": 1, "NUM_EPOCHS": 1, "NUM_TEST_QUESTIONS": 1, "NUM_PASSES": 1,
-        "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 0, "SEED": 0,
+        "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 0, "SEED": 0, "MAX_REFILLS": 1,
+        "MAX_NONFINITE_UPDATES": 0,
         "TRAINER_FSDP": -1, "TRAINER_TENSOR_PARALLEL": -1,
         "SAMPLER_DATA_PARALLEL": -1, "SAMPLER_TENSOR_PARALLEL": -1,
     }.items():  # fmt: skip
@@ -271,7 +291,10 @@ def check_constants() -> None:
         raise UserError(
             f"TRAIN_MICRO_BATCH_SIZE={TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={BATCH_SIZE}"
         )
-    for name in ("BETA", "EPSILON", "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION"):
+    for name in (
+        "BETA", "EPSILON", "EPSILON_HIGH", "TARGET_KL", "TEMPERATURE_END", "ADVANTAGE_CLIP", "LOGITS_CLIP",
+        "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION",
+    ):  # fmt: skip
         if not 0 <= globals()[name] < math.inf:
             raise UserError(f"{name}={globals()[name]}: use a finite number, 0 or more")
     if WARMUP_FRACTION > 1:
@@ -281,6 +304,18 @@ def check_constants() -> None:
             raise UserError(f"{name}={globals()[name]}: a share, above 0 and at most 1")
     if EVAL_CONFIG not in GENERATION_CONFIGS:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
+    for name, choices in {
+        "LOSS_ALGO": loss_options.LOSS_ALGOS, "LOSS_AGG_MODE": loss_options.LOSS_AGG_MODES,
+        "ADVANTAGE": loss_options.ADVANTAGES, "KL_LOSS_MODE": loss_options.KL_LOSS_MODES,
+        "ZERO_VARIANCE_GROUPS": loss_options.ZERO_VARIANCE_GROUPS,
+    }.items():  # fmt: skip
+        if globals()[name] not in choices:
+            raise UserError(f"{name}={globals()[name]}: one of {', '.join(choices)}")
+    if 0 < EPSILON_HIGH < EPSILON:
+        raise UserError(f"EPSILON_HIGH={EPSILON_HIGH}: below EPSILON={EPSILON}; raise it, or 0 for the same")
+    for name in ("TARGET_KL", "REFERENCE_OFFLOAD"):
+        if globals()[name] and not BETA:
+            raise UserError(f"{name}={globals()[name]}: BETA=0 has no reference model; set BETA above 0")
     if ROLLOUT_ENGINE not in ("maxtext", "vllm"):
         raise UserError(f"ROLLOUT_ENGINE={ROLLOUT_ENGINE}: one of maxtext, vllm")
     if ROLLOUT_ENGINE == "vllm" and not SCAN_LAYERS:
@@ -452,8 +487,8 @@ def too_short_error(source: str, shortest: int) -> UserError:
     )
 
 
-def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
-    """Batches of BATCH_SIZE prompts from training step `start_step` on, the sources mixed by their weights.
+def mixed_questions(rows: list[dict[str, str]], seed: int) -> grain.MapDataset:
+    """Batches of BATCH_SIZE prompts without end, the sources mixed by their weights.
 
     Each source is shuffled anew each time it has been used up. Grain deals out the sources evenly: after any
     number of prompts each has had its share, to within one prompt a source.
@@ -462,12 +497,20 @@ def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDa
     for row in rows:
         parts.setdefault(row["source"], []).append(row)
     sources = [
-        # without end: the number of steps is NUM_BATCHES * NUM_EPOCHS, however many rows there are
-        grain.MapDataset.source(part).shuffle(seed=SEED + i).repeat()
-        for i, part in enumerate(parts.values())
+        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat() for i, part in enumerate(parts.values())
     ]
     weights = [float(part[0]["weight"]) for part in parts.values()]
-    return grain.MapDataset.mix(sources, weights).batch(BATCH_SIZE)[start_step : num_steps()]
+    return grain.MapDataset.mix(sources, weights).batch(BATCH_SIZE)
+
+
+def training_batches(rows: list[dict[str, str]], start_step: int) -> grain.MapDataset:
+    """The batches from training step `start_step` on; how many rows there are does not matter."""
+    return mixed_questions(rows, SEED)[start_step : num_steps()]
+
+
+def refill_batch(rows: list[dict[str, str]], step: int, attempt: int) -> dict[str, np.ndarray]:
+    """A batch of other questions for a step whose groups lacked a signal, the same after a resume."""
+    return mixed_questions(rows, SEED + 1_000_003)[step * MAX_REFILLS + attempt]
 
 
 def num_steps() -> int:
@@ -920,6 +963,7 @@ class TrainingLog(hooks.TrainingHooks):
         self._writer.writerows(self.rows.values())
         self._started = time.perf_counter()
         self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
+        self._nonfinite = 0  # updates in a row
 
     def on_rollout_metrics(self, buffer) -> None:
         """Takes what Tunix logged about a step's answers; it reports `global_steps` from 0."""
@@ -945,13 +989,16 @@ class TrainingLog(hooks.TrainingHooks):
             return float(trainer.metrics_logger.get_metric_history("actor", name, "train")[-1])
 
         # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
-        for name, value in (("loss", float(train_loss)), ("gradient norm", last("grad_norm"))):
-            if not np.isfinite(value):
-                raise UserError(
-                    f"the {name} of update {train_step} is {value}; that update was not applied, and no "
-                    f"checkpoint holds it. Lower LEARNING_RATE={LEARNING_RATE} or "
-                    f"MAX_GRAD_NORM={MAX_GRAD_NORM}, and start a new run"
-                )
+        figures = {"loss": float(train_loss), "gradient norm": last("grad_norm")}
+        bad = {name: value for name, value in figures.items() if not np.isfinite(value)}
+        self._nonfinite = self._nonfinite + 1 if bad else 0
+        if self._nonfinite > MAX_NONFINITE_UPDATES:
+            name, value = next(iter(bad.items()))
+            raise UserError(
+                f"the {name} of update {train_step} is {value}; that update was not applied, and no "
+                f"checkpoint holds it. Lower LEARNING_RATE={LEARNING_RATE} or MAX_GRAD_NORM={MAX_GRAD_NORM}, "
+                f"and start a new run, or let some pass (MAX_NONFINITE_UPDATES={MAX_NONFINITE_UPDATES})"
+            )
         if train_step % NUM_ITERATIONS:
             return
         step = train_step // NUM_ITERATIONS
@@ -1016,9 +1063,9 @@ def make_optimizer() -> optax.GradientTransformation:
         decay_steps=updates,
     )  # fmt: skip
     adamw = optax.adamw(schedule, b1=B1, b2=B2, weight_decay=WEIGHT_DECAY)
-    transform = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), adamw)
+    transform = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), adamw) if MAX_GRAD_NORM else adamw
     # One NaN would otherwise sit in every weight, and in the next checkpoint; `TrainingLog` stops the run.
-    return optax.apply_if_finite(transform, max_consecutive_errors=1_000)
+    return optax.apply_if_finite(transform, max_consecutive_errors=MAX_NONFINITE_UPDATES + 1_000)
 
 
 def check_rollout_engine() -> None:
@@ -1204,6 +1251,8 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
     config = to_maxtext_config(hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS)
     actor, mesh = load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
     reference = copy_of(actor) if BETA else None
+    if REFERENCE_OFFLOAD:
+        reference = loss_options.on_memory(reference, "pinned_host")
 
     if ROLLOUT_ENGINE == "vllm":
         from vllm_rollout import VllmRollout  # needs the TPU packages
@@ -1216,7 +1265,7 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
         )
         rollout_mesh, engine_config = mesh, {}
     role = rl_cluster_lib.Role
-    cluster = rl_cluster_lib.RLCluster(
+    cluster = loss_options.Cluster(
         actor=actor,
         reference=reference,
         tokenizer=tokenizer,
@@ -1228,6 +1277,7 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
             training_config=make_training_config(),
         ),
     )
+    cluster.logits_clip, cluster.reference_offload = LOGITS_CLIP, REFERENCE_OFFLOAD
     # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
     # above it still stops at max_steps.
     cluster.actor_trainer.config.max_steps = None
@@ -1238,16 +1288,53 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
     return cluster
 
 
-def make_learner(cluster: rl_cluster_lib.RLCluster) -> GRPOLearner:
-    """GRPO on `cluster`: gives its trainer the loss, and holds the rewards."""
-    return GRPOLearner(
+def schedule(step: int, log: dict[int, dict[str, float]]) -> tuple[float, float]:
+    """Weight of the KL and temperature of the step before which `step` steps were done.
+
+    The KL of the very last step is not known yet, Tunix reports it a step late; so the weight follows those
+    before it. After a resume the log still has them: the run goes on with the same weight.
+    """
+    beta, temperature = BETA, TEMPERATURE
+    if TARGET_KL:
+        beta = loss_options.adaptive_beta(BETA, TARGET_KL, (log[done]["kl"] for done in range(1, step)))
+    if TEMPERATURE_END:
+        temperature = loss_options.linear(TEMPERATURE, TEMPERATURE_END, step, num_steps())
+    return beta, temperature
+
+
+def make_learner(
+    cluster: rl_cluster_lib.RLCluster,
+    rows: list[dict[str, str]] | None = None,
+    log: dict[int, dict[str, float]] | None = None,
+) -> loss_options.Learner:
+    """GRPO on `cluster`: gives its trainer the loss, and holds the rewards.
+
+    Args:
+        cluster: holds actor, reference and rollout.
+        rows: questions; needed to train with ZERO_VARIANCE_GROUPS=refill.
+        log: `TrainingLog.rows`; needed to train with TARGET_KL.
+    """
+    return loss_options.Learner(
+        schedule=lambda step: schedule(step, log),
+        refill=lambda step, attempt: refill_batch(rows, step, attempt),
         rl_cluster=cluster,
-        algo_config=GRPOConfig(
+        algo_config=loss_options.LossConfig(
             num_generations=NUM_GENERATIONS,
             num_iterations=NUM_ITERATIONS,
             beta=BETA,
             epsilon=EPSILON,
-            kl_loss_mode="low_var_kl",  # k3, the estimator of the GRPO paper (eq. 4)
+            epsilon_high=EPSILON_HIGH or EPSILON,
+            loss_algo=LOSS_ALGO,
+            loss_agg_mode=loss_options.LOSS_AGG_MODES[LOSS_AGG_MODE],
+            advantage_estimator=loss_options.advantage_estimator(ADVANTAGE, NORM_ADV_BY_STD),
+            kl_loss_mode=KL_LOSS_MODE,
+            mask_overlong=MASK_OVERLONG,
+            zero_variance_groups=ZERO_VARIANCE_GROUPS,
+            max_refills=MAX_REFILLS,
+            advantage_clip=ADVANTAGE_CLIP,
+            logits_clip=LOGITS_CLIP,
+            adaptive_beta=bool(TARGET_KL),
+            temperature_schedule=bool(TEMPERATURE_END),
         ),
         reward_fns=[guarded(reward_fn) for reward_fn in reward_functions()],
         metric_fns=[group_metrics],
@@ -1267,12 +1354,12 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
         UserError: a faulty reward function, a loss that is not finite, a full disk.
     """
     trainer = cluster.actor_trainer
-    learner = make_learner(cluster)
-    trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // NUM_ITERATIONS
-    cluster.global_steps = start
     log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start)
+    learner = make_learner(cluster, rows, log.rows)
+    cluster.global_steps = start
+    trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
 

@@ -81,7 +81,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         self._rest = jax.tree.map(unused_random_state, rest)
         self._generate = jax.jit(self._prefill_and_decode, static_argnames=("sampling", "max_tokens"))
 
-    def _prefill_and_decode(self, params, rest, prompts, key, sampling, max_tokens):
+    def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
         """Decodes a batch.
 
         Args:
@@ -89,13 +89,14 @@ class MaxTextRollout(base_rollout.BaseRollout):
             rest: the remaining (random-number) state of the decoder.
             prompts: int32 [B, P], left-padded.
             key: PRNG key; token t is drawn with `fold_in(key, t)`.
-            sampling: static (temperature, top_p, top_k); temperature 0 is greedy.
+            temperature: of the sampling; traced, so that a schedule compiles nothing anew.
+            sampling: static (greedy, top_p, top_k).
             max_tokens: T, static.
 
         Returns:
             int32 [B, T]: tokens up to and including end-of-sequence, padding after it.
         """
-        temperature, top_p, top_k = sampling
+        greedy, top_p, top_k = sampling
         pad_id, eos_id = self.pad_id(), self.eos_id()
 
         def run(cache, tokens, positions, mode, segment_ids=None):
@@ -113,7 +114,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
             return logits[:, -1:], nnx.to_pure_dict(nnx.state(model, nnx.Cache))  # [B, 1, V]
 
         def sample(logits, t):
-            if temperature == 0.0:
+            if greedy:
                 return jnp.argmax(logits[:, -1], axis=-1)
             return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
 
@@ -166,7 +167,8 @@ class MaxTextRollout(base_rollout.BaseRollout):
             row[P - len(ids) :] = ids
 
         key = self._key(rollout_config.seed)
-        sampling = (rollout_config.temperature, rollout_config.top_p, rollout_config.top_k)
+        temperature = rollout_config.temperature
+        sampling = (temperature == 0.0, rollout_config.top_p, rollout_config.top_k)
         B = self._config.global_batch_size_to_load
         params = nnx.state(self._actor.base, nnx.Param)
         chunks = []
@@ -181,6 +183,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
                     self._rest,
                     chunk,
                     jax.random.fold_in(key, i),
+                    temperature,
                     sampling=sampling,
                     max_tokens=rollout_config.max_tokens_to_generate,
                 )

@@ -1,0 +1,531 @@
+"""Each option's number is the one computed by hand, on two answers of up to three tokens.
+
+The model is a table of logits, the numbers beside it are plain NumPy; the loss under test is the one that the
+main script's constants give Tunix's trainer.
+"""
+
+import gc
+from types import SimpleNamespace
+
+import grpo_llama3_1_8b_demo as demo
+import jax
+import jax.numpy as jnp
+import loss_options
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from tunix.rl import trainer as rl_trainer
+from tunix.rl.rl_cluster import Mode, RLTrainingConfig, Role
+
+PAD, EOS, VOCABULARY = 0, 1, 6
+PROMPTS = np.array([[2], [3]])
+ANSWERS = np.array([[4, 5, EOS], [5, EOS, PAD]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
+ADVANTAGES = np.array([1.5, -0.5])
+OLD = np.array([[-1.9, -1.2, -2.6], [-1.6, -2.2, 0.0]])  # log-probs of the policy that wrote the answers
+REFERENCE = np.array([[-1.5, -2.0, -1.1], [-2.4, -1.7, 0.0]])
+TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)
+# float32 sums of a dozen numbers of size 1, against float64
+CLOSE = dict(rtol=2e-6, atol=2e-6)
+
+
+class Table(nnx.Module):
+    """A language model that looks at one token: row `token` of the table are the next one's logits."""
+
+    def __init__(self, table=TABLE):
+        self.table = nnx.Param(jnp.asarray(table))
+
+    def __call__(self, input_tokens, positions, cache, attention_mask, segment_ids=None):
+        return self.table[...][input_tokens], None
+
+
+def example(**changes):
+    fields = dict(
+        prompt_ids=PROMPTS, prompt_mask=PROMPTS != PAD, completion_ids=ANSWERS, completion_mask=MASK != 0,
+        advantages=ADVANTAGES, ref_per_token_logps=REFERENCE, old_per_token_logps=OLD,
+    ) | changes  # fmt: skip
+    arrays = {k: v if v is None else jnp.asarray(v) for k, v in fields.items()}
+    return loss_options.Example(**arrays)
+
+
+def make_trainer(*constants, optimizer=None, model=None):
+    """Tunix's trainer of the table, with the loss that the constants ask for."""
+    demo.configure(list(constants))
+    batch = demo.BATCH_SIZE
+    config = RLTrainingConfig(
+        actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=batch,
+        train_micro_batch_size=demo.TRAIN_MICRO_BATCH_SIZE or None,
+    )  # fmt: skip
+    trainer = rl_trainer.Trainer(model or Table(), optimizer or optax.sgd(0.1), config, dict)
+    cluster = SimpleNamespace(
+        actor_trainer=trainer,
+        rollout=SimpleNamespace(pad_id=lambda: PAD, eos_id=lambda: EOS, model=lambda: trainer.model),
+        cluster_config=SimpleNamespace(training_config=config, role_to_mesh={Role.ACTOR: 0, Role.ROLLOUT: 0}),
+        get_rollout_config=lambda mode: demo.RolloutConfig(**demo.generation_config("train")),
+    )
+    demo.make_learner(cluster)
+    return trainer
+
+
+def loss_of(*constants, **changes):
+    trainer = make_trainer(*constants)
+    inputs = trainer.gen_model_input_fn(example(**changes))
+    loss, aux = trainer.loss_fn(trainer.model, **inputs)
+    return float(loss), aux
+
+
+@pytest.fixture(autouse=True)
+def defaults_afterwards():
+    yield
+    demo.configure([])
+
+
+# --- by hand
+
+
+def logps_by_hand(temperature=1.0, clip=np.inf):
+    """Log-probs [2, 3] of the answers under the table."""
+    inputs = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]
+    logits = np.clip(TABLE.astype(float)[inputs], -clip, clip) / temperature  # [2, 3, V]
+    normalizer = np.log(np.exp(logits).sum(-1))
+    return np.take_along_axis(logits, ANSWERS[..., None], -1)[..., 0] - normalizer
+
+
+def clipped_by_hand(low=0.2, high=0.2, sequence_ratio=False, logps=None):
+    """Per-token losses [2, 3] of the clipped objective (without KL)."""
+    logps = logps_by_hand() if logps is None else logps
+    log_ratio = logps - OLD
+    if sequence_ratio:  # GSPO, eq. 7: one ratio for the whole answer, the geometric mean
+        log_ratio = ((log_ratio * MASK).sum(1) / MASK.sum(1))[:, None] + 0 * log_ratio
+    ratio, A = np.exp(log_ratio), ADVANTAGES[:, None]
+    return -np.minimum(ratio * A, np.clip(ratio, 1 - low, 1 + high) * A)
+
+
+def mean_of_means(losses):
+    return (losses[0].sum() / 3 + losses[1, :2].sum() / 2) / 2
+
+
+def test_the_example_leaves_the_clip_range_on_both_sides():
+    """Else clip-higher, and the lower end, would not be tested below."""
+    ratio = np.exp(logps_by_hand() - OLD)[MASK == 1]
+    assert (ratio > 1.28).any() and (ratio < 0.8).any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_hand"),
+    [
+        ("sequence-mean-token-mean", mean_of_means),
+        ("token-mean", lambda x: (x * MASK).sum() / 5),
+        ("seq-mean-token-sum", lambda x: (x * MASK).sum() / 2),
+        ("sequence-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2),
+        ("sequence-mean-token-scale", lambda x: (x * MASK).sum() / 2 / 3),
+        ("seq-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2 / 3),
+    ],
+)
+def test_each_aggregation_is_the_sum_by_hand(mode, by_hand):
+    loss, _ = loss_of(f"LOSS_AGG_MODE={mode}", "BETA=0.0", ref_per_token_logps=None)
+    np.testing.assert_allclose(loss, by_hand(clipped_by_hand()), **CLOSE)
+
+
+def test_every_aggregation_is_tested():
+    marks = test_each_aggregation_is_the_sum_by_hand.pytestmark
+    assert [row[0] for row in marks[0].args[1]] == list(loss_options.LOSS_AGG_MODES)
+
+
+@pytest.mark.parametrize(
+    ("constants", "high"),
+    [
+        ([], 0.2),
+        (["EPSILON_HIGH=0.28"], 0.28),
+        (["EPSILON=0.1"], 0.1),
+        (["EPSILON=0.1", "EPSILON_HIGH=0.5"], 0.5),
+    ],
+)
+def test_clip_higher_moves_the_upper_end_only(constants, high):
+    low = 0.1 if "EPSILON=0.1" in constants else 0.2
+    loss, _ = loss_of("BETA=0.0", *constants, ref_per_token_logps=None)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(low, high)), **CLOSE)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0])  # clipped, and not
+def test_gspo_has_one_ratio_a_sequence(epsilon):
+    loss, aux = loss_of("LOSS_ALGO=gspo-token", f"EPSILON={epsilon}", "BETA=0.0", ref_per_token_logps=None)
+    by_hand = clipped_by_hand(epsilon, epsilon, sequence_ratio=True)
+    np.testing.assert_allclose(loss, mean_of_means(by_hand), **CLOSE)
+    assert (float(aux["pg_clipfrac"]) > 0) == (epsilon == 0.05)
+
+
+def test_gspo_gradient_is_that_of_the_sequence_ratio():
+    """Tunix's token form must have the gradient of eq. 5: finite differences of the sequence's loss."""
+    trainer = make_trainer("LOSS_ALGO=gspo-token", "EPSILON=1.0", "BETA=0.0")
+
+    def loss(table):
+        inputs = trainer.gen_model_input_fn(example(ref_per_token_logps=None))
+        return trainer.loss_fn(Table(table), **inputs)[0]
+
+    gradient = jax.grad(loss)(jnp.asarray(TABLE))
+    step = 1e-6
+    for row, column in ((2, 4), (4, 5), (5, 1)):
+        moved = []
+        for sign in (1, -1):
+            table = TABLE.astype(float)
+            table[row, column] += sign * step
+            inputs = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]
+            logits = table[inputs]
+            logps = np.take_along_axis(logits, ANSWERS[..., None], -1)[..., 0] - np.log(
+                np.exp(logits).sum(-1)
+            )
+            moved.append(mean_of_means(clipped_by_hand(1.0, 1.0, sequence_ratio=True, logps=logps)))
+        np.testing.assert_allclose(gradient[row, column], (moved[0] - moved[1]) / (2 * step), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_hand"),
+    [
+        ("kl", lambda d: d),
+        ("mse_kl", lambda d: d**2 / 2),
+        ("low_var_kl", lambda d: np.exp(-d) - 1 + d),
+    ],
+)
+def test_each_kind_of_kl(mode, by_hand):
+    loss, aux = loss_of(f"KL_LOSS_MODE={mode}", "BETA=0.5")
+    kl = by_hand(logps_by_hand() - REFERENCE)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand() + 0.5 * kl), **CLOSE)
+    np.testing.assert_allclose(aux["kl"], (kl * MASK).sum() / 5, **CLOSE)
+
+
+def test_the_traced_weight_and_temperature_give_the_numbers_of_the_constants():
+    """TARGET_KL and TEMPERATURE_END feed them with the batch; TEMPERATURE is then not the constant's."""
+    by_hand = clipped_by_hand(logps=logps_by_hand(0.7))
+    d = logps_by_hand(0.7) - REFERENCE
+    expected = mean_of_means(by_hand + 0.3 * (np.exp(-d) - 1 + d))
+    constant, _ = loss_of("BETA=0.3", "TEMPERATURE=0.7")
+    traced, _ = loss_of(
+        "BETA=0.9", "TARGET_KL=0.1", "TEMPERATURE_END=0.5", beta=np.full(2, 0.3), temperature=np.full(2, 0.7)
+    )
+    np.testing.assert_allclose([constant, traced], expected, **CLOSE)
+
+
+def test_logits_clip_bounds_the_logits_before_the_softmax():
+    loss, _ = loss_of("LOGITS_CLIP=0.4", "BETA=0.0", ref_per_token_logps=None)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(logps=logps_by_hand(clip=0.4))), **CLOSE)
+    assert np.abs(TABLE).max() > 0.4
+
+
+@pytest.mark.parametrize(("clip", "finite"), [("0.0", False), ("100.0", True)])
+def test_logits_clip_prevents_the_nan_of_an_overflowing_logit(clip, finite):
+    table = TABLE.copy()
+    table[2, 4] = np.inf  # of the token that was chosen: a product beyond the dtype's range
+    trainer = make_trainer(f"LOGITS_CLIP={clip}", "BETA=0.0", model=Table(table))
+    trainer._train_step(trainer.model, trainer.optimizer, example(ref_per_token_logps=None))
+    others = np.delete(np.asarray(trainer.model.table[...]).ravel(), 2 * VOCABULARY + 4)
+    assert np.isfinite(others).all() == finite
+    assert not finite or not np.array_equal(others, np.delete(TABLE.ravel(), 2 * VOCABULARY + 4))
+
+
+# --- advantages
+
+
+def learn(rewards, answers, *constants):
+    """What the real learner makes of answers and grades that are given: the `Example` it would train on.
+
+    Args:
+        rewards: a list of [B * G] rewards, one for each batch it asks for.
+        answers: tokens [B * G, T], of every batch.
+    """
+    count = len(rewards[0]) // 2  # NUM_GENERATIONS=2 throughout
+    trainer = make_trainer(f"TOTAL_GENERATION_STEPS={answers.shape[1]}", *constants, f"BATCH_SIZE={count}")
+    asked, logged = [], {}
+
+    def generate(prompts, mode, micro_batch_size, trace_tags):
+        asked.append(list(prompts))
+        tokens = [row[row != PAD] for row in answers]
+        prompt_tokens = np.array([[2 + int(p) % 3] for p in prompts])
+        return SimpleNamespace(
+            tokens=tokens, text=list(map(str, tokens)), left_padded_prompt_tokens=prompt_tokens
+        )
+
+    config = demo.RolloutConfig(**demo.generation_config("train"))
+    spans = SimpleNamespace(span=trainer._perf_tracer.span)
+    cluster = SimpleNamespace(
+        actor_trainer=trainer, generate=generate, global_steps=0, perf=spans, r2m={},
+        perf_v2=SimpleNamespace(span=trainer._perf_tracer_v2.span),
+        rollout=SimpleNamespace(pad_id=lambda: PAD, eos_id=lambda: EOS, model=lambda: trainer.model),
+        cluster_config=SimpleNamespace(
+            training_config=trainer.config, rollout_config=config,
+            role_to_mesh={Role.ACTOR: 0, Role.ROLLOUT: 0},
+        ),
+        get_rollout_config=lambda mode: config,
+        set_temperature=lambda temperature: None,
+        buffer_metrics=lambda metrics, mode: [
+            logged.setdefault(name, []).append(value) for name, (value, _) in metrics.items()
+        ],
+    )  # fmt: skip
+    rows = [dict(prompts=str(i), question="", answer="0", line="0") for i in range(10 * count)]
+    learner = demo.make_learner(cluster, rows)
+    learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = count
+    graded = iter(rewards)
+    learner.reward_manager = lambda **_: dict(rewards=np.array(next(graded), float), log_metrics={})
+    learner.metric_fns = []
+    first = np.repeat([row["prompts"] for row in rows[:count]], demo.NUM_GENERATIONS)
+    return learner._generate_and_compute_advantage({"prompts": first}, Mode.TRAIN), asked, logged
+
+
+FULL = np.tile([4, 5, EOS], (4, 1))
+TWO = ("NUM_GENERATIONS=2", "BETA=0.0")
+
+
+@pytest.mark.parametrize(
+    ("constants", "expected"),
+    [
+        # groups (1, 4) and (2, 2): mean 2.5 and std (of a sample, as Tunix takes it) sqrt(4.5)
+        ([], [-1.5 / 4.5**0.5, 1.5 / 4.5**0.5, 0, 0]),
+        (["NORM_ADV_BY_STD=False"], [-1.5, 1.5, 0, 0]),
+        (["ADVANTAGE=rloo"], [1 - 4, 4 - 1, 0, 0]),
+        (["NORM_ADV_BY_STD=False", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0]),
+    ],
+)
+def test_each_advantage_by_hand(constants, expected):
+    made, *_ = learn([[1, 4, 2, 2]], FULL, *TWO, *constants)
+    np.testing.assert_allclose(made.advantages, expected, atol=1e-5)  # Tunix adds 1e-6 to the std
+    assert np.asarray(made.completion_mask).all()
+
+
+def test_overlong_answers_are_masked_and_only_those():
+    answers = np.array([[4, 5, EOS], [4, 5, 4], [4, EOS, PAD], [5, 5, 5]])
+    made, *_ = learn([[1, 4, 2, 3]], answers, *TWO, "MASK_OVERLONG=True")
+    assert np.asarray(made.completion_mask).tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert np.asarray(made.advantages).all()  # they still belong to their group's mean
+    kept, *_ = learn([[1, 4, 2, 3]], answers, *TWO)
+    assert np.asarray(kept.completion_mask).sum() == 3 + 3 + 2 + 3
+
+
+def test_zero_variance_groups_are_skipped():
+    made, asked, _ = learn([[2, 2, 1, 4]], FULL, *TWO, "ZERO_VARIANCE_GROUPS=skip")
+    assert np.asarray(made.completion_mask).all(axis=1).tolist() == [False, False, True, True]
+    assert len(asked) == 1
+    kept, *_ = learn([[2, 2, 1, 4]], FULL, *TWO)
+    assert np.asarray(kept.completion_mask).all()
+
+
+def test_zero_variance_groups_are_refilled_with_other_questions():
+    rewards = [[2, 2, 1, 4], [3, 3, 0, 0], [0, 6, 5, 5]]
+    made, asked, _ = learn(rewards, FULL, *TWO, "ZERO_VARIANCE_GROUPS=refill", "NORM_ADV_BY_STD=False")
+    assert len(asked) == 3 and np.asarray(made.completion_mask).all()
+    # the second group of the first batch, then the first group of the third
+    np.testing.assert_allclose(made.advantages, [-1.5, 1.5, -3, 3])
+    prompts = [asked[0][2], asked[0][3], asked[2][0], asked[2][1]]
+    assert [row[0] for row in np.asarray(made.prompt_ids)] == [2 + int(p) % 3 for p in prompts]
+    assert asked[1] != asked[2] and len(asked[1]) == 4 and asked[1][0] == asked[1][1]
+
+
+def test_refilling_ends_and_skips_what_is_left():
+    rewards = [[2, 2, 1, 4], [3, 3, 0, 0], [5, 5, 5, 5]]
+    constants = ("ZERO_VARIANCE_GROUPS=refill", "MAX_REFILLS=2")
+    made, asked, _ = learn(rewards, FULL, *TWO, *constants)
+    assert len(asked) == 3
+    assert np.asarray(made.completion_mask).all(axis=1).tolist() == [True, True, False, False]
+
+
+def test_refilling_costs_nothing_where_all_groups_have_a_signal():
+    _, asked, _ = learn([[2, 1, 1, 4]], FULL, *TWO, "ZERO_VARIANCE_GROUPS=refill")
+    assert len(asked) == 1
+
+
+# --- gradient accumulation
+
+
+@pytest.mark.parametrize("mode", loss_options.LOSS_AGG_MODES)
+def test_accumulated_micro_batches_equal_the_full_batch(mode):
+    """Weights after one update by Tunix's trainer: whole, and in 4 parts of 2 answers of unequal lengths.
+
+    Two answers are masked as a whole, so that the parts also differ in how many answers count.
+    """
+    rng = np.random.default_rng(1)
+    B, T = 8, 5
+    answers = rng.integers(2, VOCABULARY, (B, T))
+    for row, length in enumerate([1, 5, 2, 4, 3, 5, 2, 1]):
+        answers[row, length:] = PAD
+    mask = answers != PAD
+    mask[[1, 2]] = False
+    fields = dict(
+        prompt_ids=rng.integers(2, VOCABULARY, (B, 2)), prompt_mask=np.ones((B, 2), bool),
+        completion_ids=answers, completion_mask=mask, advantages=rng.normal(size=B),
+        ref_per_token_logps=rng.normal(size=(B, T)), old_per_token_logps=rng.normal(size=(B, T)),
+    )  # fmt: skip
+    tables = []
+    for size, parts in ((0, 1), (1, 4)):
+        trainer = make_trainer(
+            f"LOSS_AGG_MODE={mode}", "NUM_GENERATIONS=2", "BATCH_SIZE=4", f"TRAIN_MICRO_BATCH_SIZE={size}"
+        )
+        step = nnx.jit(trainer._train_step)
+        if parts > 1:
+            counted = mask.sum() if mode == "token-mean" else 6
+            fields["denominator"] = np.full(B, counted / parts, np.float32)
+        for part in np.split(np.arange(B), parts):
+            step(trainer.model, trainer.optimizer, example(**{k: v[part] for k, v in fields.items()}))
+        tables.append(np.asarray(trainer.model.table[...]))
+    assert not np.allclose(tables[0], TABLE, atol=1e-3)
+    np.testing.assert_allclose(
+        tables[0], tables[1], rtol=0, atol=5e-7
+    )  # float32: a few roundings of a weight
+
+
+def test_the_learner_hands_the_whole_batchs_denominator_to_each_part():
+    answers = np.array([[4, 5, EOS], [4, EOS, PAD], [EOS, PAD, PAD], [5, 5, 5]])
+    constants = ("TRAIN_MICRO_BATCH_SIZE=1", "MASK_OVERLONG=True")
+    tokens, *_ = learn([[1, 4, 2, 3]], answers, *TWO, *constants, "LOSS_AGG_MODE=token-mean")
+    assert np.asarray(tokens.denominator).tolist() == [6 / 2] * 4
+    rows, *_ = learn([[1, 4, 2, 3]], answers, *TWO, *constants)
+    assert np.asarray(rows.denominator).tolist() == [3 / 2] * 4
+
+
+# --- schedules
+
+
+def test_the_kl_controller_by_hand():
+    """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as it is."""
+    beta = loss_options.adaptive_beta(0.5, 0.1, [0.5, 0.001, 0.11, float("nan")])
+    np.testing.assert_allclose(beta, 0.5 * 1.02 * 0.98 * 1.01, rtol=1e-12)
+    assert loss_options.adaptive_beta(0.5, 0.1, []) == 0.5
+    assert loss_options.adaptive_beta(0.5, 0.1, [0.1] * 9) == 0.5  # on target: it stays
+
+
+def test_the_schedule_uses_the_log_up_to_the_step_before_the_last():
+    """The last step's KL is known a step late; a resumed run must not use more than a whole one did."""
+    demo.configure(["BETA=0.5", "TARGET_KL=0.1", "TEMPERATURE=1.0", "TEMPERATURE_END=0.5", "NUM_BATCHES=11"])
+    log = {1: dict(kl=9.0), 2: dict(kl=0.0), 3: dict(kl=9.0)}
+    weights, temperatures = zip(*(demo.schedule(step, log) for step in range(4)))
+    np.testing.assert_allclose(weights, [0.5, 0.5, 0.51, 0.51 * 0.98], rtol=1e-12)
+    np.testing.assert_allclose(temperatures, [1.0, 0.95, 0.9, 0.85], rtol=1e-12)
+    assert demo.schedule(10, log | {n: dict(kl=0.1) for n in range(4, 11)})[1] == 0.5  # the last of 11 steps
+    demo.configure(["BETA=0.5"])
+    assert demo.schedule(7, {}) == (0.5, 1.0)
+
+
+def test_schedules_reach_the_batch_and_the_log():
+    constants = ("NUM_GENERATIONS=2", "TEMPERATURE=0.8", "TEMPERATURE_END=0.4")
+    made, _, logged = learn([[1, 4, 2, 2]], FULL, *TWO, *constants)
+    np.testing.assert_allclose(made.temperature, [0.8] * 4, rtol=1e-6)
+    assert logged["schedule/temperature"] == [0.8] and logged["schedule/beta"] == [0.0]
+    constant, _, logged = learn([[1, 4, 2, 2]], FULL, *TWO)
+    assert logged["schedule/temperature"] == [1.0] and not hasattr(constant, "temperature")
+
+
+# --- guards
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "grpo, gspo-token"]),
+        (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
+        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "group, rloo"]),
+        (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
+        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "keep, skip, refill"]),
+        (["MAX_REFILLS=0"], ["MAX_REFILLS=0:", "1 or more"]),
+        (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "0 or more"]),
+        (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
+        (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1.0:"]),
+        (["LOGITS_CLIP=-1"], ["LOGITS_CLIP=-1.0:"]),
+        (["TEMPERATURE_END=-1"], ["TEMPERATURE_END=-1.0:"]),
+        (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
+        (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
+        (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
+    ],
+)
+def test_a_bad_option_is_named_with_its_remedy(arguments, words):
+    with pytest.raises(demo.UserError) as error:
+        demo.configure(arguments)
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(("limit", "length"), [("0.5", 0.5), ("0.0", 3.0)])
+def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch):
+    """AdamW would hide the gradient's length: it is replaced by plain descent."""
+    monkeypatch.setattr(optax, "adamw", lambda *_, **__: optax.sgd(1.0))
+    demo.configure([f"MAX_GRAD_NORM={limit}"])
+    optimizer = demo.make_optimizer()
+    weights = jnp.zeros(2)
+    update, _ = optimizer.update(jnp.array([3.0, 0.0]), optimizer.init(weights), weights)
+    np.testing.assert_allclose(np.abs(update), [length, 0.0], rtol=1e-6)
+
+
+def test_a_nan_update_changes_no_weight_and_stops_the_run_only_beyond_the_limit(tmp_path):
+    for limit in (0, 2):
+        demo.configure([f"MAX_NONFINITE_UPDATES={limit}", "NUM_BATCHES=9"])
+        optimizer = demo.make_optimizer()
+        weights = jnp.ones(2)
+        update, _ = optimizer.update(jnp.array([np.nan, 1.0]), optimizer.init(weights), weights)
+        assert np.asarray(update).tolist() == [0.0, 0.0]
+        history = SimpleNamespace(get_metric_history=lambda *_: [float("nan")])
+        log = demo.TrainingLog(tmp_path / f"{limit}.csv", 0)
+        steps = iter(range(1, 9))
+        for _ in range(limit):
+            log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
+        with pytest.raises(demo.UserError, match=r"MAX_NONFINITE_UPDATES"):
+            log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
+        log.close()
+
+
+# --- the real cluster: memory, and the same temperature everywhere
+
+
+def make_cluster(tmp_path, *constants):
+    demo.configure([*constants, "BATCH_SIZE=2", "NUM_GENERATIONS=2", f"RUN_DIR={tmp_path}/run"])
+    folder, hf = demo.load_hf_config("tiny_llama")
+    return demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
+
+
+def weights_in_memory(kind):
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == kind)
+
+
+def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(tmp_path):
+    used = {}
+    for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
+        before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
+        cluster = make_cluster(tmp_path, *constants)
+        used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
+        params = jax.tree.leaves(nnx.state(cluster.actor_trainer.model, nnx.Param))
+        weights = sum(x.nbytes for x in params)
+        cluster.actor_trainer.checkpoint_manager.close()
+        del cluster, params
+    none, kept, offloaded = used.values()
+    slack = 1_000  # random-number state of a model: some keys and counters
+    np.testing.assert_allclose(kept - none, [weights, 0], atol=slack)
+    np.testing.assert_allclose(offloaded - none, [0, weights], atol=slack)
+
+
+def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
+    """Old, new and frozen log-probs agree while the weights do; a new temperature compiles nothing."""
+    cluster = make_cluster(tmp_path, "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5", "REFERENCE_OFFLOAD=True")
+    learner = demo.make_learner(cluster)
+    prompts = np.repeat([row["prompts"] for row in short_questions(cluster, 2)], 2)
+    columns = dict(answer=np.repeat("1", 4), question=prompts, line=prompts)
+    learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = 2
+    batches = []
+    for temperature in (1.0, 0.25):
+        learner._schedule = lambda step, t=temperature: (demo.BETA, t)
+        batches.append(learner._generate_and_compute_advantage(columns | dict(prompts=prompts)))
+    assert cluster.rollout._generate._cache_size() == 1
+    config, loss_fn, likelihoods = learner.algo_config, cluster.actor_trainer.loss_fn, []
+    step = nnx.jit(lambda model, batch: loss_fn(model, batch, config))
+    for batch in batches:
+        mask = np.asarray(batch.completion_mask)
+        old = batch.old_per_token_logps * mask
+        # The same numbers from different programs: rounding of float32 log-probs of size 10
+        np.testing.assert_allclose(old, batch.ref_per_token_logps * mask, rtol=0, atol=1e-4)
+        with cluster._get_mesh_and_logical_axis_rules_cm(Role.ACTOR):
+            _, aux = step(cluster.actor_trainer.model, batch)
+        np.testing.assert_allclose([aux["is_ratio/max"], aux["is_ratio/min"]], 1, atol=1e-4)
+        likelihoods.append(old.sum())
+    assert likelihoods[1] > likelihoods[0]  # cold answers are likely ones under the cold policy
+
+
+def short_questions(cluster, count):
+    return demo.make_prompts(cluster.tokenizer._tokenizer, demo.read_questions("tiny_gsm8k", "test")[0], "t")[
+        :count
+    ]
