@@ -4,9 +4,9 @@ r"""Assert statements about functions that live in another process, out of reach
     knows what is expected        <-- value, object, or exception -------   knows the arguments of each call
 
 `code_reward.py` sends this file to two sandboxes, one that calls `check` and one that calls `serve`. In the
-tests `add` is a `Remote`: calling it sends the arguments over, and what comes back is rebuilt from plain data.
-So `add(1, 2) == 3` compares an int with an int, in a process that has never run a line of the answer. Whatever
-the answer does to its own process, it can do no more than reply; what its reply is compared with it never sees.
+tests `add` is a `Remote`: calling it sends the arguments over, what comes back is rebuilt from plain data. So
+`add(1, 2) == 3` compares an int with an int, in a process that has never run a line of the answer. Whatever
+the answer does to its own process, it can only reply; what its reply is compared with it never sees.
 
 Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range. An object of a
 class of the answer's stays there: its attributes can be read, its methods called, and len(), str(), [] and

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import code_reward
 import code_sandbox
+import code_warden
 import psutil
 import pytest
 from code_reward import compute_score, extract_code, read_statements, read_tests, same_output
@@ -420,7 +421,7 @@ if pid > 0:
 
 def ours() -> list[str]:
     """Command lines of all processes that this process has had started in a sandbox, and that still are."""
-    mark = f'"parent": {os.getpid()}'
+    mark = f"'parent': {os.getpid()}"
     lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
     return [line[:200] for line in lines if mark in line]
 
@@ -566,8 +567,9 @@ WEAK = {
 
 @walled
 @pytest.mark.parametrize("name", WEAK)
-def test_tests_are_not_led_astray(kind, name, under):
+def test_tests_are_not_led_astray(kind, name, under, monkeypatch):
     under(kind)
+    monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
     program, tests = WEAK[name]
     assert compute_score(program, tests) == 0.0
 
@@ -603,10 +605,10 @@ def test_without_walls_the_answer_is_refused_in_one_line(tmp_path):
     program = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})
-import code_reward, code_sandbox
-code_sandbox._REFUSED = "unshare 272 97"
-if code_sandbox.seccomp_filter():
-    code_sandbox.install(code_sandbox.seccomp_filter())
+import code_reward, code_warden
+code_warden._REFUSED = "unshare 272 97"
+if code_warden.seccomp_filter():
+    code_warden.install(code_warden.seccomp_filter())
 code_reward.main(["ANSWER=answer.py", "TESTS=tests.py"])
 """
     environment = {key: value for key, value in os.environ.items() if key != "CODE_PROTECTION"}
@@ -630,7 +632,7 @@ def test_an_unknown_protection_is_refused():
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
     """Where the kernel's headers are installed, the table is compared with them; else its form only."""
-    table = [call.split() for call in code_sandbox._REFUSED.replace(",", "\n").split("\n") if call]
+    table = [call.split() for call in code_warden._REFUSED.replace(",", "\n").split("\n") if call]
     assert all(len(row) == 3 and row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
@@ -751,8 +753,7 @@ HONEST = {
         1.0,
     ),
     "the standard library": (
-        "import collections, heapq, itertools, json, math, random, re, string, datetime, decimal, dataclasses\n"
-        ""
+        "import collections, heapq, itertools, json, math, random, re, string, decimal, dataclasses\n"
         "@dataclasses.dataclass\nclass P:\n    x: int = 1\nprint(P())",
         [["", "P(x=1)"]],
         None,
