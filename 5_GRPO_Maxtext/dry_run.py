@@ -41,6 +41,7 @@ HBM_GIB = {"v5p": 95.73, "v6e": 31.24, "v5e": 15.75}  # a chip's limit, as the T
 DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
 MEMORY_CONSTANTS = (  # those that move the figures of assets/fit_check.csv
     "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
+    "REFERENCE_OFFLOAD",
     "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY", "ATTENTION",
     "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "TRAINER_FSDP",
     "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL",
@@ -258,6 +259,11 @@ def plan_memory(hf: transformers.LlamaConfig, parameters: int) -> None:
         raise faults[0]
 
 
+def has_reference() -> bool:
+    """Whether a frozen reference lies on the chips all the time."""
+    return demo.BETA > 0 and not demo.REFERENCE_OFFLOAD
+
+
 def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chips: int) -> str:
     """How the run would fit a TPU slice; raises UserError if it does not.
 
@@ -269,7 +275,7 @@ def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chip
     peak, said = compiled_peak(name)
     if peak is None:
         # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-        copies = 2 if demo.BETA else 1
+        copies = 1 + has_reference()
         weights = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize
         peak = (demo.checkpoint_bytes(parameters) + weights) / len(devices) / 2**30
         said = "not compiled: at least"
@@ -303,7 +309,7 @@ def vllm_verdict(hf, parameters: int, rollout_mesh, trainer_chips: int, limit: f
     """
     lying = 0.0
     if trainer_chips:
-        copies = 2 if demo.BETA else 1
+        copies = 1 + has_reference()
         lying = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
     tensor, itemsize = rollout_mesh.shape["model"], jnp.dtype(demo.DTYPE).itemsize
     weights = parameters * itemsize / tensor / 2**30
