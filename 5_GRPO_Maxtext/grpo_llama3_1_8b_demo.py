@@ -70,6 +70,8 @@ from tunix.sft import hooks, metrics_logger
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
+import health
+import monitor
 import reward_func
 from rollout import MaxTextRollout
 
@@ -143,6 +145,8 @@ NUM_PASSES = 1  # sampled answers a question; above 1 the report adds pass@k and
 SAVE_INTERVAL_STEPS = Pair(50, 500)  # steps between checkpoints
 MAX_TO_KEEP = 4  # checkpoints kept
 CHECKPOINT_DIR = ""  # empty: RUN_DIR; or a folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name
+PROFILE_DIR = ""  # empty: no trace; or a folder for a profiler trace, to look at in TensorBoard
+PROFILE_STEPS = "3-4"  # steps to trace, "5" or "5-7"; the first ones compile
 
 # --- model and devices
 DTYPE = Pair("float32", "bfloat16")  # of activations
@@ -160,6 +164,7 @@ SAMPLER_TENSOR_PARALLEL = -1  # chips that share each matrix product of a copy; 
 HBM_UTILIZATION_VLLM = 0.35  # share of a sampler chip's memory; what lies there already counts against it
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
+FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR", "PROFILE_STEPS"}  # when a run is resumed
 
 
 class UserError(Exception):
@@ -283,6 +288,11 @@ def check_constants() -> None:
             f"with MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of 512, "
             "or set ATTENTION=dot_product"
         )
+    if PROFILE_DIR:
+        try:
+            monitor.parse_steps(PROFILE_STEPS, num_steps())
+        except ValueError as error:
+            raise UserError(error) from None
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
@@ -752,40 +762,69 @@ def group_metrics(prompts, completions, advantages, rewards, answer, **columns):
     """What to watch besides the loss; Tunix averages and logs it.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse
-    answer, hence advantage 0 and no gradient: their generation was paid for nothing.
+    answer, hence advantage 0 and no gradient: their generation was paid for nothing. `distinct`: different
+    answers in a group, 1 to G; it tells whether such answers were all alike.
     """
     groups = np.asarray(rewards).reshape(-1, NUM_GENERATIONS)  # [B, G]
+    distinct = [len(set(group)) for group in np.reshape(completions, groups.shape)]
     correct = [reward_func.grade(c, a) for c, a in zip(completions, answer, strict=True)]
     return {
         "groups/zero_variance": (np.mean(np.ptp(groups, axis=1) == 0), np.mean),
         "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
+        "groups/distinct": (np.mean(distinct), np.mean),
         "answers/correct": (np.mean(correct), np.mean),
         "answers/format_ok": (np.mean([reward_func.format_ok(c) for c in completions]), np.mean),
     }
 
 
+class WatchedLearner(GRPOLearner):
+    """GRPO that also logs the share of answers cut off at the limit; only here are their tokens at hand."""
+
+    def _generate_and_compute_advantage(self, training_input, mode=rl_cluster_lib.Mode.TRAIN):
+        example = super()._generate_and_compute_advantage(training_input, mode)
+        tokens = np.asarray(example.completion_ids)  # [B * G, T]
+        ended = (tokens == self.rl_cluster.rollout.eos_id()).any(axis=1)  # [B * G]
+        self.rl_cluster.buffer_metrics({"completions/cut_off": (np.mean(~ended), np.mean)}, mode)
+        return example
+
+
 class TrainingLog(hooks.TrainingHooks):
-    """Progress bar, one CSV row a step, and the guard against a loss that is not a number."""
+    """Progress bar, one CSV row a step, health lines, and the guard against a loss that is not a number."""
 
+    # Then, in the order in which they turn up: `reward_<function>`, `memory_...`.
     COLUMNS = ("step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length",
-               "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds")  # fmt: skip
+               "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds",
+               "distinct", "cut_off", "tokens_per_second")  # fmt: skip
 
-    def __init__(self, path: Path, first_step: int):
+    def __init__(self, path: Path, first_step: int, reward_names: list[str]):
         """Goes on with the log in `path` after `first_step` steps; rows of steps that were lost are dropped.
 
         Each row is written at once. SIGKILL can cost the row of the last step (it is written a step later).
         """
-        old = []
-        if path.exists():
-            with open(path, newline="") as file:
-                old = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        self.rows = {int(row["step"]): row for row in old if row["step"] <= first_step}
-        self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  (closed by `close`)
-        self._writer = csv.DictWriter(self._file, self.COLUMNS, restval="nan")
-        self._writer.writeheader()
-        self._writer.writerows(self.rows.values())
+        self.rows = {int(row["step"]): row for row in health.read_log(path) if row["step"] <= first_step}
+        self._reward_names = reward_names
+        self._path, self._file, self._columns = path, None, list(self.COLUMNS)
+        self._rewrite()
+        self._unhealthy: dict[str, str] = {}
         self._started = time.perf_counter()
         self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
+
+    def _rewrite(self) -> None:
+        """The whole file anew, with a column for everything that has been logged so far."""
+        if self._file:
+            self._file.close()
+        rows = self.finished_rows()
+        self._columns = list(dict.fromkeys(itertools.chain(self._columns, *rows)))
+        partial = self._path.with_suffix(".partial")
+        self._file = open(partial, "w", newline="", buffering=1)  # noqa: SIM115  (closed by `close`)
+        self._writer = csv.DictWriter(self._file, self._columns, restval="nan")
+        self._writer.writeheader()
+        self._writer.writerows(rows)
+        partial.rename(self._path)  # the open file goes with it
+
+    def finished_rows(self) -> list[dict[str, float]]:
+        """Rows of the steps whose update is done, in their order."""
+        return [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
 
     def on_rollout_metrics(self, buffer) -> None:
         """Takes what Tunix logged about a step's answers; it reports `global_steps` from 0."""
@@ -793,6 +832,7 @@ class TrainingLog(hooks.TrainingHooks):
         if "rewards/score/mean" not in mean:
             return  # Tunix's last buffer, after the last step, holds no answers
         now = time.perf_counter()
+        answers = np.size(buffer.metrics["rewards/sum"][0])
         self.rows.setdefault(buffer.global_steps + 1, {}).update(
             reward=mean["rewards/score/mean"],
             reward_std=mean["groups/reward_std"],
@@ -801,6 +841,11 @@ class TrainingLog(hooks.TrainingHooks):
             zero_variance=mean["groups/zero_variance"],
             length=mean["completions/mean_length"],
             seconds=now - self._started,
+            distinct=mean["groups/distinct"],
+            cut_off=mean["completions/cut_off"],
+            tokens_per_second=answers * mean["completions/mean_length"] / (now - self._started),
+            **{f"reward_{name}": mean[f"rewards/{name}"] for name in self._reward_names},
+            **monitor.memory_gib(),
         )
         self._started = now
 
@@ -827,16 +872,31 @@ class TrainingLog(hooks.TrainingHooks):
             step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
             clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
         )  # fmt: skip
-        self._writer.writerow(row)
+        if row.keys() <= set(self._columns):
+            self._writer.writerow(row)
+        else:
+            self._rewrite()
+        for name, value in row.items():  # Tunix gives TensorBoard the others
+            if name.startswith(("seconds", "tokens", "memory")):
+                trainer.metrics_logger.log("system", name, value, "train", step)
+        self._say_what_is_wrong()
         shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
+
+    def _say_what_is_wrong(self) -> None:
+        """Prints each health line when it begins to hold."""
+        rows = self.finished_rows()
+        found = health.check(rows, globals())
+        for kind in found.keys() - self._unhealthy.keys():
+            tqdm.write(f"health   step {rows[-1]['step']:.0f}: {found[kind]}")
+        self._unhealthy = found
 
     def close(self) -> list[dict[str, float]]:
         """Closes the file and the progress bar; returns the rows."""
         self._progress.close()
         self._file.close()
-        return [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
+        return self.finished_rows()
 
     def on_train_start(self, trainer): ...
     def on_train_end(self, trainer): ...
@@ -1080,7 +1140,7 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
 
 def make_learner(cluster: rl_cluster_lib.RLCluster) -> GRPOLearner:
     """GRPO on `cluster`: gives its trainer the loss, and holds the rewards."""
-    return GRPOLearner(
+    return WatchedLearner(
         rl_cluster=cluster,
         algo_config=GRPOConfig(
             num_generations=NUM_GENERATIONS,
@@ -1117,7 +1177,8 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // NUM_ITERATIONS
     cluster.global_steps = start
-    log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start)
+    reward_names = [reward_fn.__name__ for reward_fn in learner.reward_manager.reward_fns]
+    log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start, reward_names)
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
 
@@ -1128,10 +1189,16 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
         # On a resume Tunix calls next() once for every update already made, to throw the batch away
         # (with NUM_ITERATIONS > 1: too often). It gets placeholders; the real data starts at the step.
         yield from itertools.repeat(dataset[0], start * NUM_ITERATIONS)
-        for batch in dataset:
-            if stop.is_set():
-                return
-            yield batch
+        yield from traced(itertools.takewhile(lambda batch: not stop.is_set(), dataset))
+
+    def traced(dataset):
+        if not PROFILE_DIR:
+            return dataset
+        steps = monitor.parse_steps(PROFILE_STEPS, num_steps())
+        return monitor.traced(dataset, start + 1, steps, PROFILE_DIR, finish)
+
+    def finish():
+        jax.block_until_ready(nnx.state(trainer.model))
 
     def on_signal(number, frame):
         stop.set()
@@ -1252,10 +1319,11 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
         f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
         f"{last['length']:.1f} tokens an answer"
     )
+    lines = "\n".join(f"- {line}" for line in health.history(log, globals())) or "Nothing to report."
     command = "python 5_GRPO_Maxtext/" + Path(__file__).name + " " + " ".join(sys.argv[1:])
     (run_dir / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command.strip()}`\n\nmodel `{MODEL}`, test questions: {source}, "
-        f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n"
+        f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\nHealth:\n\n{lines}\n\n"
         f"Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
     )
     kept = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions")
@@ -1270,6 +1338,8 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     print(f"\n{table}\n\n{flips}\n\n{sample}\n\n{training}")
     print(f"\nreport: {run_dir}/report.md, picture: {run_dir}/report.png, total {seconds:.0f} s")
     print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
+    if PROFILE_DIR:
+        print(f"trace of steps {PROFILE_STEPS}: tensorboard --logdir {PROFILE_DIR}")
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -1282,7 +1352,7 @@ def open_run_dir(constants: dict[str, Any]) -> None:
     global RUN_DIR
     RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
     path = Path(RUN_DIR) / "constants.json"
-    new = {k: v for k, v in constants.items() if k not in ("RUN_DIR", "DRY_RUN")}
+    new = {k: v for k, v in constants.items() if k not in FREE_TO_CHANGE}
     try:
         Path(RUN_DIR).mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -1294,7 +1364,7 @@ def open_run_dir(constants: dict[str, Any]) -> None:
 
 def check_same_constants(old: dict[str, Any]) -> None:
     """Raises UserError if the run in RUN_DIR was started with other constants than these."""
-    for name in DEFAULTS.keys() - {"RUN_DIR", "DRY_RUN"}:
+    for name in DEFAULTS.keys() - FREE_TO_CHANGE:
         value = globals()[name]
         if old.get(name) != value:
             raise UserError(
@@ -1380,7 +1450,7 @@ def run(arguments: list[str]) -> None:
     if done < num_steps():
         log = train(cluster, train_rows)
     else:
-        log = TrainingLog(Path(RUN_DIR) / "train_log.csv", done).close()
+        log = health.read_log(Path(RUN_DIR) / "train_log.csv")
     after = evaluate_both(cluster.rollout, test_rows, "after")
     write_report(before, after, log, test_rows, test_source, time.perf_counter() - started)
 
