@@ -71,6 +71,7 @@ from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
 import health
+import hosts
 import monitor
 import reward_func
 from rollout import MaxTextRollout
@@ -161,6 +162,7 @@ TRAINER_FSDP = -1  # chips among which weights, moments and sequences are split;
 TRAINER_TENSOR_PARALLEL = 1  # chips that share each matrix product of the trainer; -1: all that are left
 SAMPLER_DATA_PARALLEL = 1  # copies of the model in vLLM (it has no FSDP); -1: as many as fit
 SAMPLER_TENSOR_PARALLEL = -1  # chips that share each matrix product of a copy; -1: all that are left
+DISTRIBUTED = False  # True: this command runs on several hosts, whose devices train as one (jax.distributed)
 HBM_UTILIZATION_VLLM = 0.35  # share of a sampler chip's memory; what lies there already counts against it
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
@@ -419,7 +421,7 @@ def make_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> lis
             f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} and left out: {named}"
             + (f", ... (all in {RUN_DIR}/too_long.csv)" if len(too_long) > 3 else "")
         )
-        with open(Path(RUN_DIR) / "too_long.csv", "a", newline="") as file:
+        with open(log_dir() / "too_long.csv", "a", newline="") as file:
             csv.writer(file).writerows((source, line, n) for line, n in too_long)
     if not kept:
         raise too_short_error(source, min(n for _, n in too_long))
@@ -688,7 +690,9 @@ def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: 
     # vLLM makes up its batches itself
     chunk = len(prompts) if ROLLOUT_ENGINE == "vllm" else BATCH_SIZE * NUM_GENERATIONS
     texts, lengths = [], []
-    for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
+    for start in tqdm(
+        range(0, len(prompts), chunk), desc=f"evaluate, {config_name}", disable=not hosts.is_first()
+    ):
         # The same noise before and after training: what differs is the model.
         seed = jax.random.fold_in(jax.random.key(SEED + 1), start) if ROLLOUT_ENGINE == "maxtext" else None
         config = RolloutConfig(**generation_config(config_name), seed=seed)
@@ -807,7 +811,9 @@ class TrainingLog(hooks.TrainingHooks):
         self._rewrite()
         self._unhealthy: dict[str, str] = {}
         self._started = time.perf_counter()
-        self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
+        self._progress = tqdm(
+            total=num_steps(), initial=first_step, desc="GRPO", unit="step", disable=not hosts.is_first()
+        )
 
     def _rewrite(self) -> None:
         """The whole file anew, with a column for everything that has been logged so far."""
@@ -930,21 +936,34 @@ def check_rollout_engine() -> None:
             ) from None
 
 
-def initialize_pathways() -> None:
-    """Joins the Pathways cluster whose environment this is; one process then drives the chips of all hosts.
+def join_hosts() -> None:
+    """Joins the other hosts, if there are any.
+
+    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
 
     Raises:
-        UserError: vLLM on several hosts without Pathways.
+        UserError: the others are not found; or vLLM on several hosts without Pathways.
     """
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
         import pathwaysutils  # before the first look at a device
 
         pathwaysutils.initialize()
+    if DISTRIBUTED:
+        try:
+            hosts.join()
+        except ValueError as error:
+            raise UserError(error) from None
     if ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
         raise UserError(
             f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
-            "one; use a TPU VM of one host (v5p-8, v6e-8), or Pathways (JAX_PLATFORMS=proxy)"
+            "one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
+            "ROLLOUT_ENGINE=maxtext"
         )
+
+
+def log_dir() -> Path:
+    """Where this process writes: RUN_DIR; on the second, third, ... host a folder of its own in it."""
+    return Path(RUN_DIR) if hosts.is_first() else Path(RUN_DIR) / f"host_{jax.process_index()}"
 
 
 def checkpoint_root() -> str:
@@ -1178,7 +1197,7 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
     start = trainer.train_steps // NUM_ITERATIONS
     cluster.global_steps = start
     reward_names = [reward_fn.__name__ for reward_fn in learner.reward_manager.reward_fns]
-    log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start, reward_names)
+    log = TrainingLog(log_dir() / "train_log.csv", start, reward_names)
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
 
@@ -1189,7 +1208,7 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
         # On a resume Tunix calls next() once for every update already made, to throw the batch away
         # (with NUM_ITERATIONS > 1: too often). It gets placeholders; the real data starts at the step.
         yield from itertools.repeat(dataset[0], start * NUM_ITERATIONS)
-        yield from traced(itertools.takewhile(lambda batch: not stop.is_set(), dataset))
+        yield from traced(itertools.takewhile(lambda batch: hosts.all_agree(not stop.is_set()), dataset))
 
     def traced(dataset):
         if not PROFILE_DIR:
@@ -1307,7 +1326,7 @@ def draw_picture(path: Path, log: list[dict[str, float]], before: dict[str, Any]
 
 def write_report(before, after, log, test_rows, source: str, seconds: float) -> None:
     """Prints the tables and writes report.md, report.png and result.json into RUN_DIR."""
-    run_dir = Path(RUN_DIR)
+    run_dir = log_dir()
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
     table, flips = comparison_table(before, after), flip_table(before["correct"], after["correct"])
     sample = sample_answers(before, after, test_rows)
@@ -1350,11 +1369,12 @@ def open_run_dir(constants: dict[str, Any]) -> None:
         UserError: other constants, or a folder that cannot be written.
     """
     global RUN_DIR
-    RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
-    path = Path(RUN_DIR) / "constants.json"
+    started = time.localtime(hosts.start_time())
+    RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started)
+    path = log_dir() / "constants.json"
     new = {k: v for k, v in constants.items() if k not in FREE_TO_CHANGE}
     try:
-        Path(RUN_DIR).mkdir(parents=True, exist_ok=True)
+        log_dir().mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text(json.dumps(new, indent=1) + "\n")
     except OSError as error:
@@ -1392,8 +1412,8 @@ def check_disk(num_parameters: int, folder: Path) -> None:
 
 def evaluate_both(rollout, rows: list[dict[str, str]], when: str) -> dict[str, Any]:
     """Greedy and sampled figures; kept in RUN_DIR, so that a resumed run does not ask again."""
-    path = Path(RUN_DIR) / f"{when}.json"
-    if path.exists():
+    path = log_dir() / f"{when}.json"
+    if hosts.all_agree(path.exists()):
         return json.loads(path.read_text())
     greedy = evaluate(rollout, rows, "greedy")
     result = evaluate(rollout, rows, EVAL_CONFIG, NUM_PASSES) | {
@@ -1425,7 +1445,7 @@ def run(arguments: list[str]) -> None:
     train_questions, train_source = read_questions(DATASET, "train")
     test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
     check_rollout_engine()
-    initialize_pathways()
+    join_hosts()
     plan_devices(hf, jax.devices())  # refuses before anything is written
     open_run_dir(constants)
     train_rows = make_prompts(tokenizer, train_questions, train_source)
@@ -1447,10 +1467,7 @@ def run(arguments: list[str]) -> None:
     if done:
         print(f"going on after step {done} of {num_steps()}, from the checkpoint in {RUN_DIR}")
     before = evaluate_both(cluster.rollout, test_rows, "before")
-    if done < num_steps():
-        log = train(cluster, train_rows)
-    else:
-        log = health.read_log(Path(RUN_DIR) / "train_log.csv")
+    log = train(cluster, train_rows) if done < num_steps() else health.read_log(log_dir() / "train_log.csv")
     after = evaluate_both(cluster.rollout, test_rows, "after")
     write_report(before, after, log, test_rows, test_source, time.perf_counter() - started)
 

@@ -28,8 +28,9 @@ KL_HIGH = 0.5  # nats a token: an answer of 15 tokens is e^7.5 times likelier th
 FORMAT_LEARNED, FORMAT_GAIN = 0.9, 0.2  # share of well-formed answers, and how much it has risen
 ACCURACY_GAIN = 0.05  # above twice the standard error of 5 steps of 128 answers; less than it is flat
 COLLAPSED = 0.1  # of the entropy at first; a healthy run keeps a fifth (assets/train_log.csv)
+SHARP = 0.01  # nats a token: with less entropy at first there is nothing to collapse
 LONGER = 1.4  # times the length at first; assets/train_log.csv stays within 1.1
-CLIPPED = 0.3  # share of clipped tokens: those no longer take part in the update
+CLIPPED = 0.1  # share of clipped tokens, which teach nothing; most tokens are certain and never clip
 GRADIENT = 10  # times MAX_GRAD_NORM: the clip, not the gradient, sizes the update
 WORSE = 0.5  # of the spread inside a group at first: that much less reward than the untrained model got
 
@@ -114,7 +115,9 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             f"data, or too many points for form. Check {turn('DATASET')} and the points in reward_func.py, "
             f"raise {turn('NUM_GENERATIONS')}"
         )
-    if now("entropy") <= COLLAPSED * at_first("entropy") and now("correct") < SOLVED:
+    if at_first("entropy") > SHARP and now("entropy") <= COLLAPSED * at_first("entropy") and (
+        now("correct") < SOLVED
+    ):  # fmt: skip
         found["entropy"] = (
             f"the entropy has fallen from {at_first('entropy'):.2g} to {now('entropy'):.2g} a token while "
             f"only {now('correct'):.0%} are right: the model has settled too early. Lower "
@@ -128,9 +131,9 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     if now("grad_norm") >= GRADIENT * float(constants["MAX_GRAD_NORM"]):
         found["gradient"] = (
             f"the gradient's norm is {now('grad_norm'):.2g}, {turn('MAX_GRAD_NORM')}: the loss is steep and "
-            f"nearly every update is cut. Lower {turn('LEARNING_RATE')}"
+            f"nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM if it was always so"
         )
-    if now("reward") <= at_first("reward") - WORSE * at_first("reward_std"):
+    if now("reward") < at_first("reward") - WORSE * at_first("reward_std"):
         found["worse"] = (
             f"the reward has fallen from {at_first('reward'):.2f} to {now('reward'):.2f}, below the "
             f"untrained model's: training does harm. Lower {turn('LEARNING_RATE')} or {turn('MAX_GRAD_NORM')}"
