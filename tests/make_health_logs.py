@@ -3,7 +3,7 @@
     python tests/make_health_logs.py            # all of them
     python tests/make_health_logs.py alike      # one
 
-`make test` reads the logs; `make test-slow` does two of the runs again. Each run has a process of its own.
+`make test` reads the logs; `make test-slow` does the runs again. Each has a process of its own.
 """
 
 import json
@@ -98,14 +98,19 @@ def run_case(name: str) -> None:
     demo.run(["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", "RUN_DIR=run", *more, *constants])
 
 
+def start(name: str, folder: Path) -> subprocess.CompletedProcess:
+    """Runs one case in a process of its own, in `folder`."""
+    code = f"import make_health_logs; make_health_logs.run_case({name!r})"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+    )  # fmt: skip
+
+
 def main() -> None:
     for name in sys.argv[1:] or CASES:
         with tempfile.TemporaryDirectory() as folder:
-            code = f"import make_health_logs; make_health_logs.run_case({name!r})"
-            done = subprocess.run(
-                [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
-            )  # fmt: skip
+            done = start(name, Path(folder))
             print(name, *(line for line in done.stdout.splitlines() if "health" in line), sep="\n  ")
             shutil.copy(Path(folder) / "run" / "train_log.csv", FOLDER / f"{name}.csv")
             shutil.copy(Path(folder) / "run" / "constants.json", FOLDER / f"{name}.json")
