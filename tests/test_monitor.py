@@ -1,7 +1,11 @@
-"""What is logged, against the tokens and texts themselves; the profiler's trace; memory; a torn log."""
+"""What is logged, against the tokens and texts themselves; the profiler's trace; memory; several devices."""
 
 import csv
 import json
+import os
+import shutil
+import socket
+import subprocess
 import sys
 
 import grpo_llama3_1_8b_demo as demo
@@ -15,14 +19,14 @@ from jax.profiler import ProfileData
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from xprof.convert import raw_to_tool_data
 
-STEPS, B, G, T = 6, 4, 4, 15
+STEPS, B, G, T = 6, 4, 4, 13
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}",
-             "NUM_TEST_QUESTIONS=4", "RUN_DIR=run", "PROFILE_DIR=trace", "PROFILE_STEPS=3-4"]  # fmt: skip
+             "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "RUN_DIR=run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One short run in this process, with what its rollout and its rewards returned, in order of the calls."""
+    """One short run in this process, and what its rollout and its rewards returned, call by call."""
     folder = tmp_path_factory.mktemp("monitor")
     seen = {"tokens": [], "rewards": {}, "folder": folder}
     generate, guarded = demo.MaxTextRollout.generate, demo.guarded
@@ -50,7 +54,7 @@ def run(tmp_path_factory):
         patch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
         patch.setattr(demo.MaxTextRollout, "generate", observed_generate)
         patch.setattr(demo, "guarded", observed_rewards)
-        demo.run(ARGUMENTS)
+        demo.run([*ARGUMENTS, "PROFILE_DIR=trace", "PROFILE_STEPS=3-4"])
     seen["rows"] = health.read_log(folder / "run" / "train_log.csv")
     assert len(seen["tokens"]) == STEPS == len(seen["rows"])
     return seen
@@ -125,7 +129,7 @@ def test_the_trace_holds_the_chosen_steps_and_no_others(run):
     # TensorBoard's plugin is xprof; this is what it does with the file
     data, kind = raw_to_tool_data.xspace_to_tool_data([str(files[0])], "trace_viewer", {})
     names = {event.get("name", "") for event in json.loads(data)["traceEvents"]}
-    assert kind == "application/json" and {"sampler", "train"} <= names
+    assert kind == "application/json" and {"sampler 2", "sampler 3", "train 2", "train 3"} <= names
     assert any("jit" in name and "prefill_and_decode" in name for name in names)
 
 
@@ -203,3 +207,110 @@ def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
     demo.open_run_dir(
         demo.configure(["RUN_DIR=run", "NUM_BATCHES=5", "PROFILE_DIR=trace", "PROFILE_STEPS=2"])
     )
+
+
+# --- several devices: the run above once more, on virtual devices of this CPU
+
+
+def start(folder, devices, *arguments, **environment):
+    """The script in a process with so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    return subprocess.Popen(
+        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", *ARGUMENTS, *arguments],
+        cwd=folder, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process):
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def assert_same_curves(rows, expected):
+    """Sums in another order differ by about 1e-7 of them; Adam, which divides by the square root of tiny
+    second moments, makes up to 1e-5 of that within these steps. The answers are the same tokens.
+    """
+    assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    for name in ("reward", "reward_std", "correct", "length", "cut_off", "distinct", "zero_variance"):
+        np.testing.assert_allclose(
+            [r[name] for r in rows], [r[name] for r in expected], atol=1e-9, err_msg=name
+        )
+    for name in ("loss", "kl", "entropy", "grad_norm"):
+        np.testing.assert_allclose(
+            [r[name] for r in rows], [r[name] for r in expected], rtol=1e-4, atol=1e-7, err_msg=name
+        )
+
+
+@pytest.fixture(scope="module")
+def run_on_8(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("devices")
+    out = finish(start(folder, 8))
+    assert f"run      {STEPS} steps on 8 cpu device(s)" in out
+    return folder / "run"
+
+
+def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
+    rows = health.read_log(run_on_8 / "train_log.csv")
+    assert_same_curves(rows, run["rows"])
+    held = [rows[-1][f"memory_device_{i}_gib"] for i in range(8)]
+    # weights, reference and moments are cut in eight; a few small arrays are whole on the first
+    assert max(held) < run["rows"][-1]["memory_device_0_gib"] / 7
+    assert np.ptp(held) < 0.01 * max(held)
+
+
+def resumed_folder(run_on_8, folder):
+    """The run on 8 devices, as if killed between its checkpoint of step 3 and the end."""
+    copy = shutil.copytree(run_on_8, folder / "run")
+    shutil.rmtree(copy / "checkpoints" / "actor" / str(STEPS))
+    (copy / "after.json").unlink()
+    return copy
+
+
+def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path, monkeypatch, capsys):
+    copy = resumed_folder(run_on_8, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
+    demo.run(ARGUMENTS)
+    assert "going on after step 3 of 6" in capsys.readouterr().out
+    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_8_devices_goes_on_on_four(run, run_on_8, tmp_path):
+    copy = resumed_folder(run_on_8, tmp_path)
+    out = finish(start(tmp_path, 4))
+    assert "going on after step 3 of 6" in out and "on 4 cpu device(s)" in out
+    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+
+
+@pytest.mark.slow
+def test_two_hosts_train_as_one(run, tmp_path):
+    """Two processes with two devices each, joined by jax.distributed over this machine's own network."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [
+        start(tmp_path, 2, "DISTRIBUTED=True", JAX_COORDINATOR_ADDRESS=address,
+              JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(i))
+        for i in range(2)
+    ]  # fmt: skip
+    outs = [finish(process) for process in processes]
+    assert "on 4 cpu device(s)" in outs[0] and "answers right" not in outs[1]
+    for folder in (tmp_path / "run", tmp_path / "run" / "host_1"):
+        assert_same_curves(health.read_log(folder / "train_log.csv"), run["rows"])
+    assert not (tmp_path / "run" / "host_1" / "checkpoints").exists()
+
+
+def test_a_host_alone_says_what_is_missing(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
+    done = subprocess.run(
+        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", "DISTRIBUTED=True"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: DISTRIBUTED=True: jax does not find the other hosts"
+    )
+    assert "JAX_COORDINATOR_ADDRESS" in done.stderr and not list(tmp_path.iterdir())
