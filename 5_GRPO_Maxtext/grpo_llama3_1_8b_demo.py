@@ -1256,7 +1256,7 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
 
     old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with tensorboard_log(Path(RUN_DIR) / "tensorboard"):
+        with tensorboard_log(log_dir() / "tensorboard"):
             learner.train(batches())
     except Exception as error:
         trainer.checkpoint_manager.close()  # lets a save that is under way finish
