@@ -61,7 +61,7 @@ def dry_run() -> None:
     check_versions()
     if on_target():
         demo.check_rollout_engine()
-        demo.initialize_pathways()
+        demo.join_hosts()
     folder, hf, source = plan_model(demo.MODEL)
     print(f"versions {', '.join(f'{name} {version}' for name, version in VERSIONS.items())}: as needed")
     print(f"model    {source}")

@@ -75,7 +75,10 @@ from tunix.sft import hooks
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
+import health
+import hosts
 import loss_options
+import monitor
 import questions
 import reward_func
 import task_rewards
@@ -174,6 +177,8 @@ NUM_PASSES = 1  # sampled answers a question; above 1 the report adds pass@k and
 SAVE_INTERVAL_STEPS = Pair(50, 500)  # steps between checkpoints
 MAX_TO_KEEP = 4  # checkpoints kept
 CHECKPOINT_DIR = ""  # empty: RUN_DIR; or a folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name
+PROFILE_DIR = ""  # empty: no trace; or a folder for a profiler trace, to look at in TensorBoard
+PROFILE_STEPS = "3-4"  # steps to trace, "5" or "5-7"; the first ones compile
 
 # --- model and devices
 DTYPE = Pair("float32", "bfloat16")  # of activations
@@ -188,9 +193,11 @@ TRAINER_FSDP = -1  # chips among which weights, moments and sequences are split;
 TRAINER_TENSOR_PARALLEL = 1  # chips that share each matrix product of the trainer; -1: all that are left
 SAMPLER_DATA_PARALLEL = 1  # copies of the model in vLLM (it has no FSDP); -1: as many as fit
 SAMPLER_TENSOR_PARALLEL = -1  # chips that share each matrix product of a copy; -1: all that are left
+DISTRIBUTED = False  # True: this command runs on several hosts, whose devices train as one (jax.distributed)
 HBM_UTILIZATION_VLLM = 0.35  # share of a sampler chip's memory; what lies there already counts against it
 
 DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
+FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR", "PROFILE_STEPS"}  # when a run is resumed
 
 
 class UserError(Exception):
@@ -330,6 +337,11 @@ def check_constants() -> None:
             f"with MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of 512, "
             "or set ATTENTION=dot_product"
         )
+    if PROFILE_DIR:
+        try:
+            monitor.parse_steps(PROFILE_STEPS, num_steps())
+        except ValueError as error:
+            raise UserError(error) from None
     policies = ("none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj")
     if REMAT_POLICY not in policies:
         raise UserError(f"REMAT_POLICY={REMAT_POLICY}: one of {', '.join(policies)}")
@@ -472,7 +484,7 @@ def make_prompts(tokenizer, rows: list[dict[str, str]], source: str) -> list[dic
             f"MAX_PROMPT_LENGTH={MAX_PROMPT_LENGTH} and left out: {named}"
             + (f", ... (all in {RUN_DIR}/too_long.csv)" if len(too_long) > 3 else "")
         )
-        with open(Path(RUN_DIR) / "too_long.csv", "a", newline="") as file:
+        with open(log_dir() / "too_long.csv", "a", newline="") as file:
             csv.writer(file).writerows(too_long)
     for name in {row["source"] for row in rows} - {row["source"] for row in kept}:
         raise too_short_error(name, min(n for file, _, n in too_long if file == name))
@@ -861,7 +873,9 @@ def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: 
     # vLLM makes up its batches itself
     chunk = len(prompts) if ROLLOUT_ENGINE == "vllm" else BATCH_SIZE * NUM_GENERATIONS
     texts, lengths = [], []
-    for start in tqdm(range(0, len(prompts), chunk), desc=f"evaluate, {config_name}"):
+    for start in tqdm(
+        range(0, len(prompts), chunk), desc=f"evaluate, {config_name}", disable=not hosts.is_first()
+    ):
         # The same noise before and after training: what differs is the model.
         seed = jax.random.fold_in(jax.random.key(SEED + 1), start) if ROLLOUT_ENGINE == "maxtext" else None
         config = RolloutConfig(**generation_config(config_name), seed=seed)
@@ -930,40 +944,60 @@ def group_metrics(prompts, completions, advantages, rewards, **columns):
     """What to watch besides the loss; Tunix averages and logs it.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse
-    answer, hence advantage 0 and no gradient: their generation was paid for nothing.
+    answer, hence advantage 0 and no gradient: their generation was paid for nothing. `distinct`: different
+    answers in a group, 1 to G; it tells whether such answers were all alike.
     """
     groups = np.asarray(rewards).reshape(-1, NUM_GENERATIONS)  # [B, G]
+    distinct = [len(set(group)) for group in np.reshape(completions, groups.shape)]
     return {
         "groups/zero_variance": (np.mean(np.ptp(groups, axis=1) == 0), np.mean),
         "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
+        "groups/distinct": (np.mean(distinct), np.mean),
         "answers/correct": (np.mean(score_answers(completions, **columns) >= 1), np.mean),
         "answers/format_ok": (np.mean([format_right(c) for c in completions]), np.mean),
     }
 
 
 class TrainingLog(hooks.TrainingHooks):
-    """Progress bar, one CSV row a step, and the guard against a loss that is not a number."""
+    """Progress bar, one CSV row a step, health lines, and the guard against a loss that is not a number."""
 
+    # Then, in the order in which they turn up: `reward_<function>`, `memory_...`.
     COLUMNS = ("step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length",
-               "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds")  # fmt: skip
+               "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds",
+               "distinct", "cut_off", "tokens_per_second", "beta", "temperature")  # fmt: skip
 
-    def __init__(self, path: Path, first_step: int):
+    def __init__(self, path: Path, first_step: int, reward_names: list[str]):
         """Goes on with the log in `path` after `first_step` steps; rows of steps that were lost are dropped.
 
         Each row is written at once. SIGKILL can cost the row of the last step (it is written a step later).
         """
-        old = []
-        if path.exists():
-            with open(path, newline="") as file:
-                old = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        self.rows = {int(row["step"]): row for row in old if row["step"] <= first_step}
-        self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  (closed by `close`)
-        self._writer = csv.DictWriter(self._file, self.COLUMNS, restval="nan")
-        self._writer.writeheader()
-        self._writer.writerows(self.rows.values())
+        self.rows = {int(row["step"]): row for row in health.read_log(path) if row["step"] <= first_step}
+        self._reward_names = reward_names
+        self._path, self._file, self._columns = path, None, list(self.COLUMNS)
+        self._rewrite()
+        self._unhealthy: dict[str, str] = {}
         self._started = time.perf_counter()
-        self._progress = tqdm(total=num_steps(), initial=first_step, desc="GRPO", unit="step")
+        self._progress = tqdm(
+            total=num_steps(), initial=first_step, desc="GRPO", unit="step", disable=not hosts.is_first()
+        )
         self._nonfinite = 0  # updates in a row
+
+    def _rewrite(self) -> None:
+        """The whole file anew, with a column for everything that has been logged so far."""
+        if self._file:
+            self._file.close()
+        rows = self.finished_rows()
+        self._columns = list(dict.fromkeys(itertools.chain(self._columns, *rows)))
+        partial = self._path.with_suffix(".partial")
+        self._file = open(partial, "w", newline="", buffering=1)  # noqa: SIM115  (closed by `close`)
+        self._writer = csv.DictWriter(self._file, self._columns, restval="nan")
+        self._writer.writeheader()
+        self._writer.writerows(rows)
+        partial.rename(self._path)  # the open file goes with it
+
+    def finished_rows(self) -> list[dict[str, float]]:
+        """Rows of the steps whose update is done, in their order."""
+        return [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
 
     def on_rollout_metrics(self, buffer) -> None:
         """Takes what Tunix logged about a step's answers; it reports `global_steps` from 0."""
@@ -971,6 +1005,7 @@ class TrainingLog(hooks.TrainingHooks):
         if "rewards/score/mean" not in mean:
             return  # Tunix's last buffer, after the last step, holds no answers
         now = time.perf_counter()
+        answers = np.size(buffer.metrics["rewards/sum"][0])
         self.rows.setdefault(buffer.global_steps + 1, {}).update(
             reward=mean["rewards/score/mean"],
             reward_std=mean["groups/reward_std"],
@@ -979,6 +1014,13 @@ class TrainingLog(hooks.TrainingHooks):
             zero_variance=mean["groups/zero_variance"],
             length=mean["completions/mean_length"],
             seconds=now - self._started,
+            distinct=mean["groups/distinct"],
+            cut_off=mean["completions/cut_off"],
+            tokens_per_second=answers * mean["completions/mean_length"] / (now - self._started),
+            beta=mean["schedule/beta"],
+            temperature=mean["schedule/temperature"],
+            **{f"reward_{name}": mean[f"rewards/{name}"] for name in self._reward_names},
+            **monitor.memory_gib(),
         )
         self._started = now
 
@@ -1008,16 +1050,31 @@ class TrainingLog(hooks.TrainingHooks):
             step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
             clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
         )  # fmt: skip
-        self._writer.writerow(row)
+        if row.keys() <= set(self._columns):
+            self._writer.writerow(row)
+        else:
+            self._rewrite()
+        for name, value in row.items():  # Tunix gives TensorBoard the others
+            if name.startswith(("seconds", "tokens", "memory")):
+                trainer.metrics_logger.log("system", name, value, "train", step)
+        self._say_what_is_wrong()
         shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
+
+    def _say_what_is_wrong(self) -> None:
+        """Prints each health line when it begins to hold."""
+        rows = self.finished_rows()
+        found = health.check(rows, globals())
+        for kind in found.keys() - self._unhealthy.keys():
+            tqdm.write(f"health   step {rows[-1]['step']:.0f}: {found[kind]}")
+        self._unhealthy = found
 
     def close(self) -> list[dict[str, float]]:
         """Closes the file and the progress bar; returns the rows."""
         self._progress.close()
         self._file.close()
-        return [self.rows[step] for step in sorted(self.rows) if "step" in self.rows[step]]
+        return self.finished_rows()
 
     def on_train_start(self, trainer): ...
     def on_train_end(self, trainer): ...
@@ -1080,21 +1137,34 @@ def check_rollout_engine() -> None:
             ) from None
 
 
-def initialize_pathways() -> None:
-    """Joins the Pathways cluster whose environment this is; one process then drives the chips of all hosts.
+def join_hosts() -> None:
+    """Joins the other hosts, if there are any.
+
+    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
 
     Raises:
-        UserError: vLLM on several hosts without Pathways.
+        UserError: the others are not found; or vLLM on several hosts without Pathways.
     """
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
         import pathwaysutils  # before the first look at a device
 
         pathwaysutils.initialize()
+    if DISTRIBUTED:
+        try:
+            hosts.join()
+        except ValueError as error:
+            raise UserError(error) from None
     if ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
         raise UserError(
             f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
-            "one; use a TPU VM of one host (v5p-8, v6e-8), or Pathways (JAX_PLATFORMS=proxy)"
+            "one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
+            "ROLLOUT_ENGINE=maxtext"
         )
+
+
+def log_dir() -> Path:
+    """Where this process writes: RUN_DIR; on the second, third, ... host a folder of its own in it."""
+    return Path(RUN_DIR) if hosts.is_first() else Path(RUN_DIR) / f"host_{jax.process_index()}"
 
 
 def checkpoint_root() -> str:
@@ -1356,7 +1426,8 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
     trainer = cluster.actor_trainer
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // NUM_ITERATIONS
-    log = TrainingLog(Path(RUN_DIR) / "train_log.csv", start)
+    reward_names = [reward_fn.__name__ for reward_fn in reward_functions()]
+    log = TrainingLog(log_dir() / "train_log.csv", start, reward_names)
     learner = make_learner(cluster, rows, log.rows)
     cluster.global_steps = start
     trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
@@ -1370,10 +1441,16 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
         # On a resume Tunix calls next() once for every update already made, to throw the batch away
         # (with NUM_ITERATIONS > 1: too often). It gets placeholders; the real data starts at the step.
         yield from itertools.repeat(dataset[0], start * NUM_ITERATIONS)
-        for batch in dataset:
-            if stop.is_set():
-                return
-            yield batch
+        yield from traced(itertools.takewhile(lambda batch: hosts.all_agree(not stop.is_set()), dataset))
+
+    def traced(dataset):
+        if not PROFILE_DIR:
+            return dataset
+        steps = monitor.parse_steps(PROFILE_STEPS, num_steps())
+        return monitor.traced(dataset, start + 1, steps, PROFILE_DIR, finish)
+
+    def finish():
+        jax.block_until_ready(nnx.state(trainer.model))
 
     def on_signal(number, frame):
         stop.set()
@@ -1382,7 +1459,7 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
 
     old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with tensorboard_log(Path(RUN_DIR) / "tensorboard"):
+        with tensorboard_log(log_dir() / "tensorboard"):
             learner.train(batches())
     except Exception as error:
         trainer.checkpoint_manager.close()  # lets a save that is under way finish
@@ -1496,7 +1573,7 @@ def draw_picture(path: Path, log: list[dict[str, float]], before: dict[str, Any]
 
 def write_report(before, after, log, test_rows, source: str, seconds: float) -> None:
     """Prints the tables and writes report.md, report.png and result.json into RUN_DIR."""
-    run_dir = Path(RUN_DIR)
+    run_dir = log_dir()
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
     table, flips = comparison_table(before, after), flip_table(before["correct"], after["correct"])
     sample, by_data_source = sample_answers(before, after, test_rows), data_source_table(before, after)
@@ -1508,10 +1585,11 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
         f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
         f"{last['length']:.1f} tokens an answer"
     )
+    lines = "\n".join(f"- {line}" for line in health.history(log, globals())) or "Nothing to report."
     command = "python 5_GRPO_Maxtext/" + Path(__file__).name + " " + " ".join(sys.argv[1:])
     (run_dir / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command.strip()}`\n\nmodel `{MODEL}`, test questions: {source}, "
-        f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n"
+        f"seed {SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\nHealth:\n\n{lines}\n\n"
         f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
     )
     kept = (
@@ -1529,6 +1607,8 @@ def write_report(before, after, log, test_rows, source: str, seconds: float) -> 
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}")
     print(f"\nreport: {run_dir}/report.md, picture: {run_dir}/report.png, total {seconds:.0f} s")
     print(f"curves: tensorboard --logdir {run_dir}/tensorboard")
+    if PROFILE_DIR:
+        print(f"trace of steps {PROFILE_STEPS}: tensorboard --logdir {PROFILE_DIR}")
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -1539,11 +1619,12 @@ def open_run_dir(constants: dict[str, Any]) -> None:
         UserError: other constants, or a folder that cannot be written.
     """
     global RUN_DIR
-    RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S")
-    path = Path(RUN_DIR) / "constants.json"
-    new = {k: v for k, v in constants.items() if k not in ("RUN_DIR", "DRY_RUN")}
+    started = time.localtime(hosts.start_time())
+    RUN_DIR = RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started)
+    path = log_dir() / "constants.json"
+    new = {k: v for k, v in constants.items() if k not in FREE_TO_CHANGE}
     try:
-        Path(RUN_DIR).mkdir(parents=True, exist_ok=True)
+        log_dir().mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text(json.dumps(new, indent=1) + "\n")
     except OSError as error:
@@ -1553,7 +1634,7 @@ def open_run_dir(constants: dict[str, Any]) -> None:
 
 def check_same_constants(old: dict[str, Any]) -> None:
     """Raises UserError if the run in RUN_DIR was started with other constants than these."""
-    for name in DEFAULTS.keys() - {"RUN_DIR", "DRY_RUN"}:
+    for name in DEFAULTS.keys() - FREE_TO_CHANGE:
         value = globals()[name]
         if old.get(name) != value:
             raise UserError(
@@ -1581,8 +1662,8 @@ def check_disk(num_parameters: int, folder: Path) -> None:
 
 def evaluate_both(rollout, rows: list[dict[str, str]], when: str) -> dict[str, Any]:
     """Greedy and sampled figures; kept in RUN_DIR, so that a resumed run does not ask again."""
-    path = Path(RUN_DIR) / f"{when}.json"
-    if path.exists():
+    path = log_dir() / f"{when}.json"
+    if hosts.all_agree(path.exists()):
         return json.loads(path.read_text())
     greedy = evaluate(rollout, rows, "greedy")
     result = evaluate(rollout, rows, EVAL_CONFIG, NUM_PASSES) | {
@@ -1615,7 +1696,7 @@ def run(arguments: list[str]) -> None:
     test_questions, test_source = read_questions(TEST_DATASET or DATASET, "test")
     choose_rewards(train_questions, test_questions)
     check_rollout_engine()
-    initialize_pathways()
+    join_hosts()
     plan_devices(hf, jax.devices())  # refuses before anything is written
     open_run_dir(constants)
     train_rows = make_prompts(tokenizer, train_questions, train_source)
@@ -1637,10 +1718,7 @@ def run(arguments: list[str]) -> None:
     if done:
         print(f"going on after step {done} of {num_steps()}, from the checkpoint in {RUN_DIR}")
     before = evaluate_both(cluster.rollout, test_rows, "before")
-    if done < num_steps():
-        log = train(cluster, train_rows)
-    else:
-        log = TrainingLog(Path(RUN_DIR) / "train_log.csv", done).close()
+    log = train(cluster, train_rows) if done < num_steps() else health.read_log(log_dir() / "train_log.csv")
     after = evaluate_both(cluster.rollout, test_rows, "after")
     write_report(before, after, log, test_rows, test_source, time.perf_counter() - started)
 

@@ -215,8 +215,10 @@ class Learner(GRPOLearner):
             if config.zero_variance_groups == "refill":
                 example, signal = self._fill_up(example, signal, step, mode)
             keep &= np.repeat(signal, config.num_generations)
+        ended = (np.asarray(example.completion_ids) == cluster.rollout.eos_id()).any(axis=1)  # [B * G]
+        cluster.buffer_metrics({"completions/cut_off": (np.mean(~ended), np.mean)}, mode=mode)
         if config.mask_overlong:
-            keep &= np.asarray((example.completion_ids == cluster.rollout.eos_id()).any(axis=1))
+            keep &= ended
         if not keep.all():
             example = example.replace(completion_mask=example.completion_mask & keep[:, None])
         if config.advantage_clip:

@@ -79,7 +79,13 @@ class MaxTextRollout(base_rollout.BaseRollout):
             )
         self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         self._rest = jax.tree.map(unused_random_state, rest)
-        self._generate = jax.jit(self._prefill_and_decode, static_argnames=("sampling", "max_tokens"))
+        self._generate = jax.jit(
+            self._prefill_and_decode,
+            static_argnames=("sampling", "max_tokens"),
+            out_shardings=jax.sharding.NamedSharding(
+                mesh, jax.sharding.PartitionSpec()
+            ),  # whole on every host
+        )
 
     def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
         """Decodes a batch.

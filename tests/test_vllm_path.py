@@ -102,7 +102,7 @@ import jax, jax.numpy as jnp
 
 demo.configure(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_FSDP=2", "TRAINER_TENSOR_PARALLEL=-1",
                 "SAMPLER_DATA_PARALLEL=2", "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
-demo.initialize_pathways()
+demo.join_hosts()
 assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
 folder, hf = demo.load_hf_config("tiny_llama")
 devices, rollout_mesh = demo.plan_devices(hf, jax.devices())
@@ -142,7 +142,7 @@ import jax
 
 assert not {"vllm", "tpu_inference", "vllm_rollout"} & set(sys.modules)  # TPU packages: only when asked for
 print(jax.config.jax_enable_compilation_cache)
-demo.initialize_pathways()
+demo.join_hosts()
 print(jax.config.jax_enable_compilation_cache)
 """
 

@@ -1,0 +1,120 @@
+"""Makes tests/golden/health/*.csv: logs of real runs of the main script, each spoilt in one way.
+
+    python tests/make_health_logs.py            # all of them
+    python tests/make_health_logs.py alike      # one
+
+`make test` reads the logs; `make test-slow` does the runs again. Each has a process of its own.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "tests" / "golden" / "health"
+sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
+
+# what is spoilt (a function below), and the constants of the run
+CASES = {
+    "healthy": ("", []),
+    "alike": ("", ["TEMPERATURE=0.01"]),
+    "no_signal": ("unreadable_answers", ["BETA=0.0"]),
+    "solved": ("easy_questions", ["NUM_BATCHES=60"]),
+    "never_stops": ("another_end_of_sequence", []),
+    "cut_off": ("", ["TOTAL_GENERATION_STEPS=15"]),
+    "longer": ("pay_for_length", ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "kl": ("", ["LEARNING_RATE=0.01"]),
+    "format_only": ("wrong_answers", ["NUM_BATCHES=30"]),
+    "entropy": ("pay_for_brevity", ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "clipped": ("", ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
+    "gradient": ("", ["MAX_GRAD_NORM=0.01"]),
+    "worse": ("", ["LEARNING_RATE=0.1", "MAX_GRAD_NORM=100.0"]),
+}
+
+
+def changed_questions(change) -> list[str]:
+    """The training questions, each answer changed, as the constants that name the new file."""
+    rows = (ROOT / "5_GRPO_Maxtext" / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
+    rows = [row for row in map(change, map(json.loads, rows)) if row]
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
+
+
+def wrong_answers(demo) -> list[str]:
+    """Gold answers that no answer of the model equals, nor comes near."""
+    return changed_questions(lambda row: row | {"answer": "#### 100000"})
+
+
+def unreadable_answers(demo) -> list[str]:
+    """The same, and rewards that look at nothing else."""
+    for name in ("match_format_exactly", "match_format_approximately", "check_answer"):
+        setattr(demo.reward_func, name, demo.reward_func.check_numbers)
+    return changed_questions(lambda row: row | {"answer": "#### 100000"})
+
+
+def easy_questions(demo) -> list[str]:
+    """One kind of question that the model is good at, over and over."""
+    rows = []
+    return changed_questions(lambda row: rows.append(row) or row if len(rows) < 16 else None)
+
+
+def another_end_of_sequence(demo) -> list[str]:
+    """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
+    shutil.copytree(ROOT / "5_GRPO_Maxtext" / "tiny_llama", "model")
+    path = Path("model/tokenizer_config.json")
+    settings = json.loads(path.read_text())
+    tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
+    path.write_text(json.dumps(settings | {"eos_token": max(tokens, key=tokens.get)}))
+    return ["MODEL=model"]
+
+
+def pay_for_length(demo, sign: int = 1) -> list[str]:
+    """Rewards that grow with the answer, and look at nothing else."""
+
+    def length(prompts, completions, **columns):
+        return [sign * float(len(completion)) for completion in completions]
+
+    for name in ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers"):
+        setattr(demo.reward_func, name, length)
+    return []
+
+
+def pay_for_brevity(demo) -> list[str]:
+    """Rewards that fall with the answer's length."""
+    return pay_for_length(demo, sign=-1)
+
+
+def run_case(name: str) -> None:
+    """Runs one case in the current folder; its log is then in run/train_log.csv."""
+    import grpo_llama3_1_8b_demo as demo
+
+    spoil, constants = CASES[name]
+    more = globals()[spoil](demo) if spoil else []
+    demo.quiet()
+    demo.run(["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", "RUN_DIR=run", *more, *constants])
+
+
+def start(name: str, folder: Path) -> subprocess.CompletedProcess:
+    """Runs one case in a process of its own, in `folder`."""
+    code = f"import make_health_logs; make_health_logs.run_case({name!r})"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+    )  # fmt: skip
+
+
+def main() -> None:
+    for name in sys.argv[1:] or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            done = start(name, Path(folder))
+            print(name, *(line for line in done.stdout.splitlines() if "health" in line), sep="\n  ")
+            shutil.copy(Path(folder) / "run" / "train_log.csv", FOLDER / f"{name}.csv")
+            shutil.copy(Path(folder) / "run" / "constants.json", FOLDER / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

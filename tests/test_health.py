@@ -1,0 +1,126 @@
+"""Health lines, each provoked by the log of a real run that was spoilt on purpose (make_health_logs.py)."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import grpo_llama3_1_8b_demo as demo
+import health
+import make_health_logs
+import pytest
+
+SHOWN = {  # what the line has to say: the cause, and the constants to turn
+    "alike": ["sampling is too narrow", "TEMPERATURE=0.01"],
+    "no_signal": ["none is right", "DATASET=changed.jsonl", "NUM_GENERATIONS=8"],
+    "solved": ["nothing is left to learn", "NUM_BATCHES=60"],
+    "never_stops": ["chat template", "end-of-sequence", "MODEL=model", "TOTAL_GENERATION_STEPS=28"],
+    "cut_off": ["cut off", "TOTAL_GENERATION_STEPS=15"],
+    "longer": ["pays for length", "BETA=0.0"],
+    "kl": ["updates are too large", "LEARNING_RATE=0.01", "MAX_GRAD_NORM=1.0"],
+    "format_only": ["the format is learned", "wrong answers in the data", "DATASET=changed.jsonl"],
+    "entropy": ["settled too early", "BETA=0.0", "TEMPERATURE=1.0"],
+    "clipped": ["clipped", "NUM_ITERATIONS=8", "LEARNING_RATE=0.005"],
+    "gradient": ["nearly every update is cut", "MAX_GRAD_NORM=0.01"],
+    "worse": ["training does harm", "LEARNING_RATE=0.1"],
+}
+
+
+def log(name):
+    folder = make_health_logs.FOLDER
+    rows = health.read_log(folder / f"{name}.csv")
+    assert len(rows) >= 20
+    return rows, json.loads((folder / f"{name}.json").read_text())
+
+
+def kinds(rows, constants):
+    """All kinds that hold at some step: `check` on every beginning of the log, as the run itself asks."""
+    return [health.check(rows[:i], constants) for i in range(len(rows) + 1)]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
+    rows, constants = log(name)
+    lines = [found[name] for found in kinds(rows, constants) if name in found]
+    assert lines, f"no such line in {name}.csv"
+    for words in SHOWN[name]:
+        assert words in lines[-1]
+    assert "\n" not in lines[-1]
+    for constant, value in re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", lines[-1]):
+        assert str(constants[constant]) == value and constant in demo.DEFAULTS
+    for constant in re.findall(r"\b[A-Z]+_[A-Z_]+\b|\bTEMPLATE\b", lines[-1]):
+        assert constant in demo.DEFAULTS
+
+
+def test_every_kind_of_line_is_provoked():
+    text = (demo.HERE / "health.py").read_text()
+    assert (
+        set(re.findall(r'found\["(\w+)"\]', text)) == set(SHOWN) == set(make_health_logs.CASES) - {"healthy"}
+    )
+
+
+def test_healthy_runs_are_left_in_peace():
+    """The default run's first steps; and all 200 of the committed one, which is older than some columns."""
+    rows, constants = log("healthy")
+    assert list(health.history(rows, constants)) == []
+    rows = health.read_log(demo.HERE / "assets" / "train_log.csv")
+    assert len(rows) == 200 and list(health.history(rows, constants)) == []
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_health_line_stands_where_it_begins_to_hold(name):
+    rows, constants = log(name)
+    expected, before = [], {}
+    for i, found in enumerate(kinds(rows, constants)):
+        expected += [(i, found[kind]) for kind in found if kind not in before]
+        before = found
+    said = list(health.history(rows, constants))
+    assert said == [f"step {step}: {line}" for step, line in expected]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_one_odd_step_raises_no_alarm(name):
+    """The figures of a bad step, for one step in the middle of the healthy run."""
+    healthy, constants = log("healthy")
+    spoilt, spoilt_constants = log(name)
+    if name in ("never_stops", "gradient", "format_only"):
+        pytest.skip("judged by constants or by the first steps, too: covered by the logs themselves")
+    bad = next(spoilt[i - 1] for i, f in enumerate(kinds(spoilt, spoilt_constants)) if name in f)
+    spoilt_row = {k: v for k, v in bad.items() if k != "step"}
+    once = [row | spoilt_row if i == 12 else row for i, row in enumerate(healthy)]
+    assert not any(name in found for found in kinds(once, constants))
+
+
+def test_too_few_steps_and_missing_figures_are_not_judged():
+    rows, constants = log("alike")
+    assert health.check(rows[: health.WINDOW - 1], constants) == {} == health.check([], constants)
+    assert "alike" in health.check(rows[: health.WINDOW], constants)
+    only_steps = [{"step": row["step"]} for row in rows]
+    assert health.check(only_steps, constants) == {}
+    assert health.check([row | dict.fromkeys(row, float("nan")) for row in rows], constants) == {}
+
+
+def test_the_command_reads_a_runs_folder(tmp_path):
+    rows, constants = log("kl")
+    shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
+    (tmp_path / "constants.json").write_text(json.dumps(constants))
+    script = demo.HERE / "health.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(health.history(rows, constants)) and done.returncode == 0
+    done = subprocess.run([sys.executable, script, tmp_path / "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: give the folder of a run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", make_health_logs.CASES)
+def test_the_spoilt_run_says_so_itself(name, tmp_path):
+    """The run of the committed log once more: it prints the line, and report.md repeats it."""
+    done = make_health_logs.start(name, tmp_path)
+    said = [line for line in done.stdout.splitlines() if line.startswith("health ")]
+    if name == "healthy":
+        assert not said
+    else:
+        assert any(all(words in line for words in SHOWN[name]) for line in said)
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert all(line.removeprefix("health   ") in report for line in said)

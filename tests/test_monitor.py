@@ -1,0 +1,316 @@
+"""What is logged, against the tokens and texts themselves; the profiler's trace; memory; several devices."""
+
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import grpo_llama3_1_8b_demo as demo
+import health
+import jax
+import jax.numpy as jnp
+import monitor
+import numpy as np
+import pytest
+from jax.profiler import ProfileData
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from xprof.convert import raw_to_tool_data
+
+STEPS, B, G, T = 6, 4, 4, 13
+ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}",
+             "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "RUN_DIR=run"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One short run in this process, and what its rollout and its rewards returned, call by call."""
+    folder = tmp_path_factory.mktemp("monitor")
+    seen = {"tokens": [], "rewards": {}, "folder": folder}
+    generate, guarded = demo.MaxTextRollout.generate, demo.guarded
+
+    def observed_generate(self, prompts, rollout_config, **kwargs):
+        output = generate(self, prompts, rollout_config, **kwargs)
+        if rollout_config.seed is None:  # training, not evaluation
+            seen["tokens"].append((output.tokens, output.text))
+            seen["eos"] = self.eos_id()
+        return output
+
+    def observed_rewards(reward_fn):
+        checked = guarded(reward_fn)
+
+        def kept(prompts, completions, **columns):
+            rewards = checked(prompts=prompts, completions=completions, **columns)
+            seen["rewards"].setdefault(reward_fn.__name__, []).append(rewards)
+            return rewards
+
+        kept.__name__ = checked.__name__
+        return kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
+        patch.setattr(demo.MaxTextRollout, "generate", observed_generate)
+        patch.setattr(demo, "guarded", observed_rewards)
+        demo.run([*ARGUMENTS, "PROFILE_DIR=trace", "PROFILE_STEPS=3-4"])
+    seen["rows"] = health.read_log(folder / "run" / "train_log.csv")
+    assert len(seen["tokens"]) == STEPS == len(seen["rows"])
+    return seen
+
+
+def test_the_old_columns_come_first(run):
+    header = (run["folder"] / "run" / "train_log.csv").read_text().splitlines()[0].split(",")
+    with open(demo.HERE / "assets" / "train_log.csv", newline="") as file:
+        old = next(csv.reader(file))
+    assert header[:13] == old[:13] and len(header) > 20 and len(set(header)) == len(header)
+
+
+def test_cut_off_counts_answers_without_an_end_not_those_that_end_at_the_limit(run):
+    at_the_limit = 0
+    for row, (tokens, _) in zip(run["rows"], run["tokens"]):
+        ended = [run["eos"] in answer.tolist() for answer in tokens]
+        assert row["cut_off"] == 1 - np.mean(ended)
+        at_the_limit += sum(end and len(answer) == T for end, answer in zip(ended, tokens))
+    assert at_the_limit and any(row["cut_off"] for row in run["rows"])  # else this would show nothing
+
+
+def test_length_tokens_a_second_and_distinct_answers(run):
+    for row, (tokens, texts) in zip(run["rows"], run["tokens"]):
+        written = sum(map(len, tokens))
+        assert row["length"] == pytest.approx(written / (B * G), abs=1e-6)
+        # the length passes through float32 in Tunix
+        assert row["tokens_per_second"] == pytest.approx(written / row["seconds"], rel=1e-6)
+        groups = [texts[i : i + G] for i in range(0, B * G, G)]
+        assert row["distinct"] == np.mean([len(set(group)) for group in groups])
+
+
+def test_each_rewards_mean_and_their_sum(run):
+    names = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+    assert set(run["rewards"]) == set(names)
+    for i, row in enumerate(run["rows"]):
+        for name in names:
+            assert row[f"reward_{name}"] == pytest.approx(np.mean(run["rewards"][name][i]), abs=1e-9)
+        assert row["reward"] == pytest.approx(sum(row[f"reward_{name}"] for name in names), abs=1e-9)
+
+
+def test_tensorboard_has_every_figure_of_every_step(run):
+    events = EventAccumulator(str(run["folder"] / "run" / "tensorboard"))
+    events.Reload()
+    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    tags = {  # column: its name in TensorBoard, and the step of the first row there
+        "reward": ("rewards/train/score/mean", 0), "reward_std": ("groups/train/reward_std", 0),
+        "correct": ("answers/train/correct", 0), "format_ok": ("answers/train/format_ok", 0),
+        "zero_variance": ("groups/train/zero_variance", 0), "length": ("completions/train/mean_length", 0),
+        "kl": ("actor/train/kl", 1), "entropy": ("actor/train/entropy", 1), "loss": ("actor/train/loss", 1),
+        "clip_fraction": ("actor/train/pg_clipfrac", 1), "grad_norm": ("actor/train/grad_norm", 1),
+        "distinct": ("groups/train/distinct", 0), "cut_off": ("completions/train/cut_off", 0),
+    }  # fmt: skip
+    for name in run["rows"][0].keys() - tags.keys() - {"step"}:
+        reward = name.removeprefix("reward_")
+        tags[name] = (f"rewards/train/{reward}", 0) if reward != name else (f"system/train/{name}", 1)
+    for name, (tag, first) in tags.items():
+        logged = [scalars[tag][step] for step in range(first, first + STEPS)]
+        np.testing.assert_allclose(logged, [row[name] for row in run["rows"]], rtol=1e-6, err_msg=name)
+
+
+def test_the_trace_holds_the_chosen_steps_and_no_others(run):
+    files = list(run["folder"].glob("trace/plugins/profile/*/*.xplane.pb"))
+    assert len(files) == 1
+    lines = [line for plane in ProfileData.from_file(str(files[0])).planes for line in plane.lines]
+    sampled = [dict(e.stats)["step_num"] for line in lines for e in line.events if e.name == "sampler"]
+    assert sampled == [2, 3]  # Tunix counts from 0
+    trained = {
+        dict(e.stats)["step_num"] for line in lines for e in line.events
+        if e.name == "train" and e.duration_ns > 1e6
+    }  # fmt: skip  # shorter: the trainer only sees that nothing is left
+    assert trained == {2, 3}
+    # TensorBoard's plugin is xprof; this is what it does with the file
+    data, kind = raw_to_tool_data.xspace_to_tool_data([str(files[0])], "trace_viewer", {})
+    names = {event.get("name", "") for event in json.loads(data)["traceEvents"]}
+    assert kind == "application/json" and {"sampler 2", "sampler 3", "train 2", "train 3"} <= names
+    assert any("jit" in name and "prefill_and_decode" in name for name in names)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "5-4", "7", "3-7", "-1", "1,2", "1.5"])
+def test_steps_that_the_run_does_not_have_are_refused(text):
+    with pytest.raises(demo.UserError, match=rf"PROFILE_STEPS={text}: .*from 1 to 6"):
+        demo.configure(["NUM_BATCHES=6", "PROFILE_DIR=trace", f"PROFILE_STEPS={text}"])
+    demo.configure(["NUM_BATCHES=6", f"PROFILE_STEPS={text}"])  # without a folder there is no trace
+    assert monitor.parse_steps("5", 6) == range(5, 6) and monitor.parse_steps("2-6", 6) == range(2, 7)
+
+
+@pytest.mark.parametrize(
+    ("batches", "first", "expected"),
+    [(9, 1, "1 2 on 3 4 wait off 5 6 7 8 9"), (4, 1, "1 2 on 3 4 wait off"), (2, 1, "1 2"),
+     (3, 4, "on 4 wait off 5 6"), (3, 5, "5 6 7")],
+)  # fmt: skip
+def test_the_profiler_runs_from_before_the_first_step_to_after_the_last(
+    monkeypatch, batches, first, expected
+):
+    """Also where the run ends inside, and where it is resumed inside or behind."""
+    heard = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: heard.append("on"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: heard.append("off"))
+    steps = range(first, first + batches)
+    for step in monitor.traced(steps, first, range(3, 5), "trace", lambda: heard.append("wait")):
+        heard.append(str(step))
+    assert " ".join(heard) == expected
+
+
+def test_memory_counts_what_is_there():
+    before = monitor.memory_gib()
+    on_device = jnp.ones((8, 1 << 20))  # 32 MiB
+    on_host = np.ones(1 << 25)  # 256 MiB, touched
+    after = monitor.memory_gib()
+    used = {name: (after[name] - before[name]) * 1024 for name in before}
+    assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32
+    # the CPU device lies in the same process; the rest is the allocators'
+    assert 270 < used["memory_host_gib"] < 330
+    del on_host
+
+
+def test_memory_is_the_runtimes_own_count_where_it_keeps_one(monkeypatch):
+    """A stand-in for a TPU's device, of which there is none here."""
+
+    class Chip:
+        id = 3
+
+        def memory_stats(self):
+            return {"bytes_in_use": 3 << 30, "peak_bytes_in_use": 5 << 30, "bytes_limit": 95 << 30}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Chip()])
+    used = monitor.memory_gib()
+    assert used["memory_device_3_gib"] == 3 and used["memory_device_3_peak_gib"] == 5 and len(used) == 3
+
+
+def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
+    """As after a resume on more devices: rows beyond the checkpoint go, columns of both stay."""
+    path = tmp_path / "train_log.csv"
+    path.write_text("step,reward,memory_device_1_gib\n1,2.5,0.5\n2,3.5,0.5\n3,4.5,0.5\n")
+    demo.configure([])
+    log = demo.TrainingLog(path, 2, [])
+    log.rows[3] = {"step": 3.0, "reward": 9.0, "reward_new": 1.0}
+    log._rewrite()
+    rows = log.close()
+    assert [row["reward"] for row in rows] == [2.5, 3.5, 9.0]
+    read = health.read_log(path)
+    assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
+    assert read[0]["memory_device_1_gib"] == 0.5 and np.isnan(read[2]["memory_device_1_gib"])
+    assert [p.name for p in tmp_path.iterdir()] == ["train_log.csv"]
+
+
+def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=5"]))
+    demo.open_run_dir(
+        demo.configure(["RUN_DIR=run", "NUM_BATCHES=5", "PROFILE_DIR=trace", "PROFILE_STEPS=2"])
+    )
+
+
+# --- several devices: the run above once more, on virtual devices of this CPU
+
+
+def start(folder, devices, *arguments, **environment):
+    """The script in a process with so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    return subprocess.Popen(
+        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", *ARGUMENTS, *arguments],
+        cwd=folder, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process):
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def assert_same_curves(rows, expected):
+    """Sums in another order differ by about 1e-7 of them; Adam, which divides by the square root of tiny
+    second moments, makes up to 1e-5 of that within these steps. The answers are the same tokens.
+    """
+    assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    for name in ("reward", "reward_std", "correct", "length", "cut_off", "distinct", "zero_variance"):
+        np.testing.assert_allclose(
+            [r[name] for r in rows], [r[name] for r in expected], atol=1e-9, err_msg=name
+        )
+    for name in ("loss", "kl", "entropy", "grad_norm"):
+        np.testing.assert_allclose(
+            [r[name] for r in rows], [r[name] for r in expected], rtol=1e-4, atol=1e-7, err_msg=name
+        )
+
+
+@pytest.fixture(scope="module")
+def run_on_8(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("devices")
+    out = finish(start(folder, 8))
+    assert f"run      {STEPS} steps on 8 cpu device(s)" in out
+    return folder / "run"
+
+
+def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
+    rows = health.read_log(run_on_8 / "train_log.csv")
+    assert_same_curves(rows, run["rows"])
+    held = [rows[-1][f"memory_device_{i}_gib"] for i in range(8)]
+    # weights, reference and moments are cut in eight; a few small arrays are whole on the first
+    assert max(held) < run["rows"][-1]["memory_device_0_gib"] / 7
+    assert np.ptp(held) < 0.01 * max(held)
+
+
+def resumed_folder(run_on_8, folder):
+    """The run on 8 devices, as if killed between its checkpoint of step 3 and the end."""
+    copy = shutil.copytree(run_on_8, folder / "run")
+    shutil.rmtree(copy / "checkpoints" / "actor" / str(STEPS))
+    (copy / "after.json").unlink()
+    return copy
+
+
+def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path, monkeypatch, capsys):
+    copy = resumed_folder(run_on_8, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
+    demo.run(ARGUMENTS)
+    assert "going on after step 3 of 6" in capsys.readouterr().out
+    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_8_devices_goes_on_on_four(run, run_on_8, tmp_path):
+    copy = resumed_folder(run_on_8, tmp_path)
+    out = finish(start(tmp_path, 4))
+    assert "going on after step 3 of 6" in out and "on 4 cpu device(s)" in out
+    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+
+
+@pytest.mark.slow
+def test_two_hosts_train_as_one(run, tmp_path):
+    """Two processes with two devices each, joined by jax.distributed over this machine's own network."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [
+        start(tmp_path, 2, "DISTRIBUTED=True", JAX_COORDINATOR_ADDRESS=address,
+              JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(i))
+        for i in range(2)
+    ]  # fmt: skip
+    outs = [finish(process) for process in processes]
+    assert "on 4 cpu device(s)" in outs[0] and "answers right" not in outs[1]
+    for folder in (tmp_path / "run", tmp_path / "run" / "host_1"):
+        assert_same_curves(health.read_log(folder / "train_log.csv"), run["rows"])
+    assert not (tmp_path / "run" / "host_1" / "checkpoints").exists()
+
+
+def test_a_host_alone_says_what_is_missing(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
+    done = subprocess.run(
+        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", "DISTRIBUTED=True"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: DISTRIBUTED=True: jax does not find the other hosts"
+    )
+    assert "JAX_COORDINATOR_ADDRESS" in done.stderr and not list(tmp_path.iterdir())
