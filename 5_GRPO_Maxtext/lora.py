@@ -2,13 +2,13 @@
 
     y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
 
-(Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix puts
-A and B into the MaxText model; Tunix then differentiates, updates and saves those two alone, and the frozen
-weights serve the reference as well: no second copy of them. Generation and export take W + (alpha / r) A B.
+(Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix
+puts A and B into the MaxText model; Tunix then differentiates, updates and saves those two alone, and the
+frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
 
-What qwix 0.1.8 leaves undone on MaxText's Llama is mended in `add_lora`: it draws the same A for every layer; of
-a stack of layers (SCAN_LAYERS=True) it copies the frozen weights, and gives A and B the axis names of W, which
-has one dimension more: the next forward pass would raise.
+What qwix 0.1.8 leaves undone on MaxText's Llama is mended in `add_lora`: it draws the same A for every layer;
+of a stack of layers (SCAN_LAYERS=True) it copies the frozen weights, and gives A and B the axis names of W,
+which has one dimension more: the next forward pass would raise.
 """
 
 import math
@@ -54,7 +54,7 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
         rank: r.
         alpha: A B is multiplied by alpha / r.
         targets: LORA_TARGETS.
-        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), of each layer its own; B is 0.
+        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), another in each layer; B is 0.
 
     Returns:
         Another adapter; its `nnx.LoRAParam` are `kernel_lora_a` and `kernel_lora_b`, in the dtype of the
