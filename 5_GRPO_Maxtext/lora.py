@@ -54,7 +54,7 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
         rank: r.
         alpha: A B is multiplied by alpha / r.
         targets: LORA_TARGETS.
-        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), another in each layer; B is 0.
+        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), one a layer; B is 0.
 
     Returns:
         Another adapter; its `nnx.LoRAParam` are `kernel_lora_a` and `kernel_lora_b`, in the dtype of the
