@@ -6,9 +6,9 @@
 puts A and B into the MaxText model; Tunix then differentiates, updates and saves those two alone, and the
 frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
 
-What qwix 0.1.8 leaves undone on MaxText's Llama is mended in `add_lora`: it draws the same A for every layer;
-of a stack of layers (SCAN_LAYERS=True) it copies the frozen weights, and gives A and B the axis names of W,
-which has one dimension more: the next forward pass would raise.
+A and B are made here, not by qwix (0.1.8). Its own way, a first run of the model, draws the same A for every
+layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True) and gives A and B the axis names of
+W, which has one dimension more: the next pass would raise. It uses those that it finds, and that is enough.
 """
 
 import math
@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 
 TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
     "q_proj": "self_attention/query",
@@ -61,26 +60,25 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
         weights: of an array W [in, ...] A [in, r] and B [r, out]; of stacked layers A [in, layer, r] and
         B [r, layer, out].
     """
-    modules = "|".join(TARGETS[name] for name in parse_targets(targets))
-    provider = qwix.LoraProvider(module_path=rf"decoder/layers.*/({modules})", rank=rank, alpha=alpha)
-    rows = math.prod(mesh.shape[axis] for axis in ("data", "fsdp", "fsdp_transpose", "expert"))
-    tokens = jnp.zeros((rows, 1), jnp.int32)  # qwix finds the weights by running the model once
-    with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
-        base = qwix.apply_lora_to_model(
-            adapter.base, provider, decoder_input_tokens=tokens, decoder_positions=tokens,
-            rngs=nnx.Rngs(0),
-        )  # fmt: skip
-    base.set_attributes(qwix_rngs=None)
-    nnx.update(base, nnx.state(adapter.base, nnx.Param))  # the arrays themselves, where qwix made copies
+    names = {TARGETS[name]: name for name in parse_targets(targets)}
+    provider = qwix.LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
+    tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
+    base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    matrices = nnx.state(base, nnx.LoRAParam)
-    for i, (path, matrix) in enumerate(nnx.to_flat_state(matrices)):
-        value = matrix.get_value()
-        if path[-1].endswith("_a"):
-            draw = jax.nn.initializers.he_uniform(in_axis=0, batch_axis=tuple(range(1, value.ndim - 1)))
-            value = draw(jax.random.fold_in(jax.random.key(seed), i), value.shape, value.dtype)
-        matrix.set_metadata(sharding=jax.sharding.PartitionSpec(), out_sharding=None, sharding_names=None)
-        matrix.set_value(jax.device_put(value, everywhere))
+    key = jax.random.key(seed)
+    for i, (path, module) in enumerate(base.iter_modules()):
+        name = names.get("/".join(map(str, path[-2:])))
+        if name is None:
+            continue
+        inner, *outer = module.kernel.shape
+        layers = (outer.pop(0),) if config.scan_layers else ()
+        if name == "o_proj":  # [heads, head_dim, embed]: the others have one axis of inputs
+            inner *= outer.pop(0)
+        a, b = (inner, *layers, rank), (rank, *layers, math.prod(outer))
+        draw = jax.nn.initializers.he_uniform(in_axis=0, batch_axis=tuple(range(1, len(a) - 1)))
+        dtype = module.kernel.dtype
+        for letter, value in (("a", draw(jax.random.fold_in(key, i), a, dtype)), ("b", jnp.zeros(b, dtype))):
+            setattr(module, f"kernel_lora_{letter}", nnx.LoRAParam(jax.device_put(value, everywhere)))
     lora = nnx.clone(adapter)
     lora.base = base
     return lora
