@@ -26,6 +26,7 @@ import grpo_llama3_1_8b_demo as demo
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+import lora
 import transformers
 from etils import epath
 from flax import nnx
@@ -43,7 +44,7 @@ MEMORY_CONSTANTS = (  # those that move the figures of assets/fit_check.csv
     "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
     "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY", "ATTENTION",
     "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "TRAINER_FSDP",
-    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL",
+    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL", "LORA_RANK",
 )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def dry_run() -> None:
         f"run      {demo.num_steps():,} steps, {demo.num_steps() * demo.NUM_ITERATIONS:,} updates, "
         f"{demo.num_steps() * sequences:,} answers"
     )
-    check_paths(parameters)
+    check_paths(trained_parameters(hf, parameters))
     plan_memory(hf, parameters)
     print("dry run  nothing was found that would stop the run; nothing was written")
 
@@ -173,6 +174,16 @@ def count_parameters(hf: transformers.LlamaConfig) -> int:
     mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
     _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
     return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def trained_parameters(hf: transformers.LlamaConfig, parameters: int) -> int:
+    """Of the model's parameters, those that are trained and saved: all, or LoRA's."""
+    return lora.count_parameters(hf, demo.LORA_RANK, demo.LORA_TARGETS) if demo.LORA_RANK else parameters
+
+
+def weight_copies() -> int:
+    """Of the model's weights: the reference has its own, unless LoRA leaves the actor's as they are."""
+    return 2 if demo.BETA and not demo.LORA_RANK else 1
 
 
 def plan_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> str:
@@ -265,9 +276,9 @@ def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chip
     peak, said = compiled_peak(name)
     if peak is None:
         # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-        copies = 2 if demo.BETA else 1
-        weights = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize
-        peak = (demo.checkpoint_bytes(parameters) + weights) / len(devices) / 2**30
+        weights = weight_copies() * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize
+        trained = demo.checkpoint_bytes(trained_parameters(hf, parameters))
+        peak = (trained + weights) / len(devices) / 2**30
         said = "not compiled: at least"
     if peak > limit:
         raise UserError(
@@ -299,8 +310,7 @@ def vllm_verdict(hf, parameters: int, rollout_mesh, trainer_chips: int, limit: f
     """
     lying = 0.0
     if trainer_chips:
-        copies = 2 if demo.BETA else 1
-        lying = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
+        lying = weight_copies() * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
     tensor, itemsize = rollout_mesh.shape["model"], jnp.dtype(demo.DTYPE).itemsize
     weights = parameters * itemsize / tensor / 2**30
     heads = max(1, hf.num_key_value_heads / tensor)  # of a chip; vLLM repeats them where chips are more
@@ -339,7 +349,7 @@ def compiled_peak(name: str) -> tuple[float | None, str]:
             peaks.append(float(row["peak"]))
     if peaks:
         return max(peaks), "compiled (assets/fit_check.csv)"
-    if importlib.util.find_spec("libtpu") is None:
+    if importlib.util.find_spec("libtpu") is None or demo.LORA_RANK:  # the fit check compiles full training
         return None, ""
     print(f"         compiling for {name}, one to three minutes ...", flush=True)
     changed = [f"{constant}={getattr(demo, constant)}" for constant in MEMORY_CONSTANTS]
