@@ -13,6 +13,8 @@ itself needs neither: it reads Hugging Face's files as they are.
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/tiny_maxtext MODEL=tiny_llama TARGET=runs/tiny_hf
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/mine TARGET=runs/mine_hf     # RUN_DIR=runs/mine
 
+A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
+
 One array is in memory at a time, filled or emptied layer by layer: 1.2 B parameters take 64 s and 2.7 GiB to
 MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); README.md says what 8 B should need.
 
@@ -25,13 +27,15 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 import os
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -42,6 +46,7 @@ import absl.logging
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+import lora
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.numpy
@@ -74,19 +79,26 @@ def find_checkpoint(source: str) -> Path | None:
     return found[step.index(max(step))].resolve() if found else None
 
 
-def find_model(checkpoint: Path) -> str:
-    """The MODEL that the run around `checkpoint` started from.
-
-    Raises:
-        UserError: MODEL is empty and no run's `constants.json` lies above the checkpoint.
-    """
+def find_constants(checkpoint: Path) -> dict[str, Any]:
+    """The constants of the run around `checkpoint`; empty if no `constants.json` lies above it."""
     for folder in checkpoint.parents:
         if (folder / "constants.json").is_file():
-            return json.loads((folder / "constants.json").read_text())["MODEL"]
-    raise UserError(
-        f"MODEL is empty and SOURCE={SOURCE} is not in a run of the main script; give MODEL the Hugging Face "
-        "name or folder that the weights stem from"
-    )
+            return json.loads((folder / "constants.json").read_text())
+    return {}
+
+
+def find_model(constants: dict[str, Any]) -> str:
+    """The Hugging Face model that the weights stem from: MODEL, or that of the run.
+
+    Raises:
+        UserError: MODEL is empty and the checkpoint is not in a run.
+    """
+    if not (MODEL or constants):
+        raise UserError(
+            f"MODEL is empty and SOURCE={SOURCE} is not in a run of the main script; give MODEL the Hugging "
+            "Face name or folder that the weights stem from"
+        )
+    return MODEL or constants["MODEL"]
 
 
 def load_config(constant: str, model: str, dtype: str, scan_layers: bool | None):
@@ -132,6 +144,35 @@ class OneAtATime(ocp.type_handlers.NumpyHandler):
         return []
 
 
+def leaf_builder(folder: Path, hf, config, dtype) -> Callable[[str, tuple[int, ...]], np.ndarray]:
+    """A function that gives the array of a MaxText name and shape, in `dtype`, of the tensors in `folder`.
+
+    Raises:
+        UserError: a weight that is missing.
+    """
+    names, layout_hooks = demo.weight_mapping(hf, config, saving_to_hf=False)
+    files = {}  # file of each tensor
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, framework="np") as file:
+            files.update(dict.fromkeys(file.keys(), path))
+    for hf_names in names.values():
+        missing = [hf_name for hf_name in np.atleast_1d(hf_names) if hf_name not in files]
+        if missing:
+            raise UserError(f"SOURCE={SOURCE}: {folder} lacks weight {missing[0]}; fetch its file")
+
+    def read(hf_name: str) -> np.ndarray:
+        with safetensors.safe_open(files[hf_name], framework="np") as file:
+            return file.get_tensor(hf_name)
+
+    def build(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        leaf = np.empty(shape, dtype)
+        for hf_name, layer in zip(np.atleast_1d(names[name]), layers_of(leaf, names[name], config)):
+            layer[...] = apply_hook_fns(read(hf_name), layer.shape, layout_hooks.get(name))
+        return leaf
+
+    return build
+
+
 def to_maxtext(folder: Path, hf, config, target: Path) -> int:
     """Writes `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters.
 
@@ -146,29 +187,11 @@ def to_maxtext(folder: Path, hf, config, target: Path) -> int:
     Raises:
         UserError: a weight that is missing.
     """
-    names, layout_hooks = demo.weight_mapping(hf, config, saving_to_hf=False)
     places, tree = maxtext_converter.get_maxtext_model_info(config)  # {name: (index in tree, shape)}
     check_disk(target, sum(int(np.prod(shape)) for _, shape in places.values()) * dtype_of(config).itemsize)
-    files = {}  # file of each tensor
-    for path in sorted(folder.glob("*.safetensors")):
-        with safetensors.safe_open(path, framework="np") as file:
-            files.update(dict.fromkeys(file.keys(), path))
-
-    def read(hf_name: str) -> np.ndarray:
-        with safetensors.safe_open(files[hf_name], framework="np") as file:
-            return file.get_tensor(hf_name)
-
-    def build(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        leaf = np.empty(shape, dtype_of(config))
-        for hf_name, layer in zip(np.atleast_1d(names[name]), layers_of(leaf, names[name], config)):
-            layer[...] = apply_hook_fns(read(hf_name), layer.shape, layout_hooks.get(name))
-        return leaf
-
+    build = leaf_builder(folder, hf, config, dtype_of(config))
     leaves = [None] * len(places)
     for name, (index, shape) in places.items():
-        missing = [hf_name for hf_name in np.atleast_1d(names[name]) if hf_name not in files]
-        if missing:
-            raise UserError(f"SOURCE={SOURCE}: {folder} lacks weight {missing[0]}; fetch its file")
         load = functools.partial(build, name, shape)
         leaves[index] = maxtext_converter.LazyTensor(load, shape, dtype_of(config), name)
     weights = jax.tree.unflatten(tree, leaves)
@@ -224,23 +247,18 @@ def restore_leaf(checkpoint: Path, path: tuple) -> np.ndarray:
     return jax.tree.leaves(restored)[0]
 
 
-def to_huggingface(checkpoint: Path, leaves: dict[str, tuple], folder: Path, hf, config, target: Path) -> int:
-    """Writes a Hugging Face folder: weights, config, tokenizer.
+def stored_reader(checkpoint: Path, leaves: dict[str, tuple], folder: Path, config):
+    """A function that gives the array of a MaxText name out of a checkpoint with all weights.
 
     Args:
         checkpoint: from `find_checkpoint`.
         leaves: from `stored_leaves`.
         folder: of the model that the weights stem from.
-        hf: its config.
-        config: MaxText's, with the dtype to write and the layout to read.
-
-    Returns:
-        The number of parameters.
+        config: MaxText's, with the layout to read.
 
     Raises:
         UserError: the checkpoint is of another model.
     """
-    names, layout_hooks = demo.weight_mapping(hf, config, saving_to_hf=True)
     places, _ = maxtext_converter.get_maxtext_model_info(config)
     for name, (_, shape) in places.items():
         stored = tuple(leaves[name][1].shape) if name in leaves else "nothing"
@@ -249,11 +267,59 @@ def to_huggingface(checkpoint: Path, leaves: dict[str, tuple], folder: Path, hf,
                 f"MODEL={folder}: its weight {name} is {shape}, SOURCE={SOURCE} holds {stored}; give the "
                 "MODEL that was trained"
             )
+    return lambda name: restore_leaf(checkpoint, leaves[name][0])
+
+
+def lora_reader(checkpoint: Path, leaves: dict[str, tuple], folder: Path, hf, config, scale: float):
+    """As `stored_reader`, out of MODEL's own files and a checkpoint that holds A and B alone: W + scale A B.
+
+    Raises:
+        UserError: the checkpoint is of another model, or a weight is missing.
+    """
+    places, _ = maxtext_converter.get_maxtext_model_info(config)
+    for name in leaves:
+        weight, _, letter = name.rpartition("_lora_")
+        if letter == "a":
+            a, b = (
+                leaves[f"{weight}_lora_{letter}"][1].shape for letter in "ab"
+            )  # [in, (layer,) r], [r, ..., out]
+            shape = places[weight][1] if weight in places else ()
+            if math.prod(a[:-1]) * b[-1] != math.prod(shape):
+                raise UserError(
+                    f"MODEL={folder}: {name} in SOURCE={SOURCE} does not fit it; give the MODEL that was "
+                    "trained"
+                )
+    build = leaf_builder(folder, hf, config, np.float32)  # one rounding, at the very end
+
+    def read(name: str) -> np.ndarray:
+        shape = places[name][1]
+        leaf = build(name, shape)
+        if f"{name}_lora_a" not in leaves:
+            return leaf
+        a, b = (restore_leaf(checkpoint, leaves[f"{name}_lora_{letter}"][0]) for letter in "ab")
+        return leaf + lora.product(a.astype(np.float32), b.astype(np.float32), shape, scale)
+
+    return read
+
+
+def to_huggingface(read: Callable[[str], np.ndarray], folder: Path, hf, config, target: Path) -> int:
+    """Writes a Hugging Face folder: weights, config, tokenizer.
+
+    Args:
+        read: gives the array of a MaxText name; from `stored_reader` or `lora_reader`.
+        folder: of the model that the weights stem from.
+        hf: its config.
+        config: MaxText's, with the dtype to write and the layout to read.
+
+    Returns:
+        The number of parameters.
+    """
+    names, layout_hooks = demo.weight_mapping(hf, config, saving_to_hf=True)
     shapes = hf_shape.HF_SHAPE["llama3.1-8b"](hf.to_dict())
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for name, hf_names in names.items():
-            leaf = restore_leaf(checkpoint, leaves[name][0])
+            leaf = read(name)
             for hf_name, layer in zip(np.atleast_1d(hf_names), layers_of(leaf, hf_names, config)):
                 tensor = np.asarray(apply_hook_fns(layer, shapes[hf_name], layout_hooks.get(name)))
                 # safetensors asks for contiguous arrays; the hooks end in transposed views
@@ -314,11 +380,23 @@ def run(arguments: list[str]) -> None:
     if checkpoint:
         leaves = stored_leaves(checkpoint)
         scanned = any(name.startswith("params-decoder-layers-") for name in leaves)
-        model = MODEL or find_model(checkpoint)
-        folder, hf, config = load_config("MODEL", model, WEIGHT_DTYPE, scanned)
-        print(f"{checkpoint} ({'scanned' if scanned else 'one array a layer'}) -> Hugging Face")
+        constants = find_constants(checkpoint)
+        folder, hf, config = load_config("MODEL", find_model(constants), WEIGHT_DTYPE, scanned)
+        layout = "scanned" if scanned else "one array a layer"
+        if any(name.endswith("_lora_a") for name in leaves):
+            if not constants:
+                raise UserError(
+                    f"SOURCE={SOURCE}: holds LoRA matrices and no constants.json with their LORA_ALPHA lies "
+                    "above them; give the run's folder"
+                )
+            scale = constants["LORA_ALPHA"] / constants["LORA_RANK"]
+            read = lora_reader(checkpoint, leaves, folder, hf, config, scale)
+            layout += f", LoRA of rank {constants['LORA_RANK']} merged into {folder}"
+        else:
+            read = stored_reader(checkpoint, leaves, folder, config)
+        print(f"{checkpoint} ({layout}) -> Hugging Face")
         partial.mkdir(parents=True)
-        count = to_huggingface(checkpoint, leaves, folder, hf, config, partial)
+        count = to_huggingface(read, folder, hf, config, partial)
         use = f"transformers.AutoModelForCausalLM.from_pretrained({TARGET!r})"
     else:
         folder, hf, config = load_config("SOURCE", SOURCE, WEIGHT_DTYPE or "float32", SCAN_LAYERS)

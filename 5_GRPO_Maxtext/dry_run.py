@@ -26,6 +26,7 @@ import grpo_llama3_1_8b_demo as demo
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+import lora
 import transformers
 from etils import epath
 from flax import nnx
@@ -44,7 +45,7 @@ MEMORY_CONSTANTS = (  # those that move the figures of assets/fit_check.csv
     "REFERENCE_OFFLOAD",
     "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY", "ATTENTION",
     "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "TRAINER_FSDP",
-    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL",
+    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "SAMPLER_TENSOR_PARALLEL", "LORA_RANK",
 )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def dry_run() -> None:
         f"run      {demo.num_steps():,} steps, {demo.num_steps() * demo.NUM_ITERATIONS:,} updates, "
         f"{demo.num_steps() * sequences:,} answers"
     )
-    check_paths(parameters)
+    check_paths(trained_parameters(hf, parameters))
     plan_memory(hf, parameters)
     print("dry run  nothing was found that would stop the run; nothing was written")
 
@@ -180,6 +181,17 @@ def count_parameters(hf: transformers.LlamaConfig) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
+def trained_parameters(hf: transformers.LlamaConfig, parameters: int) -> int:
+    """Of the model's parameters, those that are trained and saved: all, or LoRA's."""
+    return lora.count_parameters(hf, demo.LORA_RANK, demo.LORA_TARGETS) if demo.LORA_RANK else parameters
+
+
+def weight_copies() -> int:
+    """Of the model's weights: the reference has its own, unless LoRA leaves the actor's as they are, or it
+    waits in the host's memory."""
+    return 2 if demo.BETA and not demo.LORA_RANK and not demo.REFERENCE_OFFLOAD else 1
+
+
 def plan_prompts(tokenizer, questions: list[dict[str, str]], source: str) -> str:
     """How many questions are short enough; raises UserError if none is."""
     if tokenizer is None:
@@ -259,11 +271,6 @@ def plan_memory(hf: transformers.LlamaConfig, parameters: int) -> None:
         raise faults[0]
 
 
-def has_reference() -> bool:
-    """Whether a frozen reference lies on the chips all the time."""
-    return demo.BETA > 0 and not demo.REFERENCE_OFFLOAD
-
-
 def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chips: int) -> str:
     """How the run would fit a TPU slice; raises UserError if it does not.
 
@@ -275,9 +282,9 @@ def slice_verdict(hf: transformers.LlamaConfig, parameters: int, name: str, chip
     peak, said = compiled_peak(name)
     if peak is None:
         # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-        copies = 1 + has_reference()
-        weights = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize
-        peak = (demo.checkpoint_bytes(parameters) + weights) / len(devices) / 2**30
+        weights = weight_copies() * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize
+        trained = demo.checkpoint_bytes(trained_parameters(hf, parameters))
+        peak = (trained + weights) / len(devices) / 2**30
         said = "not compiled: at least"
     if peak > limit:
         raise UserError(
@@ -309,8 +316,7 @@ def vllm_verdict(hf, parameters: int, rollout_mesh, trainer_chips: int, limit: f
     """
     lying = 0.0
     if trainer_chips:
-        copies = 1 + has_reference()
-        lying = copies * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
+        lying = weight_copies() * parameters * jnp.dtype(demo.WEIGHT_DTYPE).itemsize / trainer_chips / 2**30
     tensor, itemsize = rollout_mesh.shape["model"], jnp.dtype(demo.DTYPE).itemsize
     weights = parameters * itemsize / tensor / 2**30
     heads = max(1, hf.num_key_value_heads / tensor)  # of a chip; vLLM repeats them where chips are more
@@ -349,7 +355,7 @@ def compiled_peak(name: str) -> tuple[float | None, str]:
             peaks.append(float(row["peak"]))
     if peaks:
         return max(peaks), "compiled (assets/fit_check.csv)"
-    if importlib.util.find_spec("libtpu") is None:
+    if importlib.util.find_spec("libtpu") is None or demo.LORA_RANK:  # the fit check compiles full training
         return None, ""
     print(f"         compiling for {name}, one to three minutes ...", flush=True)
     changed = [f"{constant}={getattr(demo, constant)}" for constant in MEMORY_CONSTANTS]

@@ -77,6 +77,7 @@ from yaml import YAMLError
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
 import health
 import hosts
+import lora
 import loss_options
 import monitor
 import questions
@@ -162,6 +163,11 @@ WARMUP_FRACTION = 0.1  # share of all steps
 MAX_GRAD_NORM = Pair(1.0, 0.1)  # KL runs away: lower it; 0: off
 MAX_NONFINITE_UPDATES = 0  # updates in a row with a NaN or infinite loss or gradient: skipped, not fatal
 TRAIN_MICRO_BATCH_SIZE = 0  # prompts a gradient pass, accumulated: takes memory, too; 0: all at once
+
+# --- LoRA (lora.py): train two small matrices beside each weight, of which the weight itself stays as it is
+LORA_RANK = 0  # r of A [in, r] and B [r, out]; 0: train all weights
+LORA_ALPHA = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
+LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # the weights that get one
 
 # --- evaluation
 EVAL_CONFIG = "standard"  # the sampled figures use this entry; the greedy figure always uses "greedy"
@@ -282,7 +288,7 @@ def check_constants() -> None:
         "MAX_PROMPT_LENGTH": 1, "TOTAL_GENERATION_STEPS": 2, "BATCH_SIZE": 1, "NUM_GENERATIONS": 2,
         "NUM_ITERATIONS": 1, "NUM_BATCHES": 1, "NUM_EPOCHS": 1, "NUM_TEST_QUESTIONS": 1, "NUM_PASSES": 1,
         "SAVE_INTERVAL_STEPS": 1, "MAX_TO_KEEP": 1, "TRAIN_MICRO_BATCH_SIZE": 0, "SEED": 0, "MAX_REFILLS": 1,
-        "MAX_NONFINITE_UPDATES": 0,
+        "MAX_NONFINITE_UPDATES": 0, "LORA_RANK": 0,
         "TRAINER_FSDP": -1, "TRAINER_TENSOR_PARALLEL": -1,
         "SAMPLER_DATA_PARALLEL": -1, "SAMPLER_TENSOR_PARALLEL": -1,
     }.items():  # fmt: skip
@@ -309,6 +315,15 @@ def check_constants() -> None:
     for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "HBM_UTILIZATION_VLLM"):
         if not 0 < globals()[name] <= 1:
             raise UserError(f"{name}={globals()[name]}: a share, above 0 and at most 1")
+    if not 0 < LORA_ALPHA < math.inf:
+        raise UserError(f"LORA_ALPHA={LORA_ALPHA}: use a finite number above 0")
+    with as_user_error():
+        lora.parse_targets(LORA_TARGETS)
+    if LORA_RANK and REFERENCE_OFFLOAD:
+        raise UserError(
+            f"REFERENCE_OFFLOAD=True: with LORA_RANK={LORA_RANK} the reference is the base that trains, there "
+            "is no second copy to move; set it to False"
+        )
     if EVAL_CONFIG not in GENERATION_CONFIGS:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")
     for name, choices in {
@@ -1313,26 +1328,33 @@ def vllm_rollout_config(folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[s
 
 
 def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cluster_lib.RLCluster:
-    """Loads MODEL once for the actor and once more for the reference, and hands both to Tunix.
+    """Loads MODEL, copies it for the reference (not with LoRA), and hands both to Tunix.
 
     If RUN_DIR holds a checkpoint, Tunix puts its weights and Adam moments into the actor here.
     """
     trainer_devices, rollout_mesh = plan_devices(hf, jax.devices())
     config = to_maxtext_config(hf, BATCH_SIZE * NUM_GENERATIONS, MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS)
     actor, mesh = load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
-    reference = copy_of(actor) if BETA else None
+    if LORA_RANK:  # the weights are frozen, and shared with the reference: no second copy
+        reference = actor if BETA else None
+        actor = lora.add_lora(actor, mesh, config, LORA_RANK, LORA_ALPHA, LORA_TARGETS, SEED)
+        merge = functools.partial(lora.merge, scale=LORA_ALPHA / LORA_RANK)
+    else:
+        reference = copy_of(actor) if BETA else None
+        merge = None
     if REFERENCE_OFFLOAD:
         reference = loss_options.on_memory(reference, "pinned_host")
 
     if ROLLOUT_ENGINE == "vllm":
         from vllm_rollout import VllmRollout  # needs the TPU packages
 
-        rollout_engine = functools.partial(VllmRollout, maxtext_config=config, actor_mesh=mesh)
+        rollout_engine = functools.partial(VllmRollout, maxtext_config=config, actor_mesh=mesh, merge=merge)
         engine_config = vllm_rollout_config(folder, rollout_mesh)
     else:
         rollout_engine = functools.partial(
-            MaxTextRollout, maxtext_config=config, current_step=lambda: cluster.global_steps, seed=SEED
-        )
+            MaxTextRollout, maxtext_config=config, current_step=lambda: cluster.global_steps, seed=SEED,
+            merge=merge,
+        )  # fmt: skip
         rollout_mesh, engine_config = mesh, {}
     role = rl_cluster_lib.Role
     cluster = loss_options.Cluster(
@@ -1644,7 +1666,11 @@ def check_same_constants(old: dict[str, Any]) -> None:
 
 
 def checkpoint_bytes(parameters: int) -> int:
-    """Of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one."""
+    """Of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one.
+
+    Args:
+        parameters: those that are trained; with LoRA, no others are saved.
+    """
     accumulated = bool(TRAIN_MICRO_BATCH_SIZE and TRAIN_MICRO_BATCH_SIZE != BATCH_SIZE)
     return parameters * (3 + accumulated) * jnp.dtype(WEIGHT_DTYPE).itemsize
 
@@ -1705,9 +1731,11 @@ def run(arguments: list[str]) -> None:
     cluster = make_cluster(folder, hf, tokenizer)
     trainer = cluster.actor_trainer
     num_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(trainer.model, nnx.Param)))
-    check_disk(num_parameters, Path(RUN_DIR))
+    num_trained = lora.count_parameters(hf, LORA_RANK, LORA_TARGETS) if LORA_RANK else num_parameters
+    check_disk(num_trained, Path(RUN_DIR))
     print(
-        f"model    {folder}: {num_parameters:,} parameters, {hf.num_hidden_layers} layers, {WEIGHT_DTYPE}\n"
+        f"model    {folder}: {num_parameters:,} parameters, {hf.num_hidden_layers} layers, "
+        f"{WEIGHT_DTYPE}{f', LoRA of rank {LORA_RANK} trains {num_trained:,}' if LORA_RANK else ''}\n"
         f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
         f"step     {BATCH_SIZE} prompts x {NUM_GENERATIONS} answers = "
         f"{BATCH_SIZE * NUM_GENERATIONS} sequences of {MAX_PROMPT_LENGTH} + {TOTAL_GENERATION_STEPS} tokens\n"

@@ -13,7 +13,7 @@ or a resumed run samples differently); log-probs use the sampling temperature (e
 ratio of the first inner update is not 1).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,13 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
+def sample(logits: jax.Array, t: int, key: jax.Array, temperature, greedy: bool, top_p: float, top_k: int):
+    """Token t of each row, from logits [B, 1, V]."""
+    if greedy:
+        return jnp.argmax(logits[:, -1], axis=-1)
+    return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
+
+
 class MaxTextRollout(base_rollout.BaseRollout):
     """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
 
@@ -45,6 +52,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
             `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
         current_step: returns the training step; the sampling key of a step is a function of it.
         seed: sampling seed of the whole run.
+        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         maxtext_config,
         current_step: Callable[[], int],
         seed: int,
+        merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
         self._actor = rollout_actor
         self._tokenizer = tokenizer
@@ -65,6 +74,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         self._config = maxtext_config
         self._current_step = current_step
         self._seed = seed
+        self._merge = jax.jit(merge) if merge else None
         self._last_step, self._calls = None, 0
         with mesh, nn_partitioning.axis_rules(maxtext_config.logical_axis_rules):
             # A second module with the actor's layers and a KV cache, but without weights of its own:
@@ -79,16 +89,28 @@ class MaxTextRollout(base_rollout.BaseRollout):
             )
         self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         self._rest = jax.tree.map(unused_random_state, rest)
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
         self._generate = jax.jit(
-            self._prefill_and_decode,
-            static_argnames=("sampling", "max_tokens"),
-            out_shardings=jax.sharding.NamedSharding(
-                mesh, jax.sharding.PartitionSpec()
-            ),  # whole on every host
+            self._prefill_and_decode, static_argnames=("sampling", "max_tokens"), out_shardings=whole
         )
 
-    def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
-        """Decodes a batch.
+    def _forward(self, params, rest, cache, tokens, positions, mode, segment_ids=None):
+        """Logits [B, 1, V] of the last position, and the KV cache with these tokens in it."""
+        state = jax.tree.map(lambda x: x, self._cache)
+        nnx.replace_by_pure_dict(state, cache)
+        model = nnx.merge(self._graphdef, params, state, rest, copy=True)
+        logits = model(
+            decoder_input_tokens=tokens,
+            decoder_positions=positions,
+            decoder_segment_ids=segment_ids,
+            enable_dropout=False,
+            model_mode=mode,
+        )
+        # a pure dict, not nnx states: only arrays may be carried through `while_loop`
+        return logits[:, -1:], nnx.to_pure_dict(nnx.state(model, nnx.Cache))
+
+    def _prefill(self, params, rest, prompts, key, temperature, sampling, max_tokens):
+        """The prompts into the KV cache, and the first token of each answer.
 
         Args:
             params: the actor's `nnx.Param` state.
@@ -100,52 +122,63 @@ class MaxTextRollout(base_rollout.BaseRollout):
             max_tokens: T, static.
 
         Returns:
-            int32 [B, T]: tokens up to and including end-of-sequence, padding after it.
+            The carry of `_decode_step`: t, cache, token [B], done [B], tokens [B, T], prompt lengths [B].
         """
-        greedy, top_p, top_k = sampling
-        pad_id, eos_id = self.pad_id(), self.eos_id()
-
-        def run(cache, tokens, positions, mode, segment_ids=None):
-            state = jax.tree.map(lambda x: x, self._cache)
-            nnx.replace_by_pure_dict(state, cache)
-            model = nnx.merge(self._graphdef, params, state, rest, copy=True)
-            logits = model(
-                decoder_input_tokens=tokens,
-                decoder_positions=positions,
-                decoder_segment_ids=segment_ids,
-                enable_dropout=False,
-                model_mode=mode,
-            )
-            # a pure dict, not nnx states: only arrays may be carried through `while_loop`
-            return logits[:, -1:], nnx.to_pure_dict(nnx.state(model, nnx.Cache))  # [B, 1, V]
-
-        def sample(logits, t):
-            if greedy:
-                return jnp.argmax(logits[:, -1], axis=-1)
-            return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
-
-        def decode_step(carry):
-            t, cache, token, done, tokens = carry
-            logits, cache = run(cache, token[:, None], lengths[:, None] + t - 1, MODEL_MODE_AUTOREGRESSIVE)
-            token = jnp.where(done, pad_id, sample(logits, t))  # [B]
-            return t + 1, cache, token, done | (token == eos_id), tokens.at[:, t].set(token)
-
+        pad_id = self.pad_id()
         mask = prompts != pad_id  # [B, P]
         lengths = mask.sum(axis=1)  # [B]
         # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [B, P]
         empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._cache))
-        logits, cache = run(empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32))
-        token = sample(logits, 0)
+        logits, cache = self._forward(
+            params, rest, empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32)
+        )
+        token = sample(logits, 0, key, temperature, *sampling)
         # A row of padding alone only fills up the batch: it is done before it starts.
         token = jnp.where(lengths == 0, pad_id, token)
-        done = (token == eos_id) | (lengths == 0)
+        done = (token == self.eos_id()) | (lengths == 0)
         tokens = jnp.full((prompts.shape[0], max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
-        carry = (jnp.int32(1), cache, token.astype(jnp.int32), done, tokens)
-        *_, tokens = jax.lax.while_loop(
-            lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]), decode_step, carry
+        return jnp.int32(1), cache, token.astype(jnp.int32), done, tokens, lengths
+
+    def _decode_step(self, params, rest, key, temperature, sampling, carry):
+        """Token t of each answer that is not done; padding for the others. Arguments as in `_prefill`."""
+        t, cache, token, done, tokens, lengths = carry
+        positions = lengths[:, None] + t - 1  # [B, 1]
+        logits, cache = self._forward(
+            params, rest, cache, token[:, None], positions, MODEL_MODE_AUTOREGRESSIVE
+        )
+        token = jnp.where(done, self.pad_id(), sample(logits, t, key, temperature, *sampling))  # [B]
+        return t + 1, cache, token, done | (token == self.eos_id()), tokens.at[:, t].set(token), lengths
+
+    def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
+        """int32 [B, T]: tokens up to and including end-of-sequence, padding after it. As `_prefill`."""
+        *_, tokens, _ = jax.lax.while_loop(
+            lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
+            lambda carry: self._decode_step(params, rest, key, temperature, sampling, carry),
+            self._prefill(params, rest, prompts, key, temperature, sampling, max_tokens),
         )
         return tokens
+
+    def _weights(self) -> nnx.State:
+        """`nnx.Param` state of the plain model that decodes."""
+        params = nnx.state(self._actor.base, nnx.Param)
+        return self._merge(params) if self._merge else params
+
+    def _encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
+        """int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
+        encoded = [self._tokenizer.encode(p, add_special_tokens=False) for p in prompts]
+        longest = max(len(ids) for ids in encoded)
+        if longest > P:
+            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
+        padded = np.full((len(encoded), P), self.pad_id(), np.int32)
+        for row, ids in zip(padded, encoded, strict=True):
+            row[P - len(ids) :] = ids
+        return padded
+
+    def _fill_up(self, rows: np.ndarray) -> np.ndarray:
+        """At most B rows as B rows, the rest padding: one shape, one compilation."""
+        B = self._config.global_batch_size_to_load
+        return np.pad(rows, ((0, B - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(
         self, prompts: Sequence[str], rollout_config: base_rollout.RolloutConfig, **kwargs
@@ -163,31 +196,19 @@ class MaxTextRollout(base_rollout.BaseRollout):
         Raises:
             ValueError: a prompt is longer than `max_prompt_length` tokens.
         """
-        P = rollout_config.max_prompt_length
-        encoded = [self._tokenizer.encode(p, add_special_tokens=False) for p in prompts]
-        longest = max(len(ids) for ids in encoded)
-        if longest > P:
-            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
-        padded = np.full((len(encoded), P), self.pad_id(), np.int32)
-        for row, ids in zip(padded, encoded, strict=True):
-            row[P - len(ids) :] = ids
-
+        padded = self._encode(prompts, rollout_config.max_prompt_length)
         key = self._key(rollout_config.seed)
         temperature = rollout_config.temperature
         sampling = (temperature == 0.0, rollout_config.top_p, rollout_config.top_k)
         B = self._config.global_batch_size_to_load
-        params = nnx.state(self._actor.base, nnx.Param)
+        params = self._weights()
         chunks = []
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
             for i, start in enumerate(range(0, len(padded), B)):
-                chunk = padded[start : start + B]
-                chunk = np.pad(
-                    chunk, ((0, B - len(chunk)), (0, 0)), constant_values=self.pad_id()
-                )  # one shape, one compilation
                 tokens = self._generate(
                     params,
                     self._rest,
-                    chunk,
+                    self._fill_up(padded[start : start + B]),
                     jax.random.fold_in(key, i),
                     temperature,
                     sampling=sampling,
@@ -204,6 +225,35 @@ class MaxTextRollout(base_rollout.BaseRollout):
             left_padded_prompt_tokens=padded,
             logprobs=None,
         )
+
+    def stream(self, prompt: str, rollout_config: base_rollout.RolloutConfig) -> Iterator[str]:
+        """Yields the completion of one prompt piece by piece, as soon as a token makes one.
+
+        The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
+        """
+        row = self._fill_up(self._encode([prompt], rollout_config.max_prompt_length))
+        key = jax.random.fold_in(self._key(rollout_config.seed), 0)
+        temperature = rollout_config.temperature
+        sampling = (temperature == 0.0, rollout_config.top_p, rollout_config.top_k)
+        params, said = self._weights(), ""
+        with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
+            prefill = jax.jit(self._prefill, static_argnames=("sampling", "max_tokens"))
+            step = jax.jit(self._decode_step, static_argnames="sampling", donate_argnames="carry")
+            carry = prefill(
+                params, self._rest, row, key, temperature, sampling=sampling,
+                max_tokens=rollout_config.max_tokens_to_generate,
+            )  # fmt: skip
+            while True:
+                t, _, _, done, tokens, _ = carry
+                # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
+                text = self._tokenizer.decode(np.asarray(tokens[0, :t]).tolist(), skip_special_tokens=True)
+                over = bool(done[0]) or t == tokens.shape[1]
+                if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
+                    yield text[len(said) :]
+                    said = text
+                if over:
+                    return
+                carry = step(params, self._rest, key, temperature, sampling=sampling, carry=carry)
 
     def _key(self, seed: jax.Array | None) -> jax.Array:
         if seed is not None:

@@ -301,6 +301,10 @@ def check(
         One row of COLUMNS for each program, and the verdict, a line for each thing to know.
     """
     demo.configure([f"MODEL={dry_run.LLAMA_3_1_8B}", *arguments])
+    if demo.LORA_RANK:
+        raise demo.UserError(
+            f"LORA_RANK={demo.LORA_RANK}: the fit check compiles full training; leave it out"
+        )
     is_default = demo.MODEL == dry_run.LLAMA_3_1_8B  # its sizes are public: no network, no licence needed
     hf = dry_run.llama_3_1_8b_config() if is_default else dry_run.plan_model(demo.MODEL)[1]
     chips = topology_devices(topology)

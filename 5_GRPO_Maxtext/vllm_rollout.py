@@ -11,6 +11,7 @@ generated last); a weight that the map does not reach is an error.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 from flax import nnx
@@ -31,6 +32,8 @@ class VllmRollout(vllm_rollout.VllmRollout):
         rollout_config: Tunix's `RolloutConfig` of the training rollouts.
         maxtext_config: the actor's MaxText config.
         actor_mesh: devices that train.
+        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices: the engine's
+            Llama has none. A whole copy of the weights lives while they are sent.
     """
 
     def __init__(
@@ -42,16 +45,21 @@ class VllmRollout(vllm_rollout.VllmRollout):
         *,
         maxtext_config,
         actor_mesh: jax.sharding.Mesh,
+        merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
         self._actor = rollout_actor
         self._actor_mesh = actor_mesh
         self._rules = maxtext_config.logical_axis_rules
         self._temperature = rollout_config.temperature
+        self._merge = jax.jit(merge) if merge else None
         mapping = engine_mapping(rollout_actor, get_padded_head_dim(maxtext_config.head_dim))
+        mapping = dataclasses.replace(mapping, preprocess_src_state=self._merge)
         config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
         super().__init__(rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config)
         parameters = self._sampler.transformer_state.filter(nnx.Param)  # without the engine's random keys
-        check_mapping(mapping.to_hf_mappings, nnx.state(rollout_actor, nnx.Param), parameters)
+        weights = nnx.state(rollout_actor, nnx.Param)
+        weights = nnx.eval_shape(merge, weights) if merge else weights
+        check_mapping(mapping.to_hf_mappings, weights, parameters)
 
     def generate(
         self, prompts: list[str], rollout_config: base_rollout.RolloutConfig, **kwargs
@@ -65,6 +73,10 @@ class VllmRollout(vllm_rollout.VllmRollout):
         output = super().generate(prompts, rollout_config, **kwargs)
         text = [self._sampler.tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
         return dataclasses.replace(output, text=text)
+
+    def update_params(self, params: nnx.State, filter_types: tuple | None = None) -> None:
+        """Sends the engine new weights; with LoRA the actor's own, since Tunix passes A and B alone."""
+        super().update_params(nnx.state(self._actor, nnx.Param) if self._merge else params, filter_types)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """Log-probs [B, T] of the completions under the trainer's weights, at the sampling temperature."""

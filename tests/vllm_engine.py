@@ -6,6 +6,7 @@ its heads of 24 are padded to 128, as the engine does with any width it has no k
 
 import vllm_cpu_shim  # isort: skip  (before JAX)
 
+import functools
 import json
 import os
 import subprocess
@@ -32,8 +33,8 @@ TOLERANCE = 1e-4  # of a log-prob: float32, two programs that sum in another ord
 class Session:
     """A cluster with its engine, and the questions it is asked."""
 
-    def __init__(self, run_dir):
-        demo.configure([*SETTINGS, f"RUN_DIR={run_dir}"])
+    def __init__(self, run_dir, *settings):
+        demo.configure([*SETTINGS, f"RUN_DIR={run_dir}", *settings])
         folder, hf = demo.load_hf_config(demo.MODEL)
         self.tokenizer = demo.load_tokenizer(folder)
         questions, _ = demo.read_questions("tiny_gsm8k", "test")
@@ -53,6 +54,7 @@ class Session:
             cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[demo.rl_cluster_lib.Role.ACTOR],
             demo.RolloutConfig(**demo.generation_config("greedy")),
             maxtext_config=self.config, current_step=lambda: 0, seed=0,
+            merge=functools.partial(demo.lora.merge, scale=demo.LORA_ALPHA / (demo.LORA_RANK or 1)),
         )  # fmt: skip
         return self.ask(rollout, "greedy")
 
@@ -138,6 +140,23 @@ def test_a_resumed_run_generates_with_the_restored_weights(trained, run_dir):
     resumed = Session(run_dir)
     assert resumed.cluster.actor_trainer.train_steps == 2
     assert resumed.ask(resumed.cluster.rollout, "greedy").text == trained.after[0].text
+
+
+def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
+    """Before training (Tunix hands over everything), after it (A and B alone), and in a resumed run."""
+    settings = ["LORA_RANK=4", "LEARNING_RATE=0.03"]
+    session = Session(tmp_path, *settings)
+    before = session.ask(session.cluster.rollout, "greedy")
+    assert before.text == session.by_rollout_py().text
+    demo.train(session.cluster, session.rows)
+    after = session.ask(session.cluster.rollout, "greedy")
+    assert after.text == session.by_rollout_py().text
+    assert sum(a != b for a, b in zip(before.text, after.text, strict=True)) >= 5  # of 64
+    sample = session.ask(session.cluster.rollout, "train")
+    assert largest_difference(sample.logprobs, session.trainer_logps(sample)) < TOLERANCE
+    resumed = Session(tmp_path, *settings)
+    assert resumed.cluster.actor_trainer.train_steps == 2
+    assert resumed.ask(resumed.cluster.rollout, "greedy").text == after.text
 
 
 def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):

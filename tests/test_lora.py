@@ -1,0 +1,248 @@
+"""LoRA: frozen weights, two matrices beside each, merged where something else has to read the model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import convert_checkpoint as convert
+import grpo_llama3_1_8b_demo as demo
+import inference
+import jax
+import jax.numpy as jnp
+import lora
+import numpy as np
+import pytest
+from flax import nnx
+from test_guards import load_weights
+
+ALL = ",".join(lora.TARGETS)
+RANK, ALPHA = 4, 12.0
+RUN = ["LORA_RANK=4", "LORA_ALPHA=12.0", "NUM_BATCHES=4", "BATCH_SIZE=2", "NUM_GENERATIONS=4",
+       "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "LEARNING_RATE=0.02", "SEED=3"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def defaults():
+    yield
+    demo.configure([])
+
+
+def load(folder="tiny_llama", rows=4):
+    folder, hf = demo.load_hf_config(str(folder))
+    config = demo.to_maxtext_config(hf, rows, demo.MAX_PROMPT_LENGTH, demo.TOTAL_GENERATION_STEPS)
+    return *demo.load_llama(folder, hf, config, pad_id=0), config, hf
+
+
+def logits(adapter, mesh):
+    """[4, 20, V], of random tokens."""
+    tokens = jnp.array(np.random.default_rng(0).integers(4, 70, (4, 20)), jnp.int32)
+    with mesh:
+        return np.asarray(adapter(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])
+
+
+def flat(model, kind=nnx.Param):
+    return dict(nnx.to_flat_state(nnx.state(model, kind)))
+
+
+def fill_b(adapter):
+    for i, (path, matrix) in enumerate(flat(adapter, nnx.LoRAParam).items()):
+        if path[-1].endswith("_b"):
+            noise = np.random.default_rng(i).normal(size=matrix.shape)
+            matrix.set_value(jnp.asarray(0.02 * noise, matrix.dtype))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_layers):
+    demo.configure([f"SCAN_LAYERS={scan_layers}"])
+    base, mesh, config, hf = load()
+    adapted = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
+    expected = logits(base, mesh)
+    np.testing.assert_array_equal(logits(adapted, mesh), expected)  # B is 0: to the bit
+
+    matrices, weights = flat(adapted, nnx.LoRAParam), flat(base)
+    assert len(matrices) == 2 * 7 * (1 if scan_layers else 3)
+    assert sum(m.size for m in matrices.values()) == lora.count_parameters(hf, RANK, ALL)
+    for path, weight in weights.items():
+        assert flat(adapted)[path].get_value() is weight.get_value()  # no copy
+    if scan_layers:
+        a = matrices["base", "decoder", "layers", "mlp", "wi_0", "kernel_lora_a"][...].transpose(1, 0, 2)
+    else:
+        a = [
+            matrices["base", "decoder", f"layers_{i}", "mlp", "wi_0", "kernel_lora_a"][...] for i in range(3)
+        ]
+    assert all(np.abs(a[i] - a[j]).max() > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
+
+    fill_b(adapted)
+    changed = logits(adapted, mesh)  # qwix: x W + scale (x A) B
+    assert np.abs(changed - expected).max() > 1
+    plain = demo.copy_of(base)
+    nnx.update(plain, lora.merge(nnx.state(adapted, nnx.Param), ALPHA / RANK))  # x (W + scale A B)
+    # float32 in another order, after three layers: 5e-5 seen of logits of size 10
+    np.testing.assert_allclose(logits(plain, mesh), changed, atol=1e-3)
+    np.testing.assert_array_equal(logits(base, mesh), expected)
+
+
+def test_only_the_named_weights_get_matrices():
+    demo.configure([])
+    base, mesh, config, hf = load()
+    adapted = lora.add_lora(base, mesh, config, 2, 1.0, "q_proj, o_proj", seed=0)
+    paths = {path[-3:-1] for path in flat(adapted, nnx.LoRAParam)}
+    assert paths == {("self_attention", "query"), ("self_attention", "out")}
+    # 3 layers x rank 2 x (96 + 96) x 2 weights, by hand
+    assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 5), (6, 3, 2, 5), (2, 3, 5, 4)])
+def test_product_is_a_plain_sum_over_the_rank(shape):
+    layers = shape[1:2] if len(shape) == 4 else ()
+    sizes = (shape[0], *shape[2:]) if layers else shape
+    inputs = 2 if shape == (2, 3, 5, 4) else 1  # the output projection: [heads, layer, head_dim, embed]
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(int(np.prod(sizes[:inputs])), *layers, 2))
+    b = rng.normal(size=(2, *layers, int(np.prod(sizes[inputs:]))))
+    expected = np.zeros(shape)
+    for layer in range(layers[0] if layers else 1):
+        at = (slice(None), layer) if layers else (slice(None),)
+        for r in range(2):
+            expected[at] += 3 * np.outer(a[at][:, r], b[r][layer] if layers else b[r]).reshape(sizes)
+    # float64 in another order
+    np.testing.assert_allclose(lora.product(a, b, shape, 3.0), expected, rtol=1e-12, atol=1e-12)
+
+
+def start(run_dir, rows):
+    """The run's cluster, trained to the end."""
+    demo.open_run_dir(demo.configure([*RUN, f"RUN_DIR={run_dir}"]))
+    folder, hf = demo.load_hf_config("tiny_llama")
+    cluster = demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
+    demo.train(cluster, rows)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("lora") / "run"
+    demo.configure([])
+    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
+    lines = (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:16]
+    demo.RUN_DIR = str(run_dir)
+    rows = demo.make_prompts(
+        tokenizer,
+        [
+            {"question": r["question"], "answer": r["answer"].split("#### ")[1], "line": "1"}
+            for r in map(json.loads, lines)
+        ],
+        "test",
+    )
+    cluster = start(run_dir, rows)
+    config = demo.RolloutConfig(**demo.generation_config("greedy"))
+    greedy = cluster.rollout.generate([row["prompts"] for row in rows], config).text
+    return cluster, run_dir, rows, greedy
+
+
+def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
+    cluster, run_dir, *_ = trained
+    demo.configure([])
+    shipped = flat(load()[0])
+    _, state = cluster.inference_worker._model_states["reference"]  # what the reference's log-probs come from
+    reference = {p: v for p, v in nnx.to_flat_state(state) if isinstance(v, nnx.Param)}
+    actor = flat(cluster.actor_trainer.model)
+    assert shipped.keys() == reference.keys()
+    for path, weight in shipped.items():
+        np.testing.assert_array_equal(weight[...], actor[path][...])
+        # after four steps still one buffer for both: no second copy
+        pointers = {m[path].get_value().unsafe_buffer_pointer() for m in (reference, actor)}
+        assert len(pointers) == 1
+    for path in actor.keys() - shipped.keys():
+        assert path[-1].endswith("_b") <= (np.abs(actor[path][...]).max() > 0)
+    saved = load_weights(run_dir, 4)
+    weights = [name for name in saved if name.startswith("model_params")]
+    assert len(weights) == 42 and all("_lora_" in name for name in weights)
+    moments = [v.size for name, v in saved.items() if name.startswith("optimizer_state")]
+    assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20  # two moments, a few counters
+
+
+def test_resumed_it_ends_with_the_very_same_matrices(trained, tmp_path):
+    _, run_dir, rows, greedy = trained
+    resumed = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(resumed / "checkpoints" / "actor" / "4")
+    cluster = start(resumed, rows)
+    whole, broken = load_weights(run_dir, 4), load_weights(resumed, 4)
+    assert whole.keys() == broken.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, broken[name], err_msg=name)
+    config = demo.RolloutConfig(**demo.generation_config("greedy"))
+    assert cluster.rollout.generate([row["prompts"] for row in rows], config).text == greedy
+
+
+def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
+    cluster, run_dir, rows, greedy = trained
+    monkeypatch.chdir(tmp_path)
+    convert.run([f"SOURCE={run_dir}", "TARGET=merged"])
+    demo.configure([])
+    exported, mesh, config, _ = load("merged", rows=16)
+    adapted = logits(cluster.actor_trainer.model, mesh)
+    # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
+    np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
+    assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
+    tokenizer = demo.load_tokenizer(tmp_path / "merged")
+    rollout = demo.MaxTextRollout(
+        exported, inference.TokenizerAdapter(tokenizer), mesh, demo.RolloutConfig(),
+        maxtext_config=config, current_step=lambda: 0, seed=0,
+    )  # fmt: skip
+    settings = demo.RolloutConfig(**demo.generation_config("greedy"))
+    assert rollout.generate([row["prompts"] for row in rows], settings).text == greedy
+    base = json.loads((demo.HERE / "tiny_llama" / "config.json").read_text())
+    assert json.loads(Path("merged/config.json").read_text())["hidden_size"] == base["hidden_size"]
+
+
+def test_an_export_without_the_runs_constants_or_of_another_model_is_refused(trained, tmp_path, monkeypatch):
+    _, run_dir, *_ = trained
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run_dir / "checkpoints", "checkpoints")
+    with pytest.raises(demo.UserError, match=r"SOURCE=checkpoints: holds LoRA matrices and no constants"):
+        convert.run(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
+    other = Path(__file__).parent / "golden" / "llama31_rope"
+    with pytest.raises(demo.UserError, match=r"does not fit it; give the MODEL that was trained"):
+        convert.run([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])
+    assert not Path("merged").exists()
+
+
+def test_inference_answers_with_the_adapted_weights(trained, capsys):
+    _, run_dir, rows, greedy = trained
+    i = next(i for i, text in enumerate(greedy) if text)
+    inference.run([f"CHECKPOINT={run_dir}", rows[i]["question"]])
+    first, *said = capsys.readouterr().out.splitlines()
+    assert "actor/4 (LoRA of rank 4), trained from tiny_llama" in first
+    assert "\n".join(said) == greedy[i]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("LORA_RANK=-1", ["LORA_RANK=-1", "0 or more"]),
+        ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "above 0"]),
+        ("LORA_TARGETS=q_proj,query", ["LORA_TARGETS=q_proj,query", "v_proj"]),
+        ("LORA_TARGETS=q_proj,q_proj", ["LORA_TARGETS=q_proj,q_proj", "once"]),
+        ("LORA_TARGETS=", ["LORA_TARGETS=", "q_proj"]),
+    ],
+)
+def test_a_bad_constant_is_named_with_its_remedy(argument, words):
+    with pytest.raises(demo.UserError) as error:
+        demo.configure([argument])
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_checkpoints_are_as_large_as_what_is_trained(trained):
+    _, run_dir, *_ = trained
+    demo.configure([*RUN])
+    saved = load_weights(run_dir, 4)
+    counted = lora.count_parameters(demo.load_hf_config("tiny_llama")[1], RANK, ALL)
+    size = sum(v.nbytes for v in saved.values() if v.size > 1)
+    assert demo.checkpoint_bytes(counted) == size == 3 * 4 * counted
+
+
+def test_rank_zero_leaves_tunix_to_train_everything():
+    demo.configure([])
+    assert demo.LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))
