@@ -321,8 +321,8 @@ def check_constants() -> None:
         lora.parse_targets(LORA_TARGETS)
     if LORA_RANK and REFERENCE_OFFLOAD:
         raise UserError(
-            f"REFERENCE_OFFLOAD=True: with LORA_RANK={LORA_RANK} the reference is the base that trains, there "
-            "is no second copy to move; set it to False"
+            f"REFERENCE_OFFLOAD=True: with LORA_RANK={LORA_RANK} the reference is the base itself, with no "
+            "second copy to move; set it to False"
         )
     if EVAL_CONFIG not in GENERATION_CONFIGS:
         raise UserError(f"EVAL_CONFIG={EVAL_CONFIG}: one of {', '.join(GENERATION_CONFIGS)}")

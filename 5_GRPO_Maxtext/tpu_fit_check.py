@@ -315,7 +315,7 @@ def check(
         hardware="tpu", compile_topology=topology, compile_topology_num_slices=1,
     )  # fmt: skip
     actor, optimizer = (another(x) for x in (programs.trainer.model, programs.trainer.optimizer))
-    reference = actor if dry_run.has_reference() else ()
+    reference = actor if dry_run.weight_copies() > 1 else ()
     critic = (actor, optimizer) if algorithm == "PPO" else ()
     beside = {  # what lies on the same chips and the program does not name
         "step": (reference, critic),
