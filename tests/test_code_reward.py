@@ -36,6 +36,15 @@ def works(kind):
 KINDS = [kind for kind in code_sandbox.SENTENCES if works(kind)]
 WALLS = [kind for kind in KINDS if kind != "limits"]
 
+
+def refused(kind):
+    """Where nothing protects (kind None), the one thing to see is that no answer is run."""
+    if kind is None:
+        with pytest.raises(ValueError, match="Remedy"):
+            compute_score("x = 1", "assert x == 1")
+    return kind is None
+
+
 SECRET = f"7777{secrets.randbelow(10**8):08d}"  # nobody can guess it, and a program knows it when it sees it
 CALLS = f"assert secret(3) == {SECRET}\nassert secret(4) == {SECRET}"
 OUTPUT = json.dumps([{"input": "3\n", "output": SECRET}])
@@ -487,12 +496,16 @@ def outcomes():
 
 
 NAMES = [*CHEATS, *SEARCHES, *BREAKS]
-TRIED = [(kind, name) for kind in KINDS for name in NAMES]
-TRIED = [(k, n) for k, n in TRIED if k in WALLS or not (n in SEARCHES or (n in BREAKS and not BREAKS[n][1]))]
+TRIED = [(kind, name) for kind in KINDS or [None] for name in NAMES]
+TRIED = [
+    (k, n) for k, n in TRIED if k != "limits" or not (n in SEARCHES or (n in BREAKS and not BREAKS[n][1]))
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), TRIED)
 def test_a_cheat_neither_scores_nor_outlives_its_limit(kind, name, outcomes):
+    if refused(kind):
+        return
     score, seconds = outcomes[kind, name]
     assert score == 0.0
     assert (
@@ -521,7 +534,7 @@ def test_without_walls_a_search_does_find_the_answer(name, tmp_path):
 
 # ---------------------------------------------------------------- what needs tests or limits of its own
 
-walled = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", KINDS or [None])
 
 
 @pytest.fixture
@@ -565,24 +578,30 @@ WEAK = {
 }
 
 
-@walled
+@every_kind
 @pytest.mark.parametrize("name", WEAK)
 def test_tests_are_not_led_astray(kind, name, under, monkeypatch):
+    if refused(kind):
+        return
     under(kind)
     monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
     program, tests = WEAK[name]
     assert compute_score(program, tests) == 0.0
 
 
-@walled
+@every_kind
 def test_processor_time_is_limited_by_itself(kind, under, monkeypatch):
+    if refused(kind):
+        return
     under(kind)
     monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
     assert compute_score(BREAKS["busy loop"][0].replace("{SECRET}", SECRET), OUTPUT) == 0.0
 
 
-@walled
+@every_kind
 def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
+    if refused(kind):
+        return
     under(kind)
     monkeypatch.setattr(code_reward, "ANSWER_SECONDS", 1.5)
     start = time.monotonic()
@@ -590,8 +609,10 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
     assert time.monotonic() - start < 6
 
 
-@walled
+@every_kind
 def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, under, monkeypatch):
+    if refused(kind):
+        return
     under(kind)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     program = "import os\nprint(os.listdir(), 'HF_TOKEN' in os.environ)\nopen('x', 'w').close()"
@@ -772,9 +793,22 @@ HONEST = {
 }
 
 
-@walled
-@pytest.mark.parametrize("name", HONEST)
+# All of them under the best protection; under the others those that need most of it.
+NEEDY = ["a class", "much input", "threads and asyncio", "the standard library", "deep recursion"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in KINDS or [None]
+        for name in HONEST
+        if kind in [*KINDS, None][:1] or name in NEEDY
+    ],
+)
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
+    if refused(kind):
+        return
     under(kind)
     monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
     if kind == "limits" and name.startswith("threads") and os.geteuid():
@@ -816,8 +850,10 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     assert "\n" not in str(error.value)
 
 
-@walled
+@every_kind
 def test_a_test_that_hands_over_a_function_is_an_error_not_a_zero(kind, under):
+    if refused(kind):
+        return
     under(kind)
     with pytest.raises(ValueError, match="hands a value of type function"):
         compute_score("def f(g):\n    return g(1)", "assert f(lambda x: x) == 1")
@@ -829,8 +865,10 @@ def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
     assert (names, modules) == (["Stack"], ["re"])
 
 
-@walled
+@every_kind
 def test_a_stale_result_is_not_tested_again(kind, under):
+    if refused(kind):
+        return
     under(kind)
     tests = "x = f(1)\nassert x == 1\nx = f(2)\nassert x == 1"
     assert compute_score("def f(x):\n    return {1: 1}[x]", tests) == 0.5
