@@ -19,6 +19,7 @@ model (the rewards are four functions in reward_func.py), no replay (samples are
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k
 """
 
+import contextlib
 import csv
 import difflib
 import errno
@@ -62,10 +63,13 @@ from maxtext.utils import model_creation_utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import binomtest
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 from tunix.rl import rl_cluster as rl_cluster_lib
 from tunix.rl.rollout.base_rollout import RolloutConfig
-from tunix.sft import hooks, metrics_logger
+from tunix.sft import hooks
 from yaml import YAMLError
 
 sys.path.insert(0, str(HERE))  # so that the files beside this one import from anywhere
@@ -892,6 +896,35 @@ class TrainingLog(hooks.TrainingHooks):
     def on_eval_step_end(self, trainer, eval_loss): ...
 
 
+@contextlib.contextmanager
+def tensorboard_log(folder: Path):
+    """Writes every scalar that Tunix reports to `folder`, while the block runs.
+
+    Not with Tunix's own writer: that is a thread, which a full disk ends without a word, and a dozen scalars
+    later the training waits for it for ever. Here the disk's error reaches the thread that trains.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    events = EventsWriter(str(folder / "events"))
+    flushed = time.monotonic()
+
+    def write(name: str, value: float, step: int | None = None, **columns) -> None:
+        nonlocal flushed
+        if step is None:
+            return  # jax reports figures of its own
+        scalar = summary.scalar(name, np.asarray(value))
+        events.write_event(Event(step=int(step), wall_time=time.time(), summary=scalar))
+        if time.monotonic() > flushed + 10:
+            events.flush()
+            flushed = time.monotonic()
+
+    jax.monitoring.register_scalar_listener(write)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_scalar_listener(write)
+        events.close()
+
+
 def make_optimizer() -> optax.GradientTransformation:
     """AdamW behind a gradient-norm clip; an update that is not finite is skipped, not applied."""
     updates = num_steps() * NUM_ITERATIONS
@@ -962,9 +995,6 @@ def make_training_config() -> rl_cluster_lib.RLTrainingConfig:
                 SAVE_INTERVAL_STEPS * NUM_ITERATIONS
             ),
             max_to_keep=MAX_TO_KEEP,
-        ),
-        metrics_logging_options=metrics_logger.MetricsLoggerOptions(
-            log_dir=str(Path(RUN_DIR) / "tensorboard"), flush_every_n_steps=20
         ),
         data_sharding_axis=("fsdp",),
     )
@@ -1227,7 +1257,8 @@ def train(cluster: rl_cluster_lib.RLCluster, rows: list[dict[str, str]]) -> list
 
     old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        learner.train(batches())
+        with tensorboard_log(Path(RUN_DIR) / "tensorboard"):
+            learner.train(batches())
     except Exception as error:
         trainer.checkpoint_manager.close()  # lets a save that is under way finish
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:

@@ -206,6 +206,14 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
+    # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full disk
+    with pytest.raises(OSError, match="No space left"), demo.tensorboard_log(small_disk / "tensorboard"):
+        (small_disk / "ballast").write_bytes(bytes(demo.shutil.disk_usage(small_disk).free))
+        for step in range(10_000):
+            demo.jax.monitoring.record_scalar("actor/train/loss", 0.5, step=step)
+
+
 def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(small_disk):
     (small_disk / "ballast").write_bytes(bytes(12_000_000))
     with pytest.raises(demo.UserError, match=r"MAX_TO_KEEP=4: the checkpoints need 0.02 GiB"):

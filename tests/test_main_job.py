@@ -1,5 +1,6 @@
 """The whole script, as a user runs it: to the end, stopped, killed and resumed."""
 
+import csv
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import grpo_llama3_1_8b_demo as demo
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_guards import load_weights
 
 SCRIPT = demo.HERE / "grpo_llama3_1_8b_demo.py"
@@ -111,7 +113,12 @@ def test_it_learns_and_leaves_a_report(tmp_path):
     report = (tmp_path / "run" / "report.md").read_text()
     assert f"{after['answer_accuracy']:.1%}" in report and "wrong before" in report
     assert (tmp_path / "run" / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    curves = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    curves.Reload()
+    losses = {event.step: event.value for event in curves.Scalars("actor/train/loss")}
+    with open(tmp_path / "run" / "train_log.csv", newline="") as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert list(losses.values()) == pytest.approx(logged, rel=1e-6)  # float32 and back
     assert (
         finish(tmp_path, "NUM_BATCHES=50", "NUM_TEST_QUESTIONS=256", "SEED=3", "RUN_DIR=run").count(
             "going on"
