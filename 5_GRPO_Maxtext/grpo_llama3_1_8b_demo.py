@@ -146,10 +146,8 @@ ZERO_VARIANCE_GROUPS = "keep"  # "skip": no loss, no KL; "refill": ask other que
 MAX_REFILLS = 4  # batches of other questions a step may ask; each costs a step's generation
 TARGET_KL = 0.0  # BETA is steered, step by step, to keep the KL here (arXiv 1909.08593); 0: BETA stays
 TEMPERATURE_END = 0.0  # TEMPERATURE goes there in a straight line, over all steps; 0: it stays
-ADVANTAGE_CLIP = (
-    0.0  # largest |advantage|, 0: off. Bounds one lucky answer's pull; also flattens real differences
-)
-LOGITS_CLIP = 0.0  # largest |logit|, 0: off. Saves an overflow from NaN; a clipped logit has no gradient
+ADVANTAGE_CLIP = 0.0  # largest size of an advantage, 0: off. Bounds a lucky answer's pull, and a deserved one
+LOGITS_CLIP = 0.0  # largest size of a logit, 0: off. Saves an overflow from NaN; what is clipped cannot learn
 REFERENCE_OFFLOAD = False  # True: the frozen model waits in the host's memory; costs a transfer each step
 NUM_BATCHES = Pair(200, 3_738)  # steps an epoch
 NUM_EPOCHS = 1  # passes of NUM_BATCHES steps
