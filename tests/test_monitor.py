@@ -254,9 +254,10 @@ def run_on_8(run, tmp_path_factory):
 def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
     rows = health.read_log(run_on_8 / "train_log.csv")
     assert_same_curves(rows, run["rows"])
-    held = [rows[-1][f"memory_device_{i}_gib"] for i in range(8)]
-    # weights, reference and moments are cut in eight; a few small arrays are whole on the first
-    assert max(held) < run["rows"][-1]["memory_device_0_gib"] / 7
+    # Weights, reference and moments are cut in eight; a few small arrays are whole on the first device. Only
+    # later may a checkpoint that is being written hold copies of its own.
+    held = [rows[0][f"memory_device_{i}_gib"] for i in range(8)]
+    assert max(held) < run["rows"][0]["memory_device_0_gib"] / 7
     assert np.ptp(held) < 0.01 * max(held)
 
 
@@ -303,6 +304,7 @@ def test_two_hosts_train_as_one(run, tmp_path):
     assert not (tmp_path / "run" / "host_1" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_host_alone_says_what_is_missing(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
     done = subprocess.run(
