@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import grpo_llama3_1_8b_demo as demo
 import health
@@ -199,6 +200,19 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
     assert read[0]["memory_device_1_gib"] == 0.5 and np.isnan(read[2]["memory_device_1_gib"])
     assert [p.name for p in tmp_path.iterdir()] == ["train_log.csv"]
+
+
+def test_what_is_scheduled_has_a_column(tmp_path):
+    """Metrics named schedule/..., as a schedule of the loss reports them, beside those of a real step."""
+    demo.configure([])
+    log = demo.TrainingLog(tmp_path / "train_log.csv", 0, [])
+    names = ("rewards/score/mean", "groups/reward_std", "answers/correct", "answers/format_ok", "rewards/sum",
+             "groups/zero_variance", "completions/mean_length", "groups/distinct", "completions/cut_off",
+             "schedule/beta", "schedule/temperature")  # fmt: skip
+    metrics = {name: ([float(i)], np.mean) for i, name in enumerate(names)}
+    log.on_rollout_metrics(SimpleNamespace(metrics=metrics, global_steps=0))
+    log.close()
+    assert (log.rows[1]["beta"], log.rows[1]["temperature"]) == (9.0, 10.0)
 
 
 def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
