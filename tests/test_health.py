@@ -30,8 +30,9 @@ SHOWN = {  # what the line has to say: the cause, and the constants to turn
 def log(name):
     folder = make_health_logs.FOLDER
     rows = health.read_log(folder / f"{name}.csv")
-    assert len(rows) >= 20
-    return rows, json.loads((folder / f"{name}.json").read_text())
+    constants = json.loads((folder / f"{name}.json").read_text())
+    assert len(rows) == constants["NUM_BATCHES"]
+    return rows, constants
 
 
 def kinds(rows, constants):
