@@ -974,7 +974,7 @@ def group_metrics(prompts, completions, advantages, rewards, **columns):
 class TrainingLog(hooks.TrainingHooks):
     """Progress bar, one CSV row a step, health lines, and the guard against a loss that is not a number."""
 
-    # Then, in the order in which they turn up: `reward_<function>`, what is scheduled, `memory_...`.
+    # Then, in the order in which they turn up: `reward_<function>`, `memory_...`.
     COLUMNS = ("step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length",
                "kl", "entropy", "clip_fraction", "loss", "grad_norm", "seconds",
                "distinct", "cut_off", "tokens_per_second", "beta", "temperature")  # fmt: skip
@@ -1033,7 +1033,6 @@ class TrainingLog(hooks.TrainingHooks):
             beta=mean["schedule/beta"],
             temperature=mean["schedule/temperature"],
             **{f"reward_{name}": mean[f"rewards/{name}"] for name in self._reward_names},
-            **{n.removeprefix("schedule/"): v for n, v in mean.items() if n.startswith("schedule/")},
             **monitor.memory_gib(),
         )
         self._started = now
