@@ -8,11 +8,13 @@ from pathlib import Path
 
 import grain
 import grpo_llama3_1_8b_demo as demo
+import jax
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 import questions
+from jax.experimental.compilation_cache import compilation_cache
 
 EXAMPLES = demo.HERE / "examples"
 ROWS = [
@@ -333,6 +335,15 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded():
         demo.configure(["REWARDS=mark_reward,match_format_exactly"])
 
 
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory):
+    """The three runs are one program: compiled for the first, read from the disk by the others."""
+    compilation_cache.set_cache_dir(str(tmp_path_factory.mktemp("programs")))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
 SHORT = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_TEST_QUESTIONS=16", "RUN_DIR=run"]
 
 
@@ -341,7 +352,7 @@ def run(*arguments):
     return json.loads(Path("run/result.json").read_text()), Path("run/report.md").read_text()
 
 
-def test_own_data_with_an_own_reward_file_runs_to_the_end():
+def test_own_data_with_an_own_reward_file_runs_to_the_end(compile_cache):
     shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
     result, report = run(
         "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,few_tokens"
@@ -353,7 +364,7 @@ def test_own_data_with_an_own_reward_file_runs_to_the_end():
     assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
 
 
-def test_two_data_sets_run_to_the_end_and_the_report_is_split():
+def test_two_data_sets_run_to_the_end_and_the_report_is_split(compile_cache):
     result, report = run(
         "DATASET=examples/one_step:0.3,examples/two_step:0.7", "REWARDS=compute_score,match_format_exactly"
     )
@@ -364,7 +375,7 @@ def test_two_data_sets_run_to_the_end_and_the_report_is_split():
     assert "| data_source | questions | answers right | format right |" in report
 
 
-def test_think_tags_run_to_the_end(monkeypatch):
+def test_think_tags_run_to_the_end(compile_cache, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples
 
