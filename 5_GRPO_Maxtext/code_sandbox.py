@@ -5,7 +5,7 @@ r"""Runs Python text that nobody has read where it can do little harm: standard 
 | protection   | who builds the walls              | needs                                                   |
 |--------------|-----------------------------------|---------------------------------------------------------|
 | `bubblewrap` | `bwrap`                           | Linux, `bwrap` on the PATH                              |
-| `namespaces` | this file, by the same means      | Linux 5.12, user namespaces allowed (or true root)      |
+| `namespaces` | `code_warden.py`, the same way    | Linux 5.12, user namespaces allowed (or true root)      |
 | `limits`     | nobody: the limits below are all  | any Unix; only if you ask for it, see PROTECTION        |
 
 Behind the walls there is no network, no other process in sight, no /proc, and no file but Python's and the C
@@ -42,11 +42,11 @@ import code_warden
 # An environment variable, since it says something about the machine, not about the run.
 PROTECTION = os.environ.get("CODE_PROTECTION", "auto")
 
-WALL_SECONDS = 10.0  # from the start to the end of one program, its start (0.05 s) included
+WALL_SECONDS = 10.0  # from the start to the end of one program, its start (0.1 s) included
 CPU_SECONDS = 5  # of one process, whole seconds: the kernel counts no finer
 MEMORY_BYTES = 512 << 20  # address space of one process; Python itself takes 20 MiB of it
 PROCESSES = (
-    8  # and threads; as a user who is not root, under `limits`, all your processes count: none can be made
+    8  # and threads. Under `limits` all of your user's count, so unless you are root it can start none
 )
 DISK_BYTES = 16 << 20  # the whole folder; under `limits` each file
 OPEN_FILES = 64
@@ -56,7 +56,7 @@ _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # 
 
 # Imported, not run as a file: a module is compiled only once.
 _WARDEN = (
-    "import sys; sys.path.append({folder!r}); import code_warden; sys.exit(code_warden.guard({settings!r}))"
+    "import sys; sys.path.append({folder!r}); from code_warden import guard; sys.exit(guard({settings!r}))"
 )
 
 # ---------------------------------------------------------------- starting, reading, ending

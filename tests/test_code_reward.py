@@ -269,9 +269,9 @@ os._exit(0)
 """,
         True,
     ),
-    "memory": ("x = bytearray(2 << 30)\nprint({SECRET})", True),
+    "memory": ("x = bytearray(1 << 28)\nprint({SECRET})", True),
     "memory, piece by piece": (
-        "x = []\nfor _ in range(200):\n    x.append(bytearray(10 << 20))\nprint({SECRET})",
+        "x = []\nfor _ in range(26):\n    x.append(bytearray(10 << 20))\nprint({SECRET})",
         True,
     ),
     "memory after raising the limit": (
@@ -281,7 +281,7 @@ try:
     resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 except (ValueError, OSError):
     pass
-x = bytearray(2 << 30)
+x = bytearray(1 << 28)
 print({SECRET})
 """,
         True,
@@ -326,7 +326,7 @@ print({SECRET})
     ),
     "sleep": ("import time\ntime.sleep(30)\nprint({SECRET})", True),
     "prints without end": ("while True:\n    print({SECRET} * 9)", True),
-    "much before the answer": ("print(('\\n' * 2000000) + '{SECRET}')", True),
+    "much before the answer": ("print('{SECRET}' + '\\n' * 2000000)", True),
     "errors without end": ("import sys\nwhile True:\n    sys.stderr.write('x' * 65536)", True),
     "right, but fails": ("import os\nprint({SECRET}, flush=True)\nos._exit(1)", True),
     "closes its output and stays": (
@@ -458,6 +458,7 @@ def outcomes():
         patch.setattr(tempfile, "tempdir", str(public / "boxes"))
         patch.setattr(code_sandbox, "WALL_SECONDS", 2.0)
         patch.setattr(code_sandbox, "CPU_SECONDS", 1)
+        patch.setattr(code_sandbox, "MEMORY_BYTES", 128 << 20)  # twice as much is quickly touched
 
         def outcome(program, tests):
             for key, value in values.items():
