@@ -227,7 +227,7 @@ def abstract_example(mesh) -> Example:
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P("fsdp")))
 
-    accumulates = demo.BATCH_SIZE > (demo.TRAIN_MICRO_BATCH_SIZE or demo.BATCH_SIZE)
+    accumulates = (demo.TRAIN_MICRO_BATCH_SIZE or demo.BATCH_SIZE) < demo.BATCH_SIZE
     return Example(
         prompt_ids=array(jnp.int32, B, prompt),
         prompt_mask=array(bool, B, prompt),
