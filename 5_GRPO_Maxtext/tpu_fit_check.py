@@ -55,12 +55,12 @@ from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation
 from tunix.generate.utils import transfer_state_with_mappings
 from tunix.rl import common
 from tunix.rl import trainer as rl_trainer
-from tunix.rl.grpo.grpo_learner import TrainExample
 from tunix.rl.rl_cluster import Role
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import dry_run
 import grpo_llama3_1_8b_demo as demo
+from loss_options import Example
 
 # %% Constants ------------------------------------------------------------------------------------------
 TOPOLOGIES = "v5p-8,v6e-8,v5p-64"  # names of Google's; v5p counts two cores a chip: v5p-8 has 4 chips
@@ -219,7 +219,7 @@ def abstract_trainer(model, mesh, context) -> rl_trainer.Trainer:
     return trainer
 
 
-def abstract_example(mesh) -> TrainExample:
+def abstract_example(mesh) -> Example:
     """What one gradient pass is fed: B = prompts x answers sequences, split over `fsdp`."""
     B = (demo.TRAIN_MICRO_BATCH_SIZE or demo.BATCH_SIZE) * demo.NUM_GENERATIONS
     prompt, answer = demo.MAX_PROMPT_LENGTH, demo.TOTAL_GENERATION_STEPS
@@ -227,7 +227,8 @@ def abstract_example(mesh) -> TrainExample:
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P("fsdp")))
 
-    return TrainExample(
+    accumulates = (demo.TRAIN_MICRO_BATCH_SIZE or demo.BATCH_SIZE) < demo.BATCH_SIZE
+    return Example(
         prompt_ids=array(jnp.int32, B, prompt),
         prompt_mask=array(bool, B, prompt),
         completion_ids=array(jnp.int32, B, answer),
@@ -235,6 +236,9 @@ def abstract_example(mesh) -> TrainExample:
         advantages=array(jnp.float32, B),
         ref_per_token_logps=array(jnp.float32, B, answer) if demo.BETA else None,
         old_per_token_logps=array(jnp.float32, B, answer) if demo.NUM_ITERATIONS > 1 else None,
+        denominator=array(jnp.float32, B) if accumulates else None,
+        beta=array(jnp.float32, B) if demo.TARGET_KL else None,
+        temperature=array(jnp.float32, B) if demo.TEMPERATURE_END else None,
     )
 
 
