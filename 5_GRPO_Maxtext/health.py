@@ -130,7 +130,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         )
     if now("grad_norm") >= GRADIENT * float(constants["MAX_GRAD_NORM"]):
         found["gradient"] = (
-            f"the gradient's norm is {now('grad_norm'):.2g}, {turn('MAX_GRAD_NORM')}: the loss is steep and "
+            f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep and "
             f"nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"
         )
     if now("reward") < at_first("reward") - WORSE * at_first("reward_std"):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
 # what is spoilt (a function below), and the constants of the run
 CASES = {
     "healthy": ("", []),
-    "alike": ("", ["TEMPERATURE=0.01", "NUM_BATCHES=10"]),
+    "alike": ("", ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
     "no_signal": ("unreadable_answers", ["BETA=0.0"]),
     "solved": ("easy_questions", ["NUM_BATCHES=60"]),
     "never_stops": ("another_end_of_sequence", []),

@@ -12,7 +12,7 @@ import make_health_logs
 import pytest
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn
-    "alike": ["sampling is too narrow", "TEMPERATURE=0.01"],
+    "alike": ["sampling is too narrow", "TEMPERATURE=0.05"],
     "no_signal": ["none is right", "DATASET=changed.jsonl", "NUM_GENERATIONS=8"],
     "solved": ["nothing is left to learn", "NUM_BATCHES=60"],
     "never_stops": ["chat template", "end-of-sequence", "MODEL=model", "TOTAL_GENERATION_STEPS=28"],
