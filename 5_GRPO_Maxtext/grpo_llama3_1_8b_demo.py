@@ -1368,6 +1368,8 @@ def make_cluster(folder: Path, hf: transformers.LlamaConfig, tokenizer) -> rl_cl
         ),
     )
     cluster.logits_clip, cluster.reference_offload = LOGITS_CLIP, REFERENCE_OFFLOAD
+    if LORA_RANK and BETA:
+        lora.keep_one_copy(cluster, reference)
     # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
     # above it still stops at max_steps.
     cluster.actor_trainer.config.max_steps = None

@@ -84,6 +84,21 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
     return lora
 
 
+def keep_one_copy(cluster, reference) -> None:
+    """After each step, puts the reference's own arrays back into the actor of a Tunix `RLCluster`.
+
+    Tunix's compiled step returns the whole model, a copy of the frozen weights included, which nothing would
+    ever free: the reference goes on with the old one.
+    """
+    frozen, update_actor = nnx.state(reference, nnx.Param), cluster.update_actor
+
+    def update_and_share(*args, **kwargs):
+        update_actor(*args, **kwargs)
+        nnx.update(cluster.actor_trainer.model, frozen)
+
+    cluster.update_actor = update_and_share
+
+
 def product(a, b, shape: Iterable[int], scale: float):
     """scale * A B in the shape of its weight; NumPy or JAX arrays.
 

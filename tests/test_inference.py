@@ -104,7 +104,7 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
         assert grade in ("right]", f"wrong: {gold}]")
 
 
-def test_the_newest_run_is_taken_and_where_there_is_none_the_base(trained):
+def test_the_newest_run_is_taken_and_where_there_is_none_the_base():
     inference.configure([])
     assert inference.find_run() is None
     for name in ("older", "newer"):
