@@ -931,19 +931,20 @@ def evaluate(rollout, rows: list[dict[str, str]], config_name: str, num_passes: 
     return result
 
 
-def majority(completions: list[str]) -> int:
-    """Index of the first completion that gives the most frequent answer; 0 if none gives one.
+def votes(completions: list[str]) -> list[Any]:
+    """What each completion answers, None for nothing: a number; where compute_score grades, also a text."""
+    numbers = [reward_func.parse_number(reward_func.extract_answer(c) or "") for c in completions]
+    if "compute_score" not in reward_names():
+        return numbers
+    texts = [task_rewards.normalize_text(task_rewards.final_answer(c)) or None for c in completions]
+    return [text if number is None else number for number, text in zip(numbers, texts, strict=True)]
 
-    Numbers are compared as numbers; where compute_score grades, other answers as texts.
-    """
-    votes = [reward_func.parse_number(reward_func.extract_answer(c) or "") for c in completions]
-    if "compute_score" in reward_names():
-        votes = [
-            task_rewards.normalize_text(task_rewards.final_answer(c)) or None if vote is None else vote
-            for vote, c in zip(votes, completions, strict=True)
-        ]
-    given = [vote for vote in votes if vote is not None]
-    return votes.index(max(given, key=given.count)) if given else 0
+
+def majority(completions: list[str]) -> int:
+    """Index of the first completion that gives the most frequent answer; 0 if none gives one."""
+    cast = votes(completions)
+    given = [vote for vote in cast if vote is not None]
+    return cast.index(max(given, key=given.count)) if given else 0
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

@@ -38,19 +38,16 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 # %% Constants ------------------------------------------------------------------------------------------
-CHECKPOINT = (
-    ""  # a run's folder (its last checkpoint), one of its checkpoints (runs/mine/50), or base; empty:
-)
-# the newest run under runs/grpo_llama3_1_8b_demo, and base where there is none
+# A run's folder (its last checkpoint), one of its checkpoints (runs/mine/50), or base. Empty: the newest run
+# under runs/grpo_llama3_1_8b_demo, and base where there is none.
+CHECKPOINT = ""
 MODEL = ""  # Hugging Face name or folder; empty: the run's, and tiny_llama for base
 COMPARE = False  # True: the answers of MODEL, before training, beside those of CHECKPOINT
 SAMPLES = 1  # answers to each question; --samples N is the same. Above 1 the most frequent number is the vote
 SAMPLING = ""  # entry of the main script's GENERATION_CONFIGS; empty: greedy, and standard where SAMPLES > 1
 SEED = 0  # of the samples
 INPUT = ""  # JSONL file with a column question or prompt; answer (#### N) or ground_truth is graded
-OUTPUT = (
-    ""  # JSONL file: the same rows and completion, vote, correct; empty with INPUT: INPUT's name .answers
-)
+OUTPUT = ""  # JSONL file: the same rows with completion, vote, correct; empty: INPUT's name with .answers
 MAX_PROMPT_LENGTH = 0  # tokens, chat template included; 0: the run's
 TOTAL_GENERATION_STEPS = 0  # tokens an answer may take; 0: the run's
 BATCH_SIZE = 64  # answers that are decoded side by side
@@ -179,15 +176,22 @@ def checkpoint_folder(run: Path, step: int | None) -> tuple[str, int]:
 
 # %% Questions in, answers out --------------------------------------------------------------------------
 def read_rows(question: str) -> list[dict[str, Any]]:
-    """The questions to ask: rows with `question`, `gold` (or None), and INPUT's own columns under `row`.
+    """The questions to ask.
+
+    Returns:
+        Rows with `question`, `gold`, `data_source` (each None where INPUT has none), `extra_info` (JSON), and
+        INPUT's own columns under `row`.
 
     Raises:
         UserError: INPUT cannot be read; names file, line and remedy.
     """
     if question:
-        return [dict(question=question, gold=None, row={"question": question})]
+        return [dict(question=question, gold=None, data_source=None, row={"question": question})]
     if not INPUT:
-        return [dict(question=q, gold=gold, row={"question": q, "answer": gold}) for q, gold in QUESTIONS]
+        return [
+            dict(question=q, gold=gold, data_source=None, row={"question": q, "answer": gold})
+            for q, gold in QUESTIONS
+        ]
     try:
         lines = demo.find_path(INPUT).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -205,7 +209,13 @@ def read_rows(question: str) -> list[dict[str, Any]]:
         if not isinstance(text, str):
             raise UserError(f"INPUT={INPUT}: line {number} has no column 'question' or 'prompt'; add one")
         gold = row.get("ground_truth") or reward_func.extract_hash_answer(str(row.get("answer", "")))
-        rows.append(dict(question=text, gold=None if gold is None else str(gold), row=row))
+        if not isinstance(gold, str | None):
+            gold = json.dumps(gold, ensure_ascii=False)
+        extra = "" if row.get("extra_info") is None else json.dumps(row["extra_info"], ensure_ascii=False)
+        rows.append(
+            dict(question=text, gold=gold, data_source=row.get("data_source"), extra_info=extra, row=row)
+            | dict(source=INPUT, line=str(number), answer=gold)  # for `choose_rewards`, which names the place
+        )
     if not rows:
         raise UserError(f"INPUT={INPUT}: has no rows; give a file with at least one question")
     return rows
@@ -235,16 +245,11 @@ def add_prompts(rows: list[dict[str, Any]], tokenizer) -> None:
 
 
 def vote(completions: list[str]) -> tuple[str, str]:
-    """The completion that speaks for all, and the vote in words: the most frequent number, how often."""
-    winner = demo.majority(completions)
-    if winner is None:
-        return completions[0], "no answer gives a number"
-
-    def number(completion):
-        return reward_func.parse_number(reward_func.extract_answer(completion) or "")
-
-    count = [number(completion) for completion in completions].count(number(winner))
-    return winner, f"{number(winner)} ({count} of {len(completions)})"
+    """The completion that speaks for all, and the vote in words: the most frequent answer, how often."""
+    winner, cast = demo.majority(completions), demo.votes(completions)
+    if cast[winner] is None:
+        return completions[0], "no answer"
+    return completions[winner], f"{cast[winner]} ({cast.count(cast[winner])} of {len(completions)})"
 
 
 def ask(rollout: MaxTextRollout, rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -260,11 +265,19 @@ def rollout_config() -> RolloutConfig:
     return RolloutConfig(**demo.generation_config(name), seed=jax.random.key(SEED))
 
 
-def judged(completion: str, gold: str | None) -> str:
+def is_right(completion: str, row: dict[str, Any]) -> bool:
+    """Whether it is right: as the run grades it where INPUT names a data_source, else by its number."""
+    if row["data_source"] is None:
+        return reward_func.grade(completion, row["gold"])
+    columns = ([row[name]] for name in ("gold", "data_source", "extra_info"))
+    return bool(demo.score_answers([completion], *columns)[0] >= 1)
+
+
+def judged(completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong: 7]", or nothing where the right answer is not known."""
-    if gold is None:
+    if row["gold"] is None:
         return ""
-    return " [right]" if reward_func.grade(completion, gold) else f" [wrong: {gold}]"
+    return " [right]" if is_right(completion, row) else f" [wrong: {row['gold']}]"
 
 
 def in_columns(left: str, right: str) -> Iterator[str]:
@@ -281,18 +294,18 @@ def show(rows: list[dict[str, Any]], before: list[list[str]] | None, after: list
         print(f"\nquestion: {row['question']}")
         for old, new in zip(before[i] if before else after[i], after[i], strict=True):
             if before:
-                print(*in_columns(f"before: {old}{judged(old, row['gold'])}",
-                                  f"after: {new}{judged(new, row['gold'])}"), sep="\n")  # fmt: skip
+                print(*in_columns(f"before: {old}{judged(old, row)}",
+                                  f"after: {new}{judged(new, row)}"), sep="\n")  # fmt: skip
             else:
-                print(f"answer:   {new}{judged(new, row['gold'])}")
+                print(f"answer:   {new}{judged(new, row)}")
         if SAMPLES > 1:
             old = f"before {vote(before[i])[1]}, after " if before else ""
             winner, words = vote(after[i])
-            print(f"vote:     {old}{words}{judged(winner, row['gold'])}")
+            print(f"vote:     {old}{words}{judged(winner, row)}")
     known = [i for i, row in enumerate(rows) if row["gold"] is not None]
     if known:
         counts = [
-            sum(reward_func.grade(vote(answers[i])[0], rows[i]["gold"]) for i in known)
+            sum(is_right(vote(answers[i])[0], rows[i]) for i in known)
             for answers in (before, after)
             if answers
         ]
@@ -311,7 +324,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], before, after: list[list[
             if before:
                 out["before"] = vote(before[i])[0]
             if row["gold"] is not None:
-                out["correct"] = reward_func.grade(completion, row["gold"])
+                out["correct"] = is_right(completion, row)
             file.write(json.dumps(out, ensure_ascii=False) + "\n")
     partial.rename(path)  # whole or not at all
     print(f"answers:  {path}")
@@ -356,6 +369,7 @@ def run(arguments: list[str]) -> None:
         raise UserError("COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder")
     run_dir, step = found or (None, None)
     take_constants(run_dir)
+    demo.choose_rewards([row for row in rows if row["gold"] and row["data_source"]])
     root, step = checkpoint_folder(run_dir, step) if found else ("", None)
     folder, hf = demo.load_hf_config(demo.MODEL)
     tokenizer = demo.load_tokenizer(folder)

@@ -27,12 +27,7 @@ def trained(tmp_path_factory):
     demo.open_run_dir(demo.configure([*RUN, f"RUN_DIR={run_dir}"]))
     folder, hf = demo.load_hf_config("tiny_llama")
     tokenizer = demo.load_tokenizer(folder)
-    lines = (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:16]
-    questions = [
-        {"question": row["question"], "answer": row["answer"].split("#### ")[1], "line": "1"}
-        for row in map(json.loads, lines)
-    ]
-    rows = demo.make_prompts(tokenizer, questions, "test")
+    rows = demo.make_prompts(tokenizer, demo.read_questions("tiny_gsm8k", "test")[0][:16], "test")
     cluster = demo.make_cluster(folder, hf, tokenizer)
     config = demo.RolloutConfig(**demo.generation_config("greedy"))
     before = cluster.rollout.generate([row["prompts"] for row in rows], config).text
@@ -118,7 +113,28 @@ def test_the_newest_run_is_taken_and_where_there_is_none_the_base():
 def test_the_vote_counts_numbers():
     texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
     assert inference.vote(texts) == (texts[1], "12 (2 of 4)")
-    assert inference.vote(["no tag", "none"]) == ("no tag", "no answer gives a number")
+    assert inference.vote(["no tag", "none"]) == ("no tag", "no answer")
+
+
+def test_an_inputs_data_source_says_who_grades():
+    Path("in.jsonl").write_text(
+        '{"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"}\n'
+        '{"prompt": "2 + 2?", "ground_truth": "4"}\n'
+    )
+    inference.configure(["INPUT=in.jsonl"])
+    demo.configure([])
+    city, number = inference.read_rows("")
+    demo.choose_rewards([city])
+    assert inference.is_right("<answer>lima</answer>", city)
+    assert not inference.is_right("<answer>Quito</answer>", city)
+    assert inference.is_right("<answer>4.0</answer>", number)
+    assert inference.vote(["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "lima (2 of 2)"
+
+
+def test_an_unknown_data_source_in_the_input_is_named():
+    Path("in.jsonl").write_text('{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}\n')
+    with pytest.raises(demo.UserError, match=r"in\.jsonl, row 1: .*cooking"):
+        inference.run(["INPUT=in.jsonl", "CHECKPOINT=base"])
 
 
 def test_words_the_model_does_not_know_are_named(capsys):

@@ -123,16 +123,8 @@ def trained(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("lora") / "run"
     demo.configure([])
     tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    lines = (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:16]
     demo.RUN_DIR = str(run_dir)
-    rows = demo.make_prompts(
-        tokenizer,
-        [
-            {"question": r["question"], "answer": r["answer"].split("#### ")[1], "line": "1"}
-            for r in map(json.loads, lines)
-        ],
-        "test",
-    )
+    rows = demo.make_prompts(tokenizer, demo.read_questions("tiny_gsm8k", "test")[0][:16], "test")
     cluster = start(run_dir, rows)
     config = demo.RolloutConfig(**demo.generation_config("greedy"))
     greedy = cluster.rollout.generate([row["prompts"] for row in rows], config).text
