@@ -211,6 +211,11 @@ JOBS = [
         rows=task_rows,
     ),
     Job(
+        "python benchmarks/grpo_variants.py",
+        into("5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png"),
+        writes_itself=True,
+    ),
+    Job(
         "python 5_GRPO_Maxtext/mesh_and_axis_rules.py",
         into("5_GRPO_Maxtext", "mesh_and_axis_rules.png"),
         1.1,

@@ -9,6 +9,7 @@ from pathlib import Path
 import cart_pole_dqn
 import grpo_llama3_1_8b_demo as demo
 import grpo_mnist
+import grpo_variants
 import mistakes
 import pendulum
 import pytest
@@ -69,6 +70,24 @@ def test_every_local_link_resolves(folder, language):
     for target in re.findall(r"\]\(([^)]+)\)", (folder / language).read_text()):
         if not target.startswith(("http", "#")):
             assert (folder / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_variants_table_is_the_committed_csv(language):
+    with open(demo.HERE / "assets" / "variants.csv", newline="") as file:
+        runs = list(csv.DictReader(file))
+    text = (demo.HERE / language).read_text()
+    by_variant = {name: list(rows) for name, rows in itertools.groupby(runs, lambda row: row["variant"])}
+    assert list(by_variant) == list(grpo_variants.VARIANTS)
+    for name, rows in by_variant.items():
+        assert [int(row["seed"]) for row in rows] == list(grpo_variants.SEEDS)
+        command, seed = rows[0]["command"].rsplit(" ", 1)
+        assert f"{command}\n" in text and seed == "SEED=0"
+        cells = []
+        for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+            shares = [100 * float(row[f"after_{key}"]) for row in rows]
+            cells.append(f"{statistics.mean(shares):.1f} ± {statistics.stdev(shares):.1f} %")
+        assert f"| {name} | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
