@@ -1385,11 +1385,13 @@ def schedule(step: int, log: dict[int, dict[str, float]]) -> tuple[float, float]
     """Weight of the KL and temperature of the step before which `step` steps were done.
 
     The KL of the very last step is not known yet, Tunix reports it a step late; so the weight follows those
-    before it. After a resume the log still has them: the run goes on with the same weight.
+    before it. After a stop the log still has them, and the run goes on with the same weight; SIGKILL can cost
+    the log one step, whose KL then changes nothing.
     """
     beta, temperature = BETA, TEMPERATURE
     if TARGET_KL:
-        beta = loss_options.adaptive_beta(BETA, TARGET_KL, (log[done]["kl"] for done in range(1, step)))
+        kls = (log[done]["kl"] for done in range(1, step) if "kl" in log.get(done, {}))
+        beta = loss_options.adaptive_beta(BETA, TARGET_KL, kls)
     if TEMPERATURE_END:
         temperature = loss_options.linear(TEMPERATURE, TEMPERATURE_END, step, num_steps())
     return beta, temperature

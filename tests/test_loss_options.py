@@ -262,7 +262,11 @@ def learn(rewards, answers, *constants):
             logged.setdefault(name, []).append(value) for name, (value, _) in metrics.items()
         ],
     )  # fmt: skip
-    rows = [dict(prompts=str(i), question="", answer="0", line="0") for i in range(10 * count)]
+    rows = [
+        dict(prompts=str(i), question="", answer="0", data_source="gsm8k", extra_info="", source="", line="0",
+             weight="1")
+        for i in range(10 * count)
+    ]  # fmt: skip
     learner = demo.make_learner(cluster, rows)
     learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = count
     graded = iter(rewards)
@@ -400,6 +404,12 @@ def test_the_schedule_uses_the_log_up_to_the_step_before_the_last():
     np.testing.assert_allclose(weights, [0.5, 0.5, 0.51, 0.51 * 0.98], rtol=1e-12)
     np.testing.assert_allclose(temperatures, [1.0, 0.95, 0.9, 0.85], rtol=1e-12)
     assert demo.schedule(10, log | {n: dict(kl=0.1) for n in range(4, 11)})[1] == 0.5  # the last of 11 steps
+    lost = {
+        1: log[1],
+        3: log[3],
+        4: {"reward": 1.0},
+    }  # SIGKILL took the second row; the fourth is not done yet
+    np.testing.assert_allclose(demo.schedule(4, lost)[0], 0.51 * 1.02, rtol=1e-12)
     demo.configure(["BETA=0.5"])
     assert demo.schedule(7, {}) == (0.5, 1.0)
 
@@ -460,7 +470,7 @@ def test_a_nan_update_changes_no_weight_and_stops_the_run_only_beyond_the_limit(
         update, _ = optimizer.update(jnp.array([np.nan, 1.0]), optimizer.init(weights), weights)
         assert np.asarray(update).tolist() == [0.0, 0.0]
         history = SimpleNamespace(get_metric_history=lambda *_: [float("nan")])
-        log = demo.TrainingLog(tmp_path / f"{limit}.csv", 0)
+        log = demo.TrainingLog(tmp_path / f"{limit}.csv", 0, [])
         steps = iter(range(1, 9))
         for _ in range(limit):
             log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
@@ -504,7 +514,10 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
     cluster = make_cluster(tmp_path, "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5", "REFERENCE_OFFLOAD=True")
     learner = demo.make_learner(cluster)
     prompts = np.repeat([row["prompts"] for row in short_questions(cluster, 2)], 2)
-    columns = dict(answer=np.repeat("1", 4), question=prompts, line=prompts)
+    columns = dict(
+        answer=np.repeat("1", 4), question=prompts, line=prompts,
+        data_source=np.repeat("gsm8k", 4), extra_info=np.repeat("", 4),
+    )  # fmt: skip
     learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = 2
     batches = []
     for temperature in (1.0, 0.25):

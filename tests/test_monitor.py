@@ -107,6 +107,7 @@ def test_tensorboard_has_every_figure_of_every_step(run):
         "kl": ("actor/train/kl", 1), "entropy": ("actor/train/entropy", 1), "loss": ("actor/train/loss", 1),
         "clip_fraction": ("actor/train/pg_clipfrac", 1), "grad_norm": ("actor/train/grad_norm", 1),
         "distinct": ("groups/train/distinct", 0), "cut_off": ("completions/train/cut_off", 0),
+        "beta": ("schedule/train/beta", 0), "temperature": ("schedule/train/temperature", 0),
     }  # fmt: skip
     for name in run["rows"][0].keys() - tags.keys() - {"step"}:
         reward = name.removeprefix("reward_")
