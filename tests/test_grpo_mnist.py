@@ -675,6 +675,7 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
     assert (run_dir / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entries = [("grpo", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch"])]

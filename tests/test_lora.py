@@ -153,6 +153,7 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
     assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20  # two moments, a few counters
 
 
+@pytest.mark.slow
 def test_resumed_it_ends_with_the_very_same_matrices(trained, tmp_path):
     _, run_dir, rows, greedy = trained
     resumed = Path(shutil.copytree(run_dir, tmp_path / "run"))

@@ -53,8 +53,8 @@ def kill(process):
     process.communicate()
 
 
-# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again. Not
-# TARGET_KL: SIGKILL can cost the log a step, and the controller that step's KL.
+# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again.
+# Not TARGET_KL: SIGKILL can cost the log a step, and the controller that step's KL.
 STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE_END=0.7",
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
 

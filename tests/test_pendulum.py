@@ -681,6 +681,7 @@ def test_every_row_of_the_comparison_is_accepted():
     assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.slow
 def test_the_comparison_writes_a_line_for_each_seed(monkeypatch, tmp_path):
     monkeypatch.setattr(ppo, "COMPARISON", [[], ["GAMMA=0.5"], ["GAMMA=0.4", "KL_TARGET=0.1", "BETA=1.0"]])
     result = ppo.run([*QUICK, "COMPARE=True", f"RUN_DIR={tmp_path / 'run'}"])
