@@ -92,13 +92,13 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         found["longer"] = (
             f"answers have grown from {at_first('length'):.1f} to {now('length'):.1f} tokens, "
             f"{now('cut_off'):.0%} are cut off: a reward that pays for length, or the loss, which divides a "
-            f"wrong answer's penalty by its length. Look at reward_func.py, lower {turn('LEARNING_RATE')}, "
-            f"raise {turn('BETA')}"
+            "wrong answer's penalty by its length (LOSS_AGG_MODE has others). Look at reward_func.py, lower "
+            f"{turn('LEARNING_RATE')}, raise {turn('BETA')}"
         )
     elif now("cut_off") >= OFTEN_CUT:
         found["cut_off"] = (
             f"{now('cut_off'):.0%} of the answers are cut off at the limit, and graded without their end: "
-            f"raise {turn('TOTAL_GENERATION_STEPS')}"
+            f"raise {turn('TOTAL_GENERATION_STEPS')}, or leave them out of the loss (MASK_OVERLONG)"
         )
     if now("kl") >= KL_HIGH:
         found["kl"] = (
@@ -128,7 +128,8 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             f"{now('clip_fraction'):.0%} of the tokens are clipped and teach nothing: too many or too large "
             f"updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"
         )
-    if now("grad_norm") >= GRADIENT * float(constants["MAX_GRAD_NORM"]):
+    limit = float(constants["MAX_GRAD_NORM"])
+    if limit and now("grad_norm") >= GRADIENT * limit:  # 0: nothing is cut
         found["gradient"] = (
             f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep and "
             f"nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"

@@ -54,6 +54,12 @@ def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
         assert constant in demo.DEFAULTS
 
 
+def test_a_norm_that_is_not_limited_is_not_judged():
+    rows, constants = log("gradient")
+    assert "gradient" in health.check(rows, constants)
+    assert "gradient" not in health.check(rows, constants | {"MAX_GRAD_NORM": 0.0})
+
+
 def test_every_kind_of_line_is_provoked():
     text = (demo.HERE / "health.py").read_text()
     assert (
