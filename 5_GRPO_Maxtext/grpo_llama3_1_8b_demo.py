@@ -133,9 +133,7 @@ NUM_GENERATIONS = 8  # G, answers a prompt. With 2 (the source) most groups agre
 NUM_ITERATIONS = 1  # mu, optimizer updates a batch
 BETA = 0.08  # weight of the KL to the frozen starting model; 0 loads no reference model at all
 EPSILON = 0.2  # clip range of the ratio; idle while NUM_ITERATIONS is 1
-EPSILON_HIGH = (
-    0.0  # upper clip range; 0: as EPSILON. DAPO (arXiv 2503.14476) takes 0.28: room for rare tokens
-)
+EPSILON_HIGH = 0.0  # upper clip range, 0: as EPSILON. DAPO (arXiv 2503.14476): 0.28, room for rare tokens
 LOSS_ALGO = "grpo"  # "gspo-token" (arXiv 2507.18071): one ratio a sequence, clipped at a smaller EPSILON
 LOSS_AGG_MODE = "sequence-mean-token-mean"  # DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
 ADVANTAGE = "group"  # R - mean of the group; "rloo" (arXiv 2402.14740): R - mean of the other G - 1
