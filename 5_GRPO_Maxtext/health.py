@@ -1,8 +1,8 @@
-"""Health lines: what a training log says in words when one of its figures leaves the healthy range.
+"""Health lines: one sentence for each figure of a training log that leaves its healthy range.
 
-Nothing crashes when a GRPO run goes wrong: the loss stays finite, the bar moves on, and after a night
-nothing was learned. So each line says what is seen, the likely cause, and the constant to turn. The main
-script prints a line when it first holds, and repeats all of them in report.md. For a log already there:
+Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and nothing is
+learned. Each line therefore names what is seen, the likely cause, and the constant to change. The main script
+prints a line when it begins to hold, and repeats all of them in report.md. For a run that is already there:
 
     python 5_GRPO_Maxtext/health.py runs/mine
 
@@ -10,41 +10,41 @@ A figure here is the median over WINDOW steps: one odd batch raises no alarm, an
 long tail. "At first" means the first WINDOW steps of the log.
 """
 
-import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from parts import settings
+from parts.log_csv import read_log
+from parts.settings import UserError
 
-WINDOW = 5  # steps that a figure must last: with fewer every odd batch speaks, with more help comes late
-NO_SIGNAL = 0.9  # share of zero-variance groups: nine tenths of the generation is paid for nothing
-ALIKE = 1.5  # distinct answers a group: between one and two
-SOLVED = 0.9  # share of right answers at which few groups with signal, or little entropy, are success
-NEVER_STOPS = 0.9  # share of answers cut off at the limit: a model that knows how to stop is far below
-OFTEN_CUT = 0.3  # share of answers cut off from which the limit decides about many of them
-KL_HIGH = 0.5  # nats a token: an answer of 15 tokens is e^7.5 times likelier than it was
-FORMAT_LEARNED, FORMAT_GAIN = 0.9, 0.2  # share of well-formed answers, and how much it has risen
-ACCURACY_GAIN = 0.05  # above twice the standard error of 5 steps of 128 answers; less than it is flat
+WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late
+NO_SIGNAL = 0.9  # share of zero-variance groups; their generation costs time and gives no gradient
+ALIKE = 1.5  # distinct answers per group: between one and two
+SOLVED = 0.9  # share of right answers; above it few groups with signal, or little entropy, mean success
+NEVER_STOPS = 0.9  # share of answers cut off at the limit; a model that has learned to stop is far below
+OFTEN_CUT = 0.3  # share of answers cut off at the limit; above it the limit decides many grades
+KL_HIGH = 0.5  # nats per token; an answer of 15 tokens is then e^7.5 times likelier than before training
+FORMAT_LEARNED, FORMAT_GAIN = 0.9, 0.2  # share of well-formed answers, and its rise since the start
+ACCURACY_GAIN = 0.05  # rise of the share of right answers; two standard errors of 5 x 128 answers are less
 COLLAPSED = 0.1  # of the entropy at first; a healthy run keeps a fifth (assets/train_log.csv)
-SHARP = 0.01  # nats a token: with less entropy at first there is nothing to collapse
+SHARP = 0.01  # nats per token; with less entropy at first, there is nothing to collapse
 LONGER = 1.4  # times the length at first; assets/train_log.csv stays within 1.1
-CLIPPED = 0.1  # share of clipped tokens, which teach nothing; most tokens are certain and never clip
-GRADIENT = 10  # times MAX_GRAD_NORM: the clip, not the gradient, sizes the update
-WORSE = 0.5  # of the spread inside a group at first: that much less reward than the untrained model got
+CLIPPED = 0.1  # share of clipped tokens, which give no gradient; most tokens are certain and never clip
+GRADIENT = 10  # times MAX_GRAD_NORM; the clip, not the gradient, then sets the size of the update
+WORSE = 0.5  # fall of the reward since the start, in spreads within a group at first
 
 
 def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> dict[str, str]:
     """What is wrong at the last of these steps.
 
     Args:
-        rows: of `train_log.csv`, in the order of the steps; a column that is missing or NaN is not judged.
-        constants: of the run, by name.
+        rows: rows of `train_log.csv` in the order of the steps; a missing or NaN column is not judged.
+        constants: the run's constants by name.
 
     Returns:
-        One sentence for each thing that is wrong, by its kind; empty if all is well, and while there are
-        fewer than WINDOW rows.
+        One sentence for each fault, by its kind; empty if there is none, and for fewer than WINDOW rows.
     """
     if len(rows) < WINDOW:
         return {}
@@ -64,7 +64,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     found = {}
     # A comparison with NaN is false: what is not logged is not judged.
     if now("zero_variance") >= NO_SIGNAL:
-        seen = f"in {now('zero_variance'):.0%} of the groups all answers earn the same, and teach nothing"
+        seen = f"in {now('zero_variance'):.0%} of the groups all answers earn the same reward: no gradient"
         if now("correct") >= SOLVED:
             found["solved"] = (
                 f"{seen}; {now('correct'):.0%} are right: nothing is left to learn here. Take harder "
@@ -77,21 +77,21 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             )
         else:
             found["no_signal"] = (
-                f"{seen}, though they differ: the rewards see no difference, mostly because none is right "
+                f"{seen}, though they differ: the rewards see no difference, usually because none is right "
                 f"({now('correct'):.0%}). Take easier questions ({turn('DATASET')}) or rewards with more "
                 f"steps (reward_func.py), look at the prompt (TEMPLATE), or raise {turn('NUM_GENERATIONS')}"
             )
     if now("cut_off") >= NEVER_STOPS and at_first("cut_off") >= NEVER_STOPS:
         found["never_stops"] = (
             f"{now('cut_off'):.0%} of the answers never end, from the first step on: a wrong chat template, "
-            "or an end-of-sequence token that the model never learned to write. Look at the tokenizer of "
+            "or an end-of-sequence token that the model has not learned to write. Look at the tokenizer of "
             f"{turn('MODEL')} and at TEMPLATE; if answers are simply longer, raise "
             f"{turn('TOTAL_GENERATION_STEPS')}"
         )
     elif now("length") >= LONGER * at_first("length"):
         found["longer"] = (
             f"answers have grown from {at_first('length'):.1f} to {now('length'):.1f} tokens, "
-            f"{now('cut_off'):.0%} are cut off: a reward that pays for length, or the loss, which divides a "
+            f"{now('cut_off'):.0%} are cut off: a reward that pays for length, or a loss that divides a "
             "wrong answer's penalty by its length (LOSS_AGG_MODE has others). Look at reward_func.py, lower "
             f"{turn('LEARNING_RATE')}, raise {turn('BETA')}"
         )
@@ -102,8 +102,8 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         )
     if now("kl") >= KL_HIGH:
         found["kl"] = (
-            f"the KL to the starting model is {now('kl'):.2g} a token: the updates are too large. Lower "
-            f"{turn('LEARNING_RATE')} or {turn('MAX_GRAD_NORM')}, or raise {turn('BETA')}"
+            f"the KL to the starting model is {now('kl'):.2g} nats per token: the updates are too "
+            f"large. Lower {turn('LEARNING_RATE')} or {turn('MAX_GRAD_NORM')}, or raise {turn('BETA')}"
         )
     if (
         now("format_ok") >= max(FORMAT_LEARNED, at_first("format_ok") + FORMAT_GAIN)
@@ -119,20 +119,20 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         now("correct") < SOLVED
     ):  # fmt: skip
         found["entropy"] = (
-            f"the entropy has fallen from {at_first('entropy'):.2g} to {now('entropy'):.2g} a token while "
-            f"only {now('correct'):.0%} are right: the model has settled too early. Lower "
+            f"the entropy has fallen from {at_first('entropy'):.2g} to {now('entropy'):.2g} nats per "
+            f"token while only {now('correct'):.0%} are right: the model has settled too early. Lower "
             f"{turn('LEARNING_RATE')}, raise {turn('BETA')} or {turn('TEMPERATURE')}"
         )
     if now("clip_fraction") >= CLIPPED:
         found["clipped"] = (
-            f"{now('clip_fraction'):.0%} of the tokens are clipped and teach nothing: too many or too large "
-            f"updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"
+            f"{now('clip_fraction'):.0%} of the tokens are clipped, hence without gradient: too many or too "
+            f"large updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"
         )
     limit = float(constants["MAX_GRAD_NORM"])
-    if limit and now("grad_norm") >= GRADIENT * limit:  # 0: nothing is cut
+    if limit and now("grad_norm") >= GRADIENT * limit:  # 0: no clip
         found["gradient"] = (
-            f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep and "
-            f"nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"
+            f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep, "
+            f"and nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"
         )
     if now("reward") < at_first("reward") - WORSE * at_first("reward_std"):
         found["worse"] = (
@@ -143,7 +143,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
 
 
 def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> Iterator[str]:
-    """Every line of a whole log, where it begins to hold: "step N: ..."; arguments as in `check`."""
+    """Every line of a log where it begins to hold: "step N: ..."; arguments as in `check`."""
     before: dict[str, str] = {}
     for i, row in enumerate(rows, start=1):
         # the first rows and the last are all that `check` looks at
@@ -152,24 +152,22 @@ def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]
         before = found
 
 
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a `train_log.csv`; an empty list if there is none."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+def main(arguments: list[str]) -> None:
+    """Prints the health lines of a run.
 
+    Args:
+        arguments: the run's folder.
 
-def main() -> None:
-    """Prints the health lines of a run's folder."""
-    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "constants.json").is_file():
-        print("error: give the folder of a run (with train_log.csv and constants.json)", file=sys.stderr)
-        sys.exit(2)
-    folder = Path(sys.argv[1])
+    Raises:
+        UserError: it is not the folder of a run.
+    """
+    if len(arguments) != 1 or not (Path(arguments[0]) / "constants.json").is_file():
+        raise UserError("give the folder of a run (with train_log.csv and constants.json)")
+    folder = Path(arguments[0])
     rows = read_log(folder / "train_log.csv")
     lines = list(history(rows, json.loads((folder / "constants.json").read_text())))
     print("\n".join(lines) or f"{len(rows)} steps, and nothing to report")
 
 
 if __name__ == "__main__":
-    main()
+    settings.run(main)

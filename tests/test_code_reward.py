@@ -1,7 +1,7 @@
-"""Programs that cheat, and programs that solve the task: only the second kind may score.
+"""Programs that cheat and programs that solve the task: only the second kind may score.
 
-A cheat that looks for the expected answer must not find it; one that breaks a limit prints the right answer
-once it has broken it. So each of them scores as soon as its wall is missing.
+A cheat that searches for the expected output must not find it; one that breaks a limit prints the expected
+output once it has broken it. So each cheat scores as soon as the protection against it is missing.
 """
 
 import concurrent.futures
@@ -17,35 +17,37 @@ import time
 from pathlib import Path
 
 import code_reward
-import code_sandbox
-import code_warden
 import psutil
 import pytest
-from code_reward import compute_score, extract_code, read_statements, read_tests, same_output
+from parts import code_grading
+from parts.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
+from parts.settings import UserError
+from sandbox import box, warden
 
-FOLDER = Path(code_reward.__file__).parent
+FOLDER = Path(box.__file__).parent.parent
+HANG_SECONDS = 600  # for a subprocess that takes 0.5 s: only one that hangs reaches it
 
 
 def works(kind):
     try:
-        return bool(code_sandbox.protection(kind))
+        return bool(box.protection(kind))
     except ValueError:
         return False
 
 
-KINDS = [kind for kind in code_sandbox.SENTENCES if works(kind)]
-WALLS = [kind for kind in KINDS if kind != "limits"]
+KINDS = [kind for kind in box.SENTENCES if works(kind)]
+ISOLATED = [kind for kind in KINDS if kind != "limits"]
 
 
 def refused(kind):
-    """Where nothing protects (kind None), the one thing to see is that no answer is run."""
+    """Whether this machine has no protection (kind None); checks that no answer runs there."""
     if kind is None:
         with pytest.raises(ValueError, match="Remedy"):
             compute_score("x = 1", "assert x == 1")
     return kind is None
 
 
-SECRET = f"7777{secrets.randbelow(10**8):08d}"  # nobody can guess it, and a program knows it when it sees it
+SECRET = f"7777{secrets.randbelow(10**8):08d}"  # impossible to guess, easy to recognize
 CALLS = f"assert secret(3) == {SECRET}\nassert secret(4) == {SECRET}"
 OUTPUT = json.dumps([{"input": "3\n", "output": SECRET}])
 
@@ -200,8 +202,8 @@ def secret(x):
 """,
     "segmentation fault": "import ctypes\ndef secret(x):\n    ctypes.string_at(0)",
     "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef secret(x):\n    return secret(x)",
-    "hangs in the call": "import time\ndef secret(x):\n    time.sleep(30)\n    return {SECRET}",
-    "hangs at import": "import time\ntime.sleep(30)\ndef secret(x):\n    return {SECRET}",
+    "hangs in the call": "import time\ndef secret(x):\n    time.sleep(600)\n    return {SECRET}",
+    "hangs at import": "import time\ntime.sleep(600)\ndef secret(x):\n    return {SECRET}",
 }
 
 # ---------------------------------------------------------------- cheats that search or break out
@@ -217,7 +219,7 @@ for top in ("{PUBLIC}", "/tmp", "/home", "/root", "/var/tmp", "/dev/shm"):
 """,
     "reads /proc": FIND
     + """
-for pid in ["self", os.getppid(), *range(1, 5000)]:
+for pid in ["self", os.getppid(), {PARENT}, *range(1, 200)]:
     for name in ("cmdline", "environ", *(f"fd/{fd}" for fd in range(9)), "root{PUBLIC}/tests.json"):
         find_in(f"/proc/{pid}/{name}")
 """,
@@ -240,14 +242,14 @@ for pid in {os.getppid(), 1, {PARENT}}:
     "reads later input": FIND
     + "find(sys.stdin.read())\nfind(os.read(0, 100))\nos.lseek(0, 0, 0)\nfind(os.read(0, 100))",
 }
-BREAKS = {  # name: (program, whether `limits` holds it, too)
+BREAKS = {  # name: (program, whether `limits` stops it too)
     "fork bomb": (
         """
 import os, time
 made = 0
 while made < 100:
     if os.fork() == 0:
-        time.sleep(30)
+        time.sleep(600)
         os._exit(0)
     made += 1
 print({SECRET})
@@ -262,7 +264,7 @@ print({SECRET})
         """
 import threading, time
 for _ in range(100):
-    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 print({SECRET}, flush=True)
 import os
 os._exit(0)
@@ -324,16 +326,16 @@ print({SECRET})
 """,
         True,
     ),
-    "sleep": ("import time\ntime.sleep(30)\nprint({SECRET})", True),
+    "sleep": ("import time\ntime.sleep(600)\nprint({SECRET})", True),
     "prints without end": ("while True:\n    print({SECRET} * 9)", True),
     "much before the answer": ("print('{SECRET}' + '\\n' * 2000000)", True),
     "errors without end": ("import sys\nwhile True:\n    sys.stderr.write('x' * 65536)", True),
     "right, but fails": ("import os\nprint({SECRET}, flush=True)\nos._exit(1)", True),
     "closes its output and stays": (
-        "import os, time\nprint({SECRET}, flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(30)",
+        "import os, time\nprint({SECRET}, flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(600)",
         True,
     ),
-    "leaves a child behind": ("import os, time\nif os.fork() == 0:\n    time.sleep(60)", True),
+    "leaves a child behind": ("import os, time\nif os.fork() == 0:\n    time.sleep(600)", True),
     "leaves a daemon behind": (
         """
 import os, time
@@ -343,7 +345,7 @@ if os.fork() == 0:
     except OSError:
         pass
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
     os._exit(0)
 """,
         True,
@@ -351,7 +353,7 @@ if os.fork() == 0:
     "leaves the process group": ("import os\nif os.fork() == 0:\n    os.setsid()\n    print({SECRET})", True),
     "clears its parent-death signal": (
         "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
-        "if os.fork() == 0:\n    time.sleep(60)",
+        "if os.fork() == 0:\n    time.sleep(600)",
         True,
     ),
     "tcp": ("import socket\nsocket.create_connection(('127.0.0.1', {PORT}), 1)\nprint({SECRET})", True),
@@ -428,8 +430,11 @@ if pid > 0:
 }
 
 
+BUSY = ["busy loop", "busy loop deaf to signals"]  # only the limit on processor time stops them
+
+
 def ours() -> list[str]:
-    """Command lines of all processes that this process has had started in a sandbox, and that still are."""
+    """Command lines of the processes that this process started in a sandbox and that still run."""
     mark = f"'parent': {os.getpid()}"
     lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
     return [line[:200] for line in lines if mark in line]
@@ -437,9 +442,9 @@ def ours() -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """(protection, name) -> (score, seconds) of every cheat; "outside": what was noticed of them out here."""
+    """(protection, name) -> (score, seconds) of every cheat; "outside": the traces that they left outside."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="public_") as public:
-        public = Path(public)  # everybody may read and write here: only walls keep a program away
+        public = Path(public)  # everybody may read and write here: only isolation keeps a program out
         public.chmod(0o777)
         (public / "tests.json").write_text(OUTPUT)
         (public / "tests.json").chmod(0o666)
@@ -456,9 +461,8 @@ def outcomes():
         mark = f"mark_{secrets.token_hex(8)}"
         values = {"SECRET": SECRET, "PUBLIC": public, "MARK": mark, "PORT": port, "PARENT": os.getpid()}
         patch.setattr(tempfile, "tempdir", str(public / "boxes"))
-        patch.setattr(code_sandbox, "WALL_SECONDS", 2.0)
-        patch.setattr(code_sandbox, "CPU_SECONDS", 1)
-        patch.setattr(code_sandbox, "MEMORY_BYTES", 128 << 20)  # twice as much is quickly touched
+        patch.setattr(box, "CPU_SECONDS", 1)
+        patch.setattr(box, "MEMORY_BYTES", 128 << 20)  # small, so that a cheat exceeds it quickly
 
         def outcome(program, tests):
             for key, value in values.items():
@@ -469,14 +473,19 @@ def outcomes():
 
         results = {}
         for kind in KINDS:
-            patch.setattr(code_sandbox, "protection", lambda kind=kind: kind)
+            patch.setattr(box, "protection", lambda kind=kind: kind)
             cheats = {name: (program, CALLS) for name, program in CHEATS.items()}
-            if kind in WALLS:
+            if kind in ISOLATED:
                 cheats |= {name: (program, OUTPUT) for name, program in SEARCHES.items()}
-            cheats |= {n: (program, OUTPUT) for n, (program, held) in BREAKS.items() if held or kind in WALLS}
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:  # most of them sleep
-                scores = pool.map(lambda cheat: outcome(*cheat), cheats.values())
-                results |= {(kind, name): score for name, score in zip(cheats, scores)}
+            cheats |= {
+                n: (program, OUTPUT) for n, (program, held) in BREAKS.items() if held or kind in ISOLATED
+            }
+            by_processor_time = {name: cheats.pop(name) for name in BUSY}
+            for wall_seconds, group in ((HANG_SECONDS, by_processor_time), (2.0, cheats)):
+                patch.setattr(box, "WALL_SECONDS", wall_seconds)
+                with concurrent.futures.ThreadPoolExecutor(8) as pool:  # most of them sleep
+                    scores = pool.map(lambda cheat: outcome(*cheat), group.values())
+                    results |= {(kind, name): score for name, score in zip(group, scores)}
 
         folders = [public, *map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/", "/dev", os.path.expanduser("~")))]
         reached = []
@@ -509,9 +518,7 @@ def test_a_cheat_neither_scores_nor_outlives_its_limit(kind, name, outcomes):
         return
     score, seconds = outcomes[kind, name]
     assert score == 0.0
-    assert (
-        seconds < 12
-    )  # 2 s of wall time, and the wait for a core among 8 programs; the sleepers want 30 or 60
+    assert seconds < 300  # about 2 s, with 8 programs at a time; the sleepers would take 600
 
 
 def test_nothing_is_left_of_the_cheats_and_nothing_was_reached(outcomes):
@@ -523,27 +530,28 @@ def test_there_are_at_least_40_cheats_under_every_protection():
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
-def test_without_walls_a_search_does_find_the_answer(name, tmp_path):
-    """The cheats are real: run as it is, the same program prints what is expected."""
+def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
+    """The cheats are real: outside a sandbox the same program prints the expected output."""
     (tmp_path / "tests.json").write_text(OUTPUT)
     program = SEARCHES[name].replace("{PUBLIC}", str(tmp_path))
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    ).stdout
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
 
 
-# ---------------------------------------------------------------- what needs tests or limits of its own
+# ---------------------------------------------------------------- cheats with tests or limits of their own
 
 every_kind = pytest.mark.parametrize("kind", KINDS or [None])
 
 
 @pytest.fixture
 def under(monkeypatch):
-    """Sets the protection of compute_score."""
+    """Sets the protection of compute_score, without a limit on time that an honest program could reach."""
 
     def set_protection(kind):
-        monkeypatch.setattr(code_sandbox, "protection", lambda: kind)
+        monkeypatch.setattr(box, "protection", lambda: kind)
+        monkeypatch.setattr(box, "WALL_SECONDS", HANG_SECONDS)
+        monkeypatch.setattr(code_grading, "ANSWER_SECONDS", HANG_SECONDS)
 
     return set_protection
 
@@ -585,18 +593,19 @@ def test_tests_are_not_led_astray(kind, name, under, monkeypatch):
     if refused(kind):
         return
     under(kind)
-    monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
+    monkeypatch.setattr(box, "CPU_SECONDS", 1)
     program, tests = WEAK[name]
     assert compute_score(program, tests) == 0.0
 
 
 @every_kind
-def test_processor_time_is_limited_by_itself(kind, under, monkeypatch):
+@pytest.mark.parametrize("name", BUSY)
+def test_processor_time_is_limited_by_itself(kind, name, outcomes):
     if refused(kind):
         return
-    under(kind)
-    monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
-    assert compute_score(BREAKS["busy loop"][0].replace("{SECRET}", SECRET), OUTPUT) == 0.0
+    score, seconds = outcomes[kind, name]
+    assert score == 0.0
+    assert seconds < HANG_SECONDS
 
 
 @every_kind
@@ -604,10 +613,10 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
     if refused(kind):
         return
     under(kind)
-    monkeypatch.setattr(code_reward, "ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr(code_grading, "ANSWER_SECONDS", 1.5)
     start = time.monotonic()
     assert compute_score("import time\ntime.sleep(1)\nprint(1)", [["", "1"]] * 50) <= 0.02
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < 40  # about 1.5 s; one after the other they would take 50
 
 
 @every_kind
@@ -620,23 +629,24 @@ def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, un
     assert compute_score(program, [["", "[] False"]] * 2) == 1.0
 
 
-def test_without_walls_the_answer_is_refused_in_one_line(tmp_path):
-    """The kernel refuses namespaces for real, as in many containers: here by a filter on this child."""
+def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
+    """The kernel refuses namespaces, as in many containers; here because of a filter on the child."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
         (tmp_path / name).write_text(text)
-    program = f"""
-import sys
-sys.path.insert(0, {str(FOLDER)!r})
-import code_reward, code_warden
-code_warden._REFUSED = "unshare 272 97"
-if code_warden.seccomp_filter():
-    code_warden.install(code_warden.seccomp_filter())
-code_reward.main(["ANSWER=answer.py", "TESTS=tests.py"])
+    program = """
+import code_reward
+from parts import settings
+from sandbox import warden
+warden._REFUSED = "unshare 272 97"
+if warden.seccomp_filter():
+    warden.install(warden.seccomp_filter())
+settings.run(code_reward.main)
 """
     environment = {key: value for key, value in os.environ.items() if key != "CODE_PROTECTION"}
-    command = [sys.executable, "-c", program]
+    files = [f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
+    command = [sys.executable, "-c", program, *files]  # imports from the current folder
     result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment
+        command, cwd=FOLDER, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment
     )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
@@ -648,13 +658,13 @@ def test_an_unknown_protection_is_refused():
     with pytest.raises(
         ValueError, match=r"CODE_PROTECTION=none: must be auto, bubblewrap, namespaces, limits"
     ):
-        code_sandbox.protection("none")
+        box.protection("none")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
-    """Where the kernel's headers are installed, the table is compared with them; else its form only."""
-    table = [call.split() for call in code_warden._REFUSED.replace(",", "\n").split("\n") if call]
+    """Compares the table with the kernel's headers where they are installed; checks its form everywhere."""
+    table = [call.split() for call in warden._REFUSED.replace(",", "\n").split("\n") if call]
     assert all(len(row) == 3 and row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
@@ -794,7 +804,7 @@ HONEST = {
 }
 
 
-# All of them under the best protection; under the others those that need most of it.
+# All run under the best protection, these under every other too, because they need the most of it.
 NEEDY = ["a class", "much input", "threads and asyncio", "the standard library", "deep recursion"]
 
 
@@ -811,9 +821,10 @@ def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, mo
     if refused(kind):
         return
     under(kind)
-    monkeypatch.setattr(code_sandbox, "CPU_SECONDS", 1)
+    if name.startswith("hangs"):
+        monkeypatch.setattr(box, "CPU_SECONDS", 1)
     if kind == "limits" and name.startswith("threads") and os.geteuid():
-        monkeypatch.setattr(code_sandbox, "PROCESSES", 1 << 20)  # counted for the whole user
+        monkeypatch.setattr(box, "PROCESSES", 1 << 20)  # counts all of the user's
     program, tests, extra, expected = HONEST[name]
     assert compute_score(program, tests, extra) == pytest.approx(expected)
 
@@ -825,7 +836,7 @@ def test_a_completion_is_searched_for_its_last_program():
     assert extract_code("```python\nx = 1") == "```python\nx = 1"
     start = time.monotonic()
     extract_code("```\n" * 100000 + "<answer>" * 100000)
-    assert time.monotonic() - start < 2  # linear: 0.02 s; the square of it would be minutes
+    assert time.monotonic() - start < 20  # linear: 0.02 s; quadratic: minutes
 
 
 @pytest.mark.parametrize(
@@ -833,7 +844,7 @@ def test_a_completion_is_searched_for_its_last_program():
     [
         ("", "no assert"),
         ("x = 1", "no assert"),
-        ("assert (", "no valid Python"),
+        ("assert (", "not valid Python"),
         ("[1, 2", "not JSON"),
         ([], "must be assert statements, or pairs"),
         (None, "must be assert statements, or pairs"),
@@ -875,15 +886,30 @@ def test_a_stale_result_is_not_tested_again(kind, under):
     assert compute_score("def f(x):\n    return {1: 1}[x]", tests) == 0.5
 
 
-def test_the_command_prints_protection_and_score(tmp_path):
+def test_the_command_prints_protection_and_score(tmp_path, capsys):
     (tmp_path / "answer.py").write_text(ADD)
     (tmp_path / "tests.py").write_text("assert add(1, 2) == 3\nassert add(1, 2) == 4")
     command = [sys.executable, str(FOLDER / "code_reward.py"), "ANSWER=answer.py", "TESTS=tests.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    if WALLS:
-        assert result.stdout.splitlines() == [
-            f"protection: {code_sandbox.SENTENCES[WALLS[0]]}",
-            "score: 0.500",
-        ]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
+    if ISOLATED:
+        protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"
+        assert result.stdout.splitlines() == [protection, "score: 0.500"]
+        code_reward.main([])
+        assert capsys.readouterr().out.splitlines() == [protection]
     else:
         assert result.returncode == 2 and "Remedy" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ANSWER=a.py"], "give both files"),
+        (["TESTS=t.py"], "give both files"),
+        (["ANSWER=/no/a.py", "TESTS=/no/t.py"], "ANSWER=/no/a.py: cannot be read"),
+        (["ANSWERS=a.py"], "nearest names: ANSWER"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused_in_one_line(arguments, words):
+    with pytest.raises(UserError, match=words) as error:
+        code_reward.main(arguments)
+    assert "\n" not in str(error.value)

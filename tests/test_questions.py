@@ -1,22 +1,26 @@
-"""Own data: every spelling and file type, several sources mixed, bad rows counted and named."""
+"""Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
 import csv
+import functools
 import itertools
 import json
-import shutil
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import grain
-import grpo_llama3_1_8b_demo as demo
-import jax
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import questions
-from jax.experimental.compilation_cache import compilation_cache
+import reward_func
+import transformers
+from parts import checks, questions, task_rewards
+from parts.settings import HERE, UserError
 
-EXAMPLES = demo.HERE / "examples"
+EXAMPLES = HERE / "examples"
 ROWS = [
     {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
@@ -26,7 +30,14 @@ ROWS = [
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    demo.configure([])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(HERE / "tiny_llama")
+
+
+read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault, tiny=True)
 
 
 def write(path, rows):
@@ -46,7 +57,7 @@ def write(path, rows):
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_every_kind_of_file_gives_the_same_questions(kind):
-    rows, source = demo.read_questions(write(f"mine.{kind}", ROWS), "train")
+    rows, source = read(write(f"mine.{kind}", ROWS), "train")
     assert source == f"mine.{kind}"
     assert rows == [
         {"question": "1 + 1?", "answer": "2", "data_source": "math_reasoning", "extra_info": '{"level": 1}',
@@ -60,7 +71,7 @@ def test_every_kind_of_file_gives_the_same_questions(kind):
 def test_gsm8k_columns_may_name_their_task(kind):
     """In Parquet a row without the column has None in it."""
     plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
-    rows, _ = demo.read_questions(write(f"m.{kind}", [plain | {"data_source": "math"}, plain]), "train")
+    rows, _ = read(write(f"m.{kind}", [plain | {"data_source": "math"}, plain]), "train")
     assert [row["data_source"] for row in rows] == ["math", "gsm8k"]
     assert [row["answer"] for row in rows] == ["2", "2"]
 
@@ -69,8 +80,8 @@ def test_a_folder_has_a_file_for_each_split():
     Path("folder").mkdir()
     write("folder/train.parquet", ROWS)
     write("folder/test.json", ROWS[:1])
-    assert len(demo.read_questions("folder", "train")[0]) == 2
-    assert demo.read_questions("folder", "test")[1] == "folder/test.json"
+    assert len(read("folder", "train")[0]) == 2
+    assert read("folder", "test")[1] == "folder/test.json"
 
 
 def test_lines_are_counted_as_an_editor_counts_them():
@@ -78,7 +89,7 @@ def test_lines_are_counted_as_an_editor_counts_them():
     first = json.dumps(ROWS[0] | {"prompt": "one\u2028two"}, ensure_ascii=False)
     text = "\ufeff" + first + "\r\n\r\n" + json.dumps(ROWS[1]) + "\r\n"
     Path("mine.jsonl").write_bytes(text.encode())
-    rows, _ = demo.read_questions("mine.jsonl", "train")
+    rows, _ = read("mine.jsonl", "train")
     assert [row["line"] for row in rows] == ["1", "3"] and rows[0]["question"] == "one\u2028two"
 
 
@@ -88,6 +99,110 @@ def test_lines_are_counted_as_an_editor_counts_them():
 def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
     row = {"prompt": "?", "ground_truth": ground_truth, "data_source": "qa"}
     assert questions.to_question(row)["answer"] == text
+
+
+# ---------------------------------------------------------------- GSM8K of tensorflow-datasets
+
+
+@pytest.fixture
+def data_dir(tmp_path, monkeypatch):
+    """tensorflow-datasets' default, which it takes from TFDS_DATA_DIR when it is imported."""
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "tfds"))
+    return tmp_path / "tfds"
+
+
+def test_gsm8k_through_tensorflow_datasets(data_dir):
+    """The stock data source reads what a builder prepared from local files: no network."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.text.gsm8k import gsm8k
+
+    local = HERE / "tiny_gsm8k" / "test.jsonl"
+    rows = [json.loads(line) for line in local.read_text().splitlines()]
+    with tfds.core.registered.skip_registration():
+
+        class Gsm8k(gsm8k.Gsm8k):
+            def _split_generators(self, dl_manager):
+                return {split: self._generate_examples(local) for split in ("train", "test")}
+
+    Gsm8k(data_dir=data_dir, file_format="array_record").download_and_prepare()
+    prepared, source = read("gsm8k", "test", tiny=False)
+    assert "tensorflow-datasets" in source
+    assert sorted(q["question"] for q in prepared) == sorted(row["question"] for row in rows)
+    answers = {row["question"]: row["answer"].split("#### ")[1] for row in rows}
+    assert {q["question"]: q["answer"] for q in prepared} == answers
+
+
+def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir, monkeypatch, capsys):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+    replaced, source = read("gsm8k", "test", tiny=True)
+    assert len(replaced) == 512 and source.endswith("tiny_gsm8k/test.jsonl")
+    assert "embedded tiny_gsm8k" in capsys.readouterr().out
+    assert os.environ["HTTPS_PROXY"]
+
+
+@pytest.mark.parametrize("constant", ["DATASET", "TEST_DATASET"])
+def test_gsm8k_without_a_network_is_refused_for_any_other_model(constant, data_dir, monkeypatch):
+    """It used to train an 8 B model on tiny_gsm8k, and said so in one line among many."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(UserError) as error:
+        read("gsm8k", "train", constant=constant, tiny=False)
+    said = str(error.value)
+    assert said.startswith(f"{constant}=gsm8k: no network, and nothing prepared in {data_dir}; ")
+    assert "TFDS_DATA_DIR" in said and "Parquet" in said and "\n" not in said
+
+
+# ---------------------------------------------------------------- questions for inference.py
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
+    rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
+    columns = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "data_source", "extra_info"))
+    name = write(f"in.{kind}", [columns | row for row in rows])
+    first, second, third = questions.read_inputs(name)
+    assert first == {
+        "question": "1 + 1?", "gold": "2", "answer": "2", "data_source": "math_reasoning",
+        "extra_info": '{"level": 1}', "source": name, "line": "1", "row": columns | ROWS[0],
+    }  # fmt: skip
+    assert (second["question"], second["gold"], second["data_source"]) == ("1 + 3?", None, None)
+    assert second["extra_info"] == "" and third["gold"] == "4" and third["line"] == "3"
+
+
+def test_inputs_may_have_a_byte_order_mark_and_line_separators_inside_a_text():
+    """Both used to be "not JSON": inference.py read the file in a way of its own."""
+    first = json.dumps({"question": "one\u2028two\x85three"}, ensure_ascii=False)
+    Path("in.jsonl").write_bytes(("\ufeff" + first + '\r\n\r\n{"question": "four"}\r\n').encode())
+    rows = questions.read_inputs("in.jsonl")
+    assert [(row["question"], row["line"]) for row in rows] == [("one\u2028two\x85three", "1"), ("four", "3")]
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "gold"), [(0, "0"), (["a", "é"], '["a", "é"]'), ("", None), (None, None)]
+)
+def test_the_gold_of_an_input_need_not_be_a_text(ground_truth, gold):
+    write("in.jsonl", [{"prompt": "?", "ground_truth": ground_truth}])
+    assert questions.read_inputs("in.jsonl")[0]["gold"] == gold
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("missing.jsonl", None, ["No such file"]),
+        ("bad.jsonl", '{"question": "?"}\n{', ["line 2", "not JSON"]),
+        ("columns.jsonl", '{"text": "?"}', ["line 1", "'question'", "'prompt'"]),
+        ("list.jsonl", '{"question": "?"}\n7', ["line 2", "'question'"]),
+        ("nothing.jsonl", "\n", ["no rows"]),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
+    if text is not None:
+        Path(name).write_text(text)
+    with pytest.raises(UserError) as error:
+        questions.read_inputs(name)
+    said = str(error.value)
+    assert said.startswith(f"INPUT={name}: ") and "\n" not in said
+    for word in words:
+        assert word in said
 
 
 # ---------------------------------------------------------------- bad rows
@@ -115,30 +230,28 @@ BAD = {
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_a_bad_row_stops_the_run_and_is_named_with_file_line_and_reason(line):
     write("mine.jsonl", [ROWS[0], "", line, ROWS[1]])
-    with pytest.raises(demo.UserError) as error:
-        demo.read_questions("mine.jsonl", "train")
+    with pytest.raises(UserError) as error:
+        read("mine.jsonl", "train")
     said = str(error.value)
     assert said.startswith("DATASET=mine.jsonl: 1 of 3 rows cannot be used: mine.jsonl, row 3: ")
-    assert BAD[line] in said and said.endswith("Mend them, or set BAD_ROWS=skip") and "\n" not in said
+    assert BAD[line] in said and said.endswith("Fix them, or set BAD_ROWS=skip") and "\n" not in said
 
 
 def test_skipped_rows_are_counted_and_named(capsys):
-    demo.configure(["BAD_ROWS=skip"])
     write("mine.jsonl", [ROWS[0], *BAD, ROWS[1]])
-    rows, _ = demo.read_questions("mine.jsonl", "train")
+    rows, _ = read("mine.jsonl", "train", bad_rows="skip")
     assert [row["line"] for row in rows] == ["1", str(len(BAD) + 2)]
     said = capsys.readouterr().out
     assert f"{len(BAD)} of {len(BAD) + 2} rows cannot be used: mine.jsonl, row 2: not JSON" in said
     assert "row 3: not an object" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
     write("bad.jsonl", list(BAD))
-    with pytest.raises(demo.UserError, match=r"DATASET=bad.jsonl: no row of bad.jsonl can be used"):
-        demo.read_questions("bad.jsonl", "train")
+    with pytest.raises(UserError, match=r"DATASET=bad.jsonl: no row of bad.jsonl can be used"):
+        read("bad.jsonl", "train", bad_rows="skip")
 
 
 def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
-    demo.configure(["REWARD_FUNC=mine.py"])
     write("mine.jsonl", [ROWS[0] | {"ground_truth": "two"}])
-    assert demo.read_questions("mine.jsonl", "train")[0][0]["answer"] == "two"
+    assert read("mine.jsonl", "train", fault=None)[0][0]["answer"] == "two"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +268,8 @@ def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
 def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     if content is not None:
         Path(name).write_bytes(content)
-    with pytest.raises(demo.UserError) as error:
-        demo.read_questions(name, "train")
+    with pytest.raises(UserError) as error:
+        read(name, "train")
     assert str(error.value).startswith(f"DATASET={name}: ") and words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -186,20 +299,25 @@ def test_sources_and_weights(spec, expected):
         ("a:nan,b:1", "the weight of a is nan"),
         ("a:inf,b:1", "the weight of a is inf"),
         ("a,,b", "empty name"),
-        ("a:1,a:2", "a stands in it twice"),
+        ("a:1,a:2", "a appears twice"),
     ],
 )
 def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
-    with pytest.raises(demo.UserError, match=rf"^DATASET={spec}: .*{words}"):
-        demo.configure([f"DATASET={spec}", "TEST_DATASET=tiny_gsm8k"])
+    with pytest.raises(UserError, match=rf"^DATASET={spec}: .*{words}"):
+        check_paths(DATASET=spec, TEST_DATASET="tiny_gsm8k")
+
+
+def check_paths(**changed):
+    names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR")
+    checks.paths(SimpleNamespace(**dict.fromkeys(names, "") | {"DATASET": "tiny_gsm8k"} | changed))
 
 
 def test_a_test_set_has_no_weights_and_no_training_questions():
-    with pytest.raises(demo.UserError, match=r"TEST_DATASET=a:2,b:1: .*leave the weights out"):
-        demo.configure(["TEST_DATASET=a:2,b:1"])
+    with pytest.raises(UserError, match=r"TEST_DATASET=a:2,b:1: .*leave the weights out"):
+        check_paths(TEST_DATASET="a:2,b:1")
     write("mine.jsonl", ROWS)
-    with pytest.raises(demo.UserError, match=r"TEST_DATASET is empty and DATASET=tiny_gsm8k:1,mine.jsonl:1"):
-        demo.configure(["DATASET=tiny_gsm8k:1,mine.jsonl:1"])
+    with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=tiny_gsm8k:1,mine.jsonl:1"):
+        check_paths(DATASET="tiny_gsm8k:1,mine.jsonl:1")
 
 
 def rows_of(source, count, weight=1.0):
@@ -209,9 +327,8 @@ def rows_of(source, count, weight=1.0):
 def test_one_source_is_shuffled_as_it_always_was():
     """The README's figures come from this order."""
     rows = rows_of("a", 40)
-    demo.configure(["SEED=3", "BATCH_SIZE=16", "NUM_BATCHES=7"])
     plain = grain.MapDataset.source(rows).shuffle(seed=3).repeat().batch(16)[0:7]
-    batches = demo.training_batches(rows, 0)
+    batches = questions.mixed_batches(rows, 3, 16)[0:7]
     assert len(batches) == 7
     for batch, expected in zip(batches, plain, strict=True):
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
@@ -219,9 +336,8 @@ def test_one_source_is_shuffled_as_it_always_was():
 
 @pytest.mark.parametrize(("weights", "shares"), [((0.7, 0.3), (0.7, 0.3)), ((1, 9), (0.1, 0.9))])
 def test_sources_are_mixed_by_their_weights(weights, shares):
-    demo.configure(["BATCH_SIZE=10", "NUM_BATCHES=100"])
     rows = questions.interleave([rows_of("a", 50, weights[0]), rows_of("b", 30, weights[1])])
-    batches = list(demo.training_batches(rows, 0))
+    batches = list(questions.mixed_batches(rows, 0, 10)[0:100])
     drawn = list(itertools.chain.from_iterable(batch["prompts"] for batch in batches))
     for name, share in zip("ab", shares):
         mine = [prompt for prompt in drawn if prompt[0] == name]
@@ -233,47 +349,54 @@ def test_sources_are_mixed_by_their_weights(weights, shares):
             assert set(mine[start : start + len(pool)]) == pool
         assert whole < 2 * len(pool) or mine[: len(pool)] != mine[len(pool) : 2 * len(pool)]
     # a resumed run goes on with the very batches
-    for batch, expected in zip(demo.training_batches(rows, 40), batches[40:], strict=True):
+    for batch, expected in zip(questions.mixed_batches(rows, 0, 10)[40:100], batches[40:], strict=True):
         np.testing.assert_array_equal(batch["prompts"], expected["prompts"])
 
 
 def test_a_source_keeps_its_weight_when_its_first_question_is_left_out():
     write("a.jsonl", [ROWS[0], ROWS[1]])
     write("b.jsonl", [ROWS[1]])
-    demo.configure(["DATASET=a.jsonl:9,b.jsonl:1", "TEST_DATASET=tiny_gsm8k", "BATCH_SIZE=100"])
-    rows = [row | {"prompts": row["source"]} for row in demo.read_questions(demo.DATASET, "train")[0]]
+    rows = [row | {"prompts": row["source"]} for row in read("a.jsonl:9,b.jsonl:1", "train")[0]]
     assert [row["source"] for row in rows] == ["a.jsonl", "b.jsonl", "a.jsonl"]
     for kept in (rows, rows[1:]):
-        drawn = demo.training_batches(kept, 0)[0]
+        drawn = questions.mixed_batches(kept, 0, 100)[0]
         assert list(drawn["prompts"]).count("a.jsonl") == 90
 
 
 def test_the_top_of_a_mixed_test_set_holds_every_source():
-    demo.configure(["DATASET=examples/one_step:0.3,examples/two_step:0.7"])
-    rows, source = demo.read_questions(demo.DATASET, "test")
+    rows, source = read("examples/one_step:0.3,examples/two_step:0.7", "test")
     assert len(rows) == 256 and source.count("test.jsonl") == 2
     for n in (2, 10, 64):
         assert [row["data_source"] for row in rows[:n]].count("gsm8k") == n / 2
     assert questions.interleave([[1, 2, 3], [4]]) == [1, 4, 2, 3]
 
 
-def test_a_source_whose_questions_are_all_too_long_is_named():
-    demo.configure(["MAX_PROMPT_LENGTH=20"])  # two-step problems take at least 22 tokens
-    demo.RUN_DIR = "."
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    rows, source = demo.read_questions("examples/one_step,examples/two_step", "test")
-    with pytest.raises(demo.UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"):
-        demo.make_prompts(tokenizer, rows, source)
-    assert "two_step/test.jsonl" in Path("too_long.csv").read_text()
+def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
+    rows, _ = read("examples/one_step,examples/two_step", "test")
+    plain = functools.partial(
+        questions.with_prompts, rows, tokenizer, template="{question}", system_prompt=""
+    )
+    kept, too_long = plain(20)  # two-step problems take at least 22 tokens
+    with pytest.raises(
+        UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"
+    ) as error:
+        questions.refuse_lost_sources(kept, too_long, 20)
+    shortest = min(tokens for source, _, tokens in too_long if "two_step" in source)
+    assert shortest >= 22 and f"the shortest takes {shortest} tokens" in str(error.value)
+    assert {Path(source).parent.name for source, _, _ in too_long if "two_step" in source} == {"two_step"}
+    assert len(kept) + len(too_long) == len(rows)
+    assert len({(source, line) for source, line, _ in too_long}) == len(too_long)
+    kept, too_long = plain(28)
+    assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"] and not too_long
+    questions.refuse_lost_sources(kept, too_long, 28)
 
 
 # ---------------------------------------------------------------- which rewards grade them
 
 
-def chosen(*rows):
-    return demo.choose_rewards(
-        [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
-    )
+def chosen(*rows, rewards=""):
+    data = [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
+    return task_rewards.make_grader(rewards, "", reward_func, data).names
 
 
 def test_the_rewards_follow_the_data():
@@ -281,32 +404,28 @@ def test_the_rewards_follow_the_data():
     assert ",".join(chosen(gsm8k)) == (
         "match_format_exactly,match_format_approximately,check_answer,check_numbers"
     )
-    demo.configure([])
-    assert chosen(gsm8k, ROWS[0]) == ["compute_score"]
-    demo.configure(["REWARDS=check_answer"])
-    assert chosen(gsm8k, ROWS[0]) == ["check_answer"]
+    assert chosen(gsm8k, ROWS[0]) == ("compute_score",)
+    assert chosen(gsm8k, ROWS[0], rewards="check_answer") == ("check_answer",)
 
 
 def test_an_unknown_data_source_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(demo.UserError) as error:
+    with pytest.raises(UserError) as error:
         chosen(ROWS[0], ROWS[0] | {"data_source": "maths"})
     known = "gsm8k, math_reasoning, math, code, code_generation, qa, trivia, classification"
     assert "mine.jsonl, row 7: data_source 'maths'" in str(error.value) and known in str(error.value)
 
 
 def test_a_number_reward_for_texts_is_refused():
-    demo.configure(["REWARDS=check_answer,match_format_exactly"])
-    chosen(ROWS[0] | {"ground_truth": "0"})
-    with pytest.raises(
-        demo.UserError, match=r"the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"
-    ):
-        chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"})
+    rewards = "check_answer,match_format_exactly"
+    chosen(ROWS[0] | {"ground_truth": "0"}, rewards=rewards)
+    with pytest.raises(UserError, match=r"the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"):
+        chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards=rewards)
 
 
 # ---------------------------------------------------------------- the examples, and the README's commands
 
 
-def test_the_examples_are_what_their_script_makes(monkeypatch):
+def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples
 
@@ -315,83 +434,53 @@ def test_the_examples_are_what_their_script_makes(monkeypatch):
     for name, text in files.items():
         assert (EXAMPLES / name).read_text() == text, name
     make_examples.make_think_model(Path("runs/tiny_think"))
-    think, plain = (demo.load_tokenizer(p) for p in (Path("runs/tiny_think"), demo.HERE / "tiny_llama"))
+    think = transformers.AutoTokenizer.from_pretrained("runs/tiny_think")
     text = "<reasoning>2+3=5</reasoning><answer>5</answer>"
-    assert think.encode(text.replace("reasoning", "think")) == plain.encode(text)
-    assert think.decode(plain.encode(text)) == text.replace("reasoning", "think")
-    weights = [p / "model.safetensors" for p in (Path("runs/tiny_think"), demo.HERE / "tiny_llama")]
+    assert think.encode(text.replace("reasoning", "think")) == tokenizer.encode(text)
+    assert think.decode(tokenizer.encode(text)) == text.replace("reasoning", "think")
+    weights = [p / "model.safetensors" for p in (Path("runs/tiny_think"), HERE / "tiny_llama")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_the_prompt_asks_for_the_tags_that_are_rewarded():
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    template = "TEMPLATE={system_prompt} {question}"
-    demo.configure([template])
-    assert "between <reasoning> and </reasoning>" in demo.to_prompt(tokenizer, "?")
-    demo.configure([template, "REWARDS=correctness_reward,mark_reward"])
-    prompt = demo.to_prompt(tokenizer, "?")
+def test_the_prompt_asks_for_the_tags_that_are_rewarded(tokenizer):
+    system_prompt = "Reason between <reasoning> and </reasoning>, answer between <answer> and </answer>."
+    template = "{system_prompt} {question}"
+    prompt = questions.to_prompt(tokenizer, "?", template=template, system_prompt=system_prompt)
+    assert "between <reasoning> and </reasoning>" in prompt
+    think = questions.think_prompt(system_prompt)
+    prompt = questions.to_prompt(tokenizer, "?", template=template, system_prompt=think)
     assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
-    with pytest.raises(demo.UserError, match="mark_reward wants <think>, match_format_"):
-        demo.configure(["REWARDS=mark_reward,match_format_exactly"])
+    with pytest.raises(UserError, match="mark_reward wants <think>, match_format_"):
+        checks.rewards(SimpleNamespace(REWARDS="mark_reward,match_format_exactly"))
 
 
-@pytest.fixture(scope="module")
-def compile_cache(tmp_path_factory):
-    """The three runs are one program: compiled for the first, read from the disk by the others."""
-    compilation_cache.set_cache_dir(str(tmp_path_factory.mktemp("programs")))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-
-
-SHORT = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_TEST_QUESTIONS=16", "RUN_DIR=run"]
-
-
-def run(*arguments):
-    demo.run([*arguments, *SHORT])
-    return json.loads(Path("run/result.json").read_text()), Path("run/report.md").read_text()
-
-
-def test_own_data_with_an_own_reward_file_runs_to_the_end(compile_cache):
-    shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
-    result, report = run(
-        "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,few_tokens"
+def test_a_reward_file_may_import_the_courses_rewards():
+    """`import reward_func` works as in a run: the folder of the script is on the path."""
+    code = (
+        "import reward_func\nfrom parts import task_rewards\n"
+        f"grader = task_rewards.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
+        "print(grader.names)"
     )
-    before = result["before"]
-    # a right answer scores 0.25, 0.5 or 1; what is right in the report scores 1
-    assert before["answer_accuracy"] <= before["mean_score"] <= 1
-    assert "| mean score |" in report and "| two_step |" in report
-    assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
+    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
+    assert done.stdout == "('compute_score',)\n", done.stderr
 
 
-def test_two_data_sets_run_to_the_end_and_the_report_is_split(compile_cache):
-    result, report = run(
-        "DATASET=examples/one_step:0.3,examples/two_step:0.7", "REWARDS=compute_score,match_format_exactly"
+def test_reading_and_checking_need_no_heavy_import():
+    code = (
+        "import sys, parts.checks, parts.questions, parts.task_rewards\n"
+        "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
-    parts = result["after"]["by_data_source"]
-    assert set(parts) == {"gsm8k", "math_reasoning"} and parts["gsm8k"]["questions"] == 8
-    whole = (parts["gsm8k"]["answer_accuracy"] + parts["math_reasoning"]["answer_accuracy"]) / 2
-    assert result["after"]["answer_accuracy"] == pytest.approx(whole)
-    assert "| data_source | questions | answers right | format right |" in report
-
-
-def test_think_tags_run_to_the_end(compile_cache, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import make_examples
-
-    make_examples.make_think_model(Path("think"))
-    rewards = "REWARDS=correctness_reward,digit_reward,hard_format_reward,mark_reward"
-    result, report = run("MODEL=think", rewards)
-    assert result["before"]["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
-    assert "<think>" in report and "by_data_source" not in result["before"]
+    heavy = ["jax", "transformers", "grain", "numpy", "tensorflow_datasets", "huggingface_hub", "pyarrow"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], cwd=HERE, capture_output=True, text=True)
+    assert done.stdout == "\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_readmes_table_is_the_committed_csv(language):
-    with open(demo.HERE / "assets" / "own_tasks.csv", newline="") as file:
+    with open(HERE / "assets" / "own_tasks.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len({row["command"] for row in rows}) == 4  # LoRA's, too
-    text = (demo.HERE / language).read_text()
+    text = (HERE / language).read_text()
     for row in rows:
         cells = [
             f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"

@@ -1,4 +1,4 @@
-"""reward_func.py against two lists of hard cases, every GSM8K gold, oracles and hostile texts."""
+"""Grading and the course's rewards: two lists of hard cases, every GSM8K gold, oracles and hostile texts."""
 
 import functools
 import json
@@ -11,14 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reward_func
-from reward_func import (
-    extract_answer,
-    extract_hash_answer,
-    format_ok,
-    grade,
-    is_close,
-    parse_number,
-)
+from parts import grading
+from parts.grading import extract_answer, extract_hash_answer, format_ok, grade, is_close, parse_number
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_CASES = ROOT / "tests" / "answer_cases.jsonl"
@@ -191,7 +185,7 @@ def test_extraction_and_form_agree_with_a_slow_regex():
     block = r"((?:(?!</?(?:answer|reasoning)>).)*)"
     end = r"\s*(?:<\|end\|>\s*)*"
     form = rf"\s*<reasoning>{block}</reasoning>\s*<answer>{block}</answer>{end}"
-    pieces = [*reward_func.TAGS, "18", " ", "\n", "<|end|>"]
+    pieces = [*grading.TAGS, "18", " ", "\n", "<|end|>"]
     right = ["<reasoning>", "a", "</reasoning>", " ", "<answer>", "18", "</answer>", "<|end|>"]
     rng = random.Random(2)
     seen = {True: 0, False: 0}
@@ -301,10 +295,12 @@ HOSTILE = [
     "<reasoning>a</reasoning><answer>18</answer>",
 ]  # fmt: skip
 
+LIMIT = 0.5  # seconds of the processor; here linear code takes 0.013 at most, quadratic code 8 and more
+
 
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_100_kb_of_anything_take_under_50_ms(unit):
-    """The best of three calls. Linear code needs under 10 ms, quadratic code whole seconds."""
+def test_100_kb_of_anything_take_linear_time(unit):
+    """The best of three calls counts."""
     flood = unit * (100_000 // len(unit.encode()))
     head, tail = PERFECT.split("18</answer>")
     places = {
@@ -329,8 +325,8 @@ def test_100_kb_of_anything_take_under_50_ms(unit):
             calls[reward_fn.__name__] = functools.partial(reward_fn, **columns)
         for name, call in calls.items():
             seconds = []
-            while len(seconds) < 3 and min(seconds, default=1) >= 0.05:
-                start = time.perf_counter()
+            while len(seconds) < 3 and min(seconds, default=LIMIT) >= LIMIT:
+                start = time.process_time()
                 call()
-                seconds.append(time.perf_counter() - start)
-            assert min(seconds) < 0.05, f"{name}, flood {place}: {min(seconds):.3f} s"
+                seconds.append(time.process_time() - start)
+            assert min(seconds) < LIMIT, f"{name}, flood {place}: {min(seconds):.3f} s"

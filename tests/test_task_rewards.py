@@ -1,29 +1,41 @@
-"""Rewards by task, for think tags, and from a file of one's own."""
+"""Rewards by task, for think tags, and from a file of one's own; what a Grader makes of them."""
 
 import functools
 import json
 import os
 import string
+import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
-import grpo_llama3_1_8b_demo as demo
 import numpy as np
 import pytest
 import reward_func
-import task_rewards
-from task_rewards import compute_score, correctness_reward, digit_reward, hard_format_reward, mark_reward
+from parts import checks, code_grading, grading, task_rewards
+from parts.settings import HERE, UserError
+from parts.task_rewards import (
+    compute_score,
+    correctness_reward,
+    digit_reward,
+    hard_format_reward,
+    make_grader,
+    mark_reward,
+)
 from test_reward_func import OWN_CASES, cases, completion_of
 
-EXAMPLES = demo.HERE / "examples"
+EXAMPLES = HERE / "examples"
 
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    demo.configure([])
+
+
+def grader_of(rewards="", reward_file="", rows=()):
+    return make_grader(rewards, reward_file, reward_func, rows)
 
 
 # ---------------------------------------------------------------- compute_score by data_source
@@ -34,7 +46,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 )
 def test_a_tagged_number_is_graded_as_the_course_grades_it(case):
     completion = completion_of(case)
-    if reward_func.extract_answer(completion) is None:
+    if grading.extract_answer(completion) is None:
         return  # the course wants tags; compute_score also takes other marks
     for data_source in ("gsm8k", "math_reasoning"):
         assert compute_score(data_source, completion, case["gold"]) == float(case["correct"])
@@ -103,21 +115,21 @@ def test_math_is_graded_in_the_thread_where_tunix_calls_rewards():
 
 
 def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(task_rewards, "MATH_SECONDS", 1)
-    if task_rewards._math_child:  # it was started with the other limit
-        task_rewards._math_child.kill()
-        task_rewards._math_child.wait()
-    watchdog = threading.Timer(40, lambda: task_rewards._math_child.kill())  # a test that hangs is not red
+    verifier = task_rewards.MathVerifier(seconds=1)
+    monkeypatch.setattr(task_rewards, "math_verifier", verifier)
+    watchdog = threading.Timer(300, lambda: verifier.child.kill())  # a test that hangs is not red
     watchdog.start()
     started = time.monotonic()
     assert compute_score("math", "<answer>9^{9^{9^9}}</answer>", "7") == 0.0
     watchdog.cancel()
-    assert time.monotonic() - started < 30  # imports of sympy on a busy machine, and one second
-    child = task_rewards._math_child
+    assert time.monotonic() - started < 250  # imports of sympy on a busy machine, and one second
+    child = verifier.child
     assert child.returncode is not None and not Path(f"/proc/{child.pid}").exists()
-    monkeypatch.undo()
+    verifier.seconds = task_rewards.MATH_SECONDS
     assert compute_score("math", "<answer>7</answer>", "7") == 1.0
-    assert task_rewards._math_child.pid not in (child.pid, os.getpid())
+    assert verifier.child.pid not in (child.pid, os.getpid())
+    verifier.child.kill()
+    verifier.child.communicate()
 
 
 def test_a_math_answer_that_nobody_can_read_is_the_datas_fault():
@@ -166,11 +178,10 @@ def test_a_label_has_to_stand_alone(answer, right):
 
 @pytest.mark.parametrize("data_source", ["code", "code_generation"])
 def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
-    code_reward = pytest.importorskip("code_reward")
     program = "```python\ndef double(x):\n    return 2 * x\n```"
     assert compute_score(data_source, program, "assert double(4) == 8") == 1.0
     assert compute_score(data_source, program, "assert double(4) == 9") == 0.0
-    assert code_reward.compute_score(program, "assert double(4) == 8", None) == 1.0
+    assert code_grading.compute_score(program, "assert double(4) == 8", None) == 1.0
 
 
 def test_an_unknown_data_source_lists_the_known_ones():
@@ -228,9 +239,11 @@ def test_think_rewards_raise_where_lists_differ_in_length():
 
 def test_the_evaluation_looks_for_the_form_that_is_rewarded():
     thinking, reasoning = think("x", "1"), think("x", "1").replace("think", "reasoning")
-    assert (demo.format_right(thinking), demo.format_right(reasoning)) == (False, True)
-    demo.configure(["REWARDS=correctness_reward,hard_format_reward"])
-    assert (demo.format_right(thinking), demo.format_right(reasoning)) == (True, False)
+    course = grader_of()
+    assert (course.format_right(thinking), course.format_right(reasoning)) == (False, True)
+    thinker = grader_of("correctness_reward,hard_format_reward")
+    assert (thinker.format_right(thinking), thinker.format_right(reasoning)) == (True, False)
+    assert thinker.think_tags and not course.think_tags
 
 
 # ---------------------------------------------------------------- own rewards
@@ -241,29 +254,28 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def own(text, *arguments):
-    """The reward functions of a run whose REWARD_FUNC holds `text`."""
+def own(text, rewards=""):
+    """The grader of a run whose REWARD_FUNC holds `text`."""
     Path("mine.py").write_text(text)
-    demo.configure(["REWARD_FUNC=mine.py", *arguments])
-    demo.choose_rewards([])
-    return [demo.guarded(function) for function in demo.reward_functions()]
+    return grader_of(rewards, "mine.py")
 
 
 def test_a_compute_score_of_ones_own_gets_the_rows_columns():
-    (reward,) = own(
+    grader = own(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    assert type(solution_str) is str  # not NumPy's\n"
         "    return (data_source == 'mine') + 2 * (ground_truth in solution_str)\\\n"
         "        + 4 * (extra_info or {'level': 0})['level']"
     )
     columns = {name: np.array(values) for name, values in COLUMNS.items()}  # as Grain stacks them
+    (reward,) = grader.functions
     assert reward(**columns) == [15.0, 1.0]
-    assert reward.__name__ == "compute_score" and demo.reward_names() == ["compute_score"]
+    assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
 
 
 def test_the_example_file_does_what_it_says():
-    demo.configure([f"REWARD_FUNC={EXAMPLES}/my_reward.py", "REWARDS=compute_score,few_tokens,check_answer"])
-    score, few, check = demo.reward_functions()
+    grader = grader_of("compute_score,few_tokens,check_answer", f"{EXAMPLES}/my_reward.py")
+    score, few, check = grader.functions
     tags = "<reasoning>{}</reasoning><answer>{}</answer>".format
     completions = [tags("2+3=5", "5"), tags("4+1=5", "5"), tags("2+3=5", "5").replace("</reasoning>", ""),
                    tags("2+3=6", "6"), "5"]  # fmt: skip
@@ -274,17 +286,17 @@ def test_the_example_file_does_what_it_says():
     }  # fmt: skip
     assert score(**columns) == [1.0, 0.5, 0.25, 0.0, 0.0]
     assert few(**columns) == [0.1, 0.1, 0.1, 0.1, 0.0]
-    assert check is reward_func.check_answer
+    assert check.__wrapped__ is reward_func.check_answer
     # what is right in the report and in the log: full marks only
     del columns["prompts"]
-    assert (demo.score_answers(**columns) >= 1).tolist() == [True, False, False, False, False]
+    assert (grader.score(**columns) >= 1).tolist() == [True, False, False, False, False]
 
 
 def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
     (reward,) = own(
         "def check_answer(prompts, completions, **columns):\n    return [8.0] * len(completions)",
-        "REWARDS=check_answer",
-    )
+        "check_answer",
+    ).functions
     assert reward(**COLUMNS) == [8.0, 8.0]
 
 
@@ -295,10 +307,10 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    calls.append((solution_str, ground_truth))\n"
         "    return len(calls)"
-    )
+    ).functions
     assert reward(**COLUMNS) == [1.0, 2.0] == reward(**COLUMNS)
     assert reward(**COLUMNS | {"answer": ["2", "9"]}) == [1.0, 3.0]
-    assert Counter(task_rewards.load_file(Path("mine.py").resolve()).calls).most_common(1)[0][1] == 1
+    assert Counter(sys.modules["own_rewards"].calls).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize(
@@ -306,13 +318,13 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
     [
         ("def compute_score(", "SyntaxError"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
-        ("1 / 0", "ZeroDivisionError: division by zero; mend it"),
+        ("1 / 0", "ZeroDivisionError: division by zero; fix it"),
         ("def compute_score(completion, answer): return 1.0", "compute_score .*data_source, solution_str"),
         ("compute_score = 3", "'compute_score' in .* is not a function"),
     ],
 )
 def test_a_reward_file_that_does_not_run_is_one_line(text, words):
-    with pytest.raises(demo.UserError, match=words) as error:
+    with pytest.raises(UserError, match=words) as error:
         own(text)
     assert "mine.py" in str(error.value) and "\n" not in str(error.value)
 
@@ -323,14 +335,14 @@ def test_a_reward_file_that_does_not_run_is_one_line(text, words):
         ("None", "TypeError: returned None for data_source 'mine', not a number"),
         ("'1.0'", "returned '1.0'"),
         ("float('nan')", "returned nan for completion '<answer>2</answer>'; return a finite number"),
-        ("{}[0]", "raised KeyError: 0; mend it"),
+        ("{}[0]", "raised KeyError: 0; fix it"),
         ("[1.0]", "not a number"),
     ],
 )
 def test_a_faulty_score_stops_the_run_and_is_named(returned, words):
     signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
-    (reward,) = own(f"{signature} return {returned}")
-    with pytest.raises(demo.UserError) as error:
+    (reward,) = own(f"{signature} return {returned}").functions
+    with pytest.raises(UserError) as error:
         reward(**COLUMNS)
     assert "reward function compute_score" in str(error.value) and words in str(error.value)
 
@@ -338,83 +350,84 @@ def test_a_faulty_score_stops_the_run_and_is_named(returned, words):
 @pytest.mark.parametrize("returned", ["True", "1", "np.float32(1)", "np.int64(1)"])
 def test_any_real_number_is_a_score(returned):
     signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
-    (reward,) = own(f"import numpy as np\n{signature} return {returned}")
+    (reward,) = own(f"import numpy as np\n{signature} return {returned}").functions
     assert reward(**COLUMNS) == [1.0, 1.0]
 
 
+def test_a_function_is_logged_under_its_name_in_rewards():
+    (reward,) = own("short = lambda prompts, completions, **columns: [float('inf')] * 2", "short").functions
+    assert reward.__name__ == "short"
+    with pytest.raises(UserError, match="reward function short returned inf"):
+        reward(**COLUMNS)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("rewards", "reward_file", "words"),
     [
-        (
-            ["REWARDS=check_anser"],
-            r"no reward 'check_anser'; there are match_format_exactly, .*compute_score",
-        ),
-        (["REWARD_FUNC=gone.py"], r"REWARD_FUNC=.*gone.py: not a Python file"),
-        (["REWARD_FUNC=mine.txt"], r"REWARD_FUNC=.*mine.txt: not a Python file"),
-        (
-            ["REWARD_FUNC=mine.py", "REWARDS=other"],
-            r"no reward 'other'; there are brief, match_format_exactly",
-        ),
-        (["REWARDS=check_answer,"], "no reward ''"),
-        (["BAD_ROWS=drop"], "BAD_ROWS=drop: one of refuse, skip"),
-        (["REWARD_FUNC=gs://mine.py"], "REWARD_FUNC=gs://mine.py: must be a local path"),
-        (["DATASET=a:1,gs://b.jsonl:1"], "must be a local path"),
+        ("check_anser", "", r"no reward 'check_anser'; there are match_format_exactly, .*compute_score"),
+        ("", "gone.py", r"REWARD_FUNC=.*gone.py: not a Python file"),
+        ("", "mine.txt", r"REWARD_FUNC=.*mine.txt: not a Python file"),
+        ("other", "mine.py", r"no reward 'other'; there are brief, match_format_exactly"),
+        ("check_answer,", "", "no reward ''"),
     ],
 )
-def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(arguments, words):
+def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
     Path("mine.py").write_text("def brief(prompts, completions, **columns): return [0.0] * len(completions)")
     Path("mine.txt").write_text("")
-    with pytest.raises(demo.UserError, match=words):
-        demo.run(arguments)
+    with pytest.raises(UserError, match=words):
+        grader_of(rewards, reward_file)
     assert not Path("runs").exists()
 
 
-# ---------------------------------------------------------------- what the evaluation makes of the scores
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"REWARD_FUNC": "gs://mine.py"}, "REWARD_FUNC=gs://mine.py: must be a local path"),
+        ({"DATASET": "a:1,gs://b.jsonl:1"}, "must be a local path"),
+    ],
+)
+def test_a_bucket_is_refused_by_name(changed, words):
+    paths = dict.fromkeys(("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"), "")
+    with pytest.raises(UserError, match=words):
+        checks.paths(SimpleNamespace(**paths | changed))
 
 
-class Parrot:
-    """A rollout that gives prepared answers."""
-
-    def __init__(self, answers):
-        self.answers = answers
-
-    def generate(self, prompts, config):
-        texts, self.answers = self.answers[: len(prompts)], self.answers[len(prompts) :]
-        return type("Output", (), {"text": texts, "tokens": [[0] * 5] * len(texts)})
+# ---------------------------------------------------------------- what a grader makes of the scores
 
 
-def asked(*rows):
-    names = ("answer", "data_source", "extra_info", "prompts")
-    return [dict(zip(names, (*row, "", "?"), strict=True)) for row in rows]
+def test_a_grader_grades_by_task():
+    grader = grader_of("compute_score")
+    scores = grader.score(
+        ["paris", "<answer>13</answer>", "Bern"], ["Paris", "12", "Rome"], ["qa", "gsm8k", "qa"], [""] * 3
+    )
+    assert scores.dtype == float and scores.tolist() == [1.0, 0.0, 0.0]
+    assert [grader.format_right(text) for text in ("paris", "<answer>13</answer>", "Bern")] == [False] * 3
 
 
-def test_the_evaluation_grades_by_task_and_splits_by_data_source():
-    demo.configure(["REWARDS=compute_score"])
-    rows = asked(("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa"))
-    result = demo.evaluate(Parrot(["paris", "<answer>13</answer>", "Bern"]), rows, "greedy")
-    assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
-    assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
-    assert result["by_data_source"] == {
-        "gsm8k": {"questions": 1, "answer_accuracy": 0.0, "format_accuracy": 0.0},
-        "qa": {"questions": 2, "answer_accuracy": 0.5, "format_accuracy": 0.0},
-    }
-    table = demo.data_source_table(result, result)
-    assert "| qa | 2 | 50.0% to 50.0% | 0.0% to 0.0% |" in table
-    one = demo.evaluate(Parrot(["paris"]), rows[:1], "greedy")
-    assert "by_data_source" not in one and demo.data_source_table(one, one) == ""
+def test_without_compute_score_the_number_in_the_tags_is_graded():
+    grader = grader_of("check_numbers")
+    scores = grader.score(["<answer>12.0</answer>", "12"], ["12", "12"], ["gsm8k"] * 2, [""] * 2)
+    assert scores.dtype == float and scores.tolist() == [1.0, 0.0]
 
 
 def test_texts_are_voted_on_where_texts_are_graded():
     answers = ["Rome", "the Paris", "paris", "<answer>12</answer>"]
-    demo.configure(["REWARDS=compute_score"])
-    assert demo.majority(answers) == 1
-    result = demo.evaluate(Parrot(answers), asked(("Paris", "qa")), "liberal", num_passes=4)
-    assert (result["majority_at_k"], result["pass_at_k"], result["answer_accuracy"]) == (1.0, 1.0, 0.5)
-    demo.configure([])
-    assert demo.majority(answers) == 3 and demo.majority(["Rome"]) == 0
+    grader = grader_of("compute_score")
+    assert grader.majority(answers) == 1
+    scores = grader.score(answers, ["Paris"] * 4, ["qa"] * 4, [""] * 4)
+    assert scores.tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert grader.votes(answers) == ["rome", "paris", "paris", 12]
+    course = grader_of()
+    assert course.majority(answers) == 3 and course.majority(["Rome"]) == 0
 
 
 def test_rewards_are_found_by_the_names_of_the_readme():
     for name in (*task_rewards.COURSE_REWARDS, *task_rewards.THINK_REWARDS):
-        function = task_rewards.find_reward(name, None)
+        function = task_rewards.find_reward(name, None, reward_func)
         assert function.__name__ == name and not isinstance(function, functools.partial)
+    assert len(task_rewards.THINK_REWARDS) == 4
+
+
+def test_names_of_rewards():
+    assert task_rewards.reward_names("") == []
+    assert task_rewards.reward_names("a, b,") == ["a", "b", ""]

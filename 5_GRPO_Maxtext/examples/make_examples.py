@@ -1,14 +1,14 @@
-"""Makes the examples' data from tiny_gsm8k, and a tiny Llama that thinks in <think> tags.
+"""Makes the data of the examples from tiny_gsm8k, and a tiny Llama that writes <think> tags.
 
     python 5_GRPO_Maxtext/examples/make_examples.py
 
     examples/word_problems/{train,test}.json    prompt, ground_truth, data_source and extra_info
     examples/one_step/{train,test}.jsonl        the same columns, data_source math_reasoning: one operation
     examples/two_step/{train,test}.jsonl        GSM8K's columns: two operations
-    runs/tiny_think/                            tiny_llama; the tokens <reasoning>, </reasoning> are called
-                                                <think>, </think>, the weights are untouched
+    runs/tiny_think/                            tiny_llama with the same weights; its tokens <reasoning> and
+                                                </reasoning> are renamed to <think> and </think>
 
-The data lies in the repository; the model does not, it is a copy. A second of processor time.
+The data are committed; the model, a copy, is not. Takes about one second.
 """
 
 import json
@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 # %% Constants ------------------------------------------------------------------------------------------
-ROWS = {"train": 600, "test": 128}  # of each file, from the top of tiny_gsm8k's
+ROWS = {"train": 600, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
 
 EXAMPLES = Path(__file__).resolve().parent
 FOLDER_5 = EXAMPLES.parent
@@ -24,7 +24,7 @@ FOLDER_5 = EXAMPLES.parent
 
 # %% Data -----------------------------------------------------------------------------------------------
 def to_prompt_columns(row: dict[str, str], data_source: str = "") -> dict[str, str | dict[str, str]]:
-    """A row of GSM8K's columns in the other spelling."""
+    """A row with GSM8K's columns as a row with `prompt` and `ground_truth`."""
     working, _, gold = row["answer"].partition("\n#### ")
     task = "two_step" if "," in working else "one_step"
     return {
@@ -34,7 +34,7 @@ def to_prompt_columns(row: dict[str, str], data_source: str = "") -> dict[str, s
 
 
 def make_data() -> dict[str, str]:
-    """The text of each file, by its path in examples/."""
+    """The text of each file, by its path below examples/."""
     files = {}
     for split, count in ROWS.items():
         lines = (FOLDER_5 / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
@@ -53,13 +53,13 @@ def make_data() -> dict[str, str]:
 
 
 def json_lines(rows: list[dict]) -> str:
-    """One row a line."""
+    """The rows as JSON lines."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 # %% Model ----------------------------------------------------------------------------------------------
 def make_think_model(target: Path) -> None:
-    """Copies tiny_llama, and renames two tokens of its vocabulary."""
+    """Copies tiny_llama to `target` and renames two tokens of its vocabulary."""
     shutil.copytree(FOLDER_5 / "tiny_llama", target, dirs_exist_ok=True)
     tokenizer = target / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("reasoning>", "think>"))

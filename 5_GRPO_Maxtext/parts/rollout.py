@@ -4,16 +4,18 @@ On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix a
 `BaseRollout`, and its own 'vanilla' one cannot drive a MaxText model. One call is one program:
 
     prefill   all prompt tokens in a single forward pass, which fills the prompt's half of the KV cache
-    decode    one token a step for all rows; stops as soon as every row has said end-of-sequence
+    decode    one token per step for all rows, until every row has ended
 
-Three things that Tunix's vanilla sampler does otherwise, each of which would spoil learning silently:
-the end-of-sequence token stays in the completion (else it is never trained, and answers never learn
-to stop); the random key is a function of the training step (else either every step samples the same,
-or a resumed run samples differently); log-probs use the sampling temperature (else the importance
-ratio of the first inner update is not 1).
+Three things differ from Tunix's vanilla sampler. Each would spoil learning silently:
+
+    end of sequence    stays in the completion: otherwise it is never trained, and answers never learn to stop
+    random key         depends on the training step: otherwise every step samples the same, or a resumed run
+                       samples differently
+    log-probs          use the sampling temperature: otherwise the ratio of the first inner update is not 1
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,37 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 from maxtext.utils import model_creation_utils
-from tunix.generate.sampler import sample_top_p
-from tunix.rl import common as rl_common
-from tunix.rl.rollout import base_rollout
+
+from parts import llama
+from parts.loss_options import completion_log_probs
+from parts.tunix_api import BaseRollout, RolloutConfig, RolloutOutput, sample_top_p
+
+
+GENERATION_CONFIGS = {
+    "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
+    "standard": dict(temperature=0.7, top_k=50, top_p=0.95),
+    "liberal": dict(temperature=0.85, top_k=-1, top_p=1.0),
+}
+
+
+def rollout_config(
+    sampling: dict[str, float], *, prompt_tokens: int, new_tokens: int, **changes: Any
+) -> RolloutConfig:
+    """Tunix's `RolloutConfig`.
+
+    Args:
+        sampling: temperature, top_k and top_p, such as an entry of GENERATION_CONFIGS.
+        prompt_tokens: P, the longest prompt.
+        new_tokens: T, the longest answer.
+        changes: further fields.
+    """
+    return RolloutConfig(
+        **sampling,
+        max_prompt_length=prompt_tokens,
+        max_tokens_to_generate=new_tokens,
+        kv_cache_size=prompt_tokens + new_tokens,
+        **changes,
+    )
 
 
 def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
@@ -40,7 +70,7 @@ def sample(logits: jax.Array, t: int, key: jax.Array, temperature, greedy: bool,
     return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
 
 
-class MaxTextRollout(base_rollout.BaseRollout):
+class MaxTextRollout(BaseRollout):
     """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
 
     Args:
@@ -50,6 +80,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         rollout_config: Tunix's `RolloutConfig` of the training rollouts.
         maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
             `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
+        hf: the checkpoint's config, for the rotary scaling.
         current_step: returns the training step; the sampling key of a step is a function of it.
         seed: sampling seed of the whole run.
         merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
@@ -60,9 +91,10 @@ class MaxTextRollout(base_rollout.BaseRollout):
         rollout_actor,
         tokenizer,
         mesh: jax.sharding.Mesh,
-        rollout_config: base_rollout.RolloutConfig,
+        rollout_config: RolloutConfig,
         *,
         maxtext_config,
+        hf,
         current_step: Callable[[], int],
         seed: int,
         merge: Callable[[nnx.State], nnx.State] | None = None,
@@ -70,7 +102,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         self._actor = rollout_actor
         self._tokenizer = tokenizer
         self._mesh = mesh
-        self._temperature = rollout_config.temperature
+        self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
         self._config = maxtext_config
         self._current_step = current_step
         self._seed = seed
@@ -87,6 +119,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
                     rngs=nnx.Rngs(params=0, dropout=1),
                 )
             )
+        llama.use_rope_scaling(decoder, hf)
         self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         self._rest = jax.tree.map(unused_random_state, rest)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
@@ -181,8 +214,8 @@ class MaxTextRollout(base_rollout.BaseRollout):
         return np.pad(rows, ((0, B - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(
-        self, prompts: Sequence[str], rollout_config: base_rollout.RolloutConfig, **kwargs
-    ) -> base_rollout.RolloutOutput:
+        self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs
+    ) -> RolloutOutput:
         """Samples one completion for each prompt.
 
         Args:
@@ -218,7 +251,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
         tokens = np.concatenate(chunks)[: len(padded)]
         lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
-        return base_rollout.RolloutOutput(
+        return RolloutOutput(
             text=self._tokenizer.batch_decode(completions, skip_special_tokens=True),
             logits=None,
             tokens=completions,
@@ -226,7 +259,7 @@ class MaxTextRollout(base_rollout.BaseRollout):
             logprobs=None,
         )
 
-    def stream(self, prompt: str, rollout_config: base_rollout.RolloutConfig) -> Iterator[str]:
+    def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
         """Yields the completion of one prompt piece by piece, as soon as a token makes one.
 
         The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
@@ -265,16 +298,14 @@ class MaxTextRollout(base_rollout.BaseRollout):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of the completions under the current weights, at the sampling temperature."""
-        graphdef, state = nnx.split(self._actor)
-        return rl_common.compute_per_token_logps(
-            graphdef,
-            state,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
+        """Log-probs [B, T] of the completions under the current weights, at the sampling temperature of now."""
+        return completion_log_probs(
+            self._actor,
+            prompt_tokens,
+            completion_tokens,
             pad_id=self.pad_id(),
             eos_id=self.eos_id(),
-            temperature=self._temperature,
+            temperature=self._rollout_config.temperature,
         )
 
     def update_params(self, params, filter_types=None) -> None:

@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tunix.rl import algo_core, common, function_registry
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner, TrainExample
-from tunix.rl.rl_cluster import Mode, RLCluster, Role
-from tunix.sft import sharding_utils
+from tunix.rl import algo_core, function_registry
+
+from parts.llama import to_memory as on_memory
+from parts.tunix_api import (
+    GRPOConfig, GRPOLearner, Mode, RLCluster, Role, TrainExample, common, sharding_utils,
+)  # fmt: skip
 
 # What the script calls it, and what Tunix calls it. With per-token losses l_it of B answers of |o_i| tokens,
 # at most T each; an answer that is masked as a whole does not count in B.
@@ -37,6 +39,7 @@ LOSS_ALGOS = ("grpo", "gspo-token")
 KL_LOSS_MODES = ("kl", "mse_kl", "low_var_kl")
 ADVANTAGES = ("group", "rloo")
 ZERO_VARIANCE_GROUPS = ("keep", "skip", "refill")
+MAX_REFILLS = 4
 KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # of the controller, as in its paper: beta moves by 2 % a step at most
 
 
@@ -49,7 +52,6 @@ class LossConfig(GRPOConfig):
             configurations of DAPO and of agents have the field.
         mask_overlong: answers that were cut off at the limit do not count.
         zero_variance_groups: "keep", "skip" or "refill" groups whose answers all earn the same.
-        max_refills: batches that "refill" may draw in a step.
         advantage_clip: largest absolute advantage; 0: off.
         logits_clip: largest absolute logit; 0: off.
         adaptive_beta: `beta` comes from the schedule instead.
@@ -60,7 +62,6 @@ class LossConfig(GRPOConfig):
     epsilon_high: float
     mask_overlong: bool = False
     zero_variance_groups: str = "keep"
-    max_refills: int = 1
     advantage_clip: float = 0.0
     logits_clip: float = 0.0
     adaptive_beta: bool = False
@@ -245,14 +246,14 @@ class Learner(GRPOLearner):
     def _fill_up(self, example, signal, step, mode):
         """DAPO's dynamic sampling: asks other questions until every group of the batch has a signal.
 
-        After `max_refills` batches it takes what there is.
+        After MAX_REFILLS batches it takes what there is.
 
         Returns:
             A batch of the same size, groups with signal first come first, and which have one [groups].
         """
         G, size = self.algo_config.num_generations, len(signal)
         examples, signals = [example], [signal]
-        for attempt in range(self.algo_config.max_refills):
+        for attempt in range(MAX_REFILLS):
             if np.concatenate(signals).sum() >= size:
                 break
             more = {k: np.repeat(v, G, axis=0) for k, v in self._refill(step, attempt).items()}  # [B * G]
@@ -265,11 +266,11 @@ class Learner(GRPOLearner):
 
 
 # %% Cluster: log-probs of the old and of the frozen policy ---------------------------------------------
-def on_memory(model: nnx.Module, kind: str) -> nnx.Module:
-    """A copy of the model whose arrays lie in "device" memory, or in the host's ("pinned_host")."""
+def completion_log_probs(model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0):
     graphdef, state = nnx.split(model)
-    moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
-    return nnx.merge(graphdef, moved)
+    return common.compute_per_token_logps(
+        graphdef, state, prompts, completions, pad_id=pad_id, eos_id=eos_id, temperature=temperature
+    )
 
 
 class Cluster(RLCluster):
@@ -283,6 +284,18 @@ class Cluster(RLCluster):
     logits_clip: float = 0.0
     reference_offload: bool = False
     _temperature: float | None = None  # None: the rollout's, for the whole run
+
+    frozen_weights: nnx.State | None = None  # with LoRA: the reference's own arrays
+
+    def update_actor(self, *args, **kwargs) -> None:
+        """After each step, puts the reference's own arrays back into the actor.
+
+        Tunix's compiled step returns the whole model, a copy of the frozen weights included, which nothing would
+        ever free: the reference keeps the old one.
+        """
+        super().update_actor(*args, **kwargs)
+        if self.frozen_weights is not None:
+            nnx.update(self.actor_trainer.model, self.frozen_weights)
 
     def set_temperature(self, temperature: float) -> None:
         """For the answers and log-probs of the step that begins."""

@@ -1,18 +1,18 @@
-r"""Assert statements about functions that live in another process, out of reach of the tested program.
+r"""Assert statements about functions in another process, out of reach of the program under test.
 
-    checker: runs the tests,      --- get / call, plain data as JSON --->   server: runs the answer
-    knows what is expected        <-- value, object, or exception -------   knows the arguments of each call
+    checker: runs the tests,      --- get / call, plain data as JSON --->   server: runs the answer,
+    knows the expected values     <-- value, object, or exception -------   sees the arguments of each call
 
-`code_reward.py` sends this file to two sandboxes, one that calls `check` and one that calls `serve`. In the
-tests `add` is a `Remote`: calling it sends the arguments over, what comes back is rebuilt from plain data. So
-`add(1, 2) == 3` compares an int with an int, in a process that has never run a line of the answer. Whatever
-the answer does to its own process, it can only reply; what its reply is compared with it never sees.
+`parts/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other `serve`. In
+the tests `add` is a `Remote`: calling it sends the arguments to the server and rebuilds the reply from plain
+data. `add(1, 2) == 3` therefore compares an int with an int, in a process that never runs a line of the
+answer. Whatever the answer does to its own process, it can only reply; it never sees the expected value.
 
-Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range. An object of a
-class of the answer's stays there: its attributes can be read, its methods called, and len(), str(), [] and
-iteration work. It equals nothing but itself, and is neither true nor false: with `__eq__` of its own it could
-equal whatever is expected. A list, set or dict handed to a function that returns None comes back changed, as
-`sort` changes its list.
+Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range. An instance of
+one of the answer's classes stays in the server: tests can read its attributes, call its methods, and use
+len(), str(), [] and iteration. It equals only itself, because its own `__eq__` could claim to equal any
+expected value, and it has no truth value. A list, set or dict passed to a function that returns None comes
+back with the function's changes, as after `sort`.
 """
 
 import builtins
@@ -25,11 +25,11 @@ import sys
 
 
 def encode(value, keep):
-    """`value` as something JSON can hold; keep(value) does so for an object that is no plain value."""
+    """`value` in a form that JSON can hold; keep(value) encodes an object that is not plain data."""
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
-        return ["int", hex(value)]  # decimal digits would take quadratic time, and Python stops at 4300
+        return ["int", hex(value)]  # decimal takes quadratic time, and Python stops at 4300 digits
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
     if isinstance(value, (bytes, bytearray)):
@@ -45,11 +45,15 @@ def encode(value, keep):
 
 
 def decode(data, find):
-    """The value of what `encode` made; find(data) gives the object for what `keep` made."""
+    """Inverse of `encode`; find(data) returns the object for what `keep` encoded.
+
+    Raises:
+        ValueError: `data` is not an encoded value.
+    """
     if not isinstance(data, list):
         if data is None or isinstance(data, (bool, float, str)):
             return data
-        raise ValueError("no such value")
+        raise ValueError("not an encoded value")
     kind, *parts = data
     if kind == "int":
         return int(parts[0], 16)
@@ -71,7 +75,13 @@ def decode(data, find):
 
 
 def serve(answer: str, requests: int, replies: int) -> None:
-    """Runs `answer`, then does what comes over the file descriptor `requests`. Nothing here is a secret."""
+    """Runs `answer`, then executes the requests. This process holds no secret.
+
+    Args:
+        answer (str): Python text.
+        requests (int): file descriptor to read, one JSON list per line.
+        replies (int): file descriptor to write, one JSON list per request.
+    """
     module = type(sys)("answer")
     sys.modules["answer"] = module
     objects = []
@@ -98,7 +108,7 @@ def serve(answer: str, requests: int, replies: int) -> None:
         for line in lines:
             try:
                 reply = json.dumps(["value", *reply_to(*json.loads(line))])
-            except BaseException as error:  # SystemExit, too: the next call may do better
+            except BaseException as error:  # SystemExit too: the next call may succeed
                 kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
                 reply = json.dumps(["error", kinds[0], str(error)])
             print(reply, file=out, flush=True)
@@ -108,11 +118,11 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 
 class NotData(Exception):
-    """A test hands over something that is no plain value: the tests' fault, not the answer's."""
+    """A test passes a value that is not plain data: an error in the tests, not in the answer."""
 
 
 class Wire:
-    """Requests out, replies in; replies are capped, since the answer writes them."""
+    """Sends requests and reads replies of at most `most` characters, because the answer writes them."""
 
     def __init__(self, requests: int, replies: int, most: int):
         self.out, self.lines, self.most = open(requests, "w"), open(replies), most  # noqa: SIM115
@@ -122,18 +132,18 @@ class Wire:
         print(json.dumps(request), file=self.out, flush=True)
         line = self.lines.readline(self.most)
         if not line.endswith("\n"):
-            raise RuntimeError("the answer's process has ended, or its reply has no end")
+            raise RuntimeError("the answer's process ended, or its reply is too long")
         verdict, *rest = json.loads(line)
         if verdict != "value":
             kind = getattr(builtins, rest[0], None)
-            # Only true errors: a SystemExit of the answer's must not end the checker.
+            # Only subclasses of Exception: the answer's SystemExit must not end the checker.
             known = isinstance(kind, type) and issubclass(kind, Exception)
             raise (kind if known else RuntimeError)(rest[1])
         return [decode(part, lambda data: Remote(self, data[1])) for part in rest]
 
 
 class Remote:
-    """An object, class or function of the answer's."""
+    """An object, class or function in the answer's process."""
 
     def __init__(self, wire, number):
         object.__setattr__(self, "_wire_and_number", (wire, int(number)))
@@ -154,10 +164,10 @@ class Remote:
         return value
 
     def __setattr__(self, name, value):
-        raise TypeError("tests cannot set attributes of an answer's object")
+        raise TypeError("a test cannot set an attribute of the answer's object")
 
     def __bool__(self):
-        raise TypeError("an answer's object is neither true nor false")
+        raise TypeError("the answer's object has no truth value")
 
 
 def _number(value):
@@ -170,7 +180,7 @@ def _forward(name):
     def method(self, *arguments):
         try:
             method = self.__getattr__(name)
-        except AttributeError as error:  # what Python raises, and list() expects, where len() is missing
+        except AttributeError as error:  # list() expects TypeError where len() is missing
             raise TypeError(str(error)) from None
         return method(*arguments)
 
@@ -182,20 +192,22 @@ for _name in ("__len__", "__str__", "__repr__", "__getitem__", "__iter__", "__ne
 
 
 def check(tests, names, modules, wire: Wire, verdicts: int) -> None:
-    """Runs the tests, and writes a line for each to the file descriptor `verdicts`: "1" or "0"; or "! fault".
+    """Runs the tests and writes one line per test: "1" (passed), "0" (failed) or "! error in the tests".
 
     Args:
-        tests (list of (str, bool)): statements in their order, and whether each is a test or prepares one.
-            One that prepares and fails ends the run: what comes after it would look at something else.
-        names (list of str): what the tests take from the answer.
-        modules (list of str): standard library modules that they use without an import.
+        tests (list of (str, bool)): statements in order, each with whether it is a test or only prepares one.
+            A preparing statement that fails ends the run, since later tests would see stale values.
+        names (list of str): names that the tests take from the answer.
+        modules (list of str): standard library modules that the tests use without importing them.
+        wire (Wire): connection to the server.
+        verdicts (int): file descriptor to write.
     """
     namespace = {"__name__": "tests"} | {name: importlib.import_module(name) for name in modules}
     with open(verdicts, "w") as out:
         for name in names:
             try:
                 namespace[name] = wire.ask("name", name)[0]
-            except Exception:  # the answer lacks it: the tests that use it will fail
+            except Exception:  # the answer does not define it: the tests that use it will fail
                 namespace.pop(name, None)
         for statement, is_test in tests:
             try:
@@ -213,7 +225,7 @@ def check(tests, names, modules, wire: Wire, verdicts: int) -> None:
 
 
 def silence() -> int:
-    """A copy of stdout's file descriptor; stdout itself leads nowhere from now on, for tests that print."""
+    """Sends stdout to /dev/null, because tests may print, and returns a copy of its file descriptor."""
     copy = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return copy

@@ -6,19 +6,23 @@
 puts A and B into the MaxText model; Tunix then differentiates, updates and saves those two alone, and the
 frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
 
-A and B are made here, not by qwix (0.1.8). Its own way, a first run of the model, draws the same A for every
-layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True) and gives A and B the axis names of
-W, which has one dimension more: the next pass would raise. It uses those that it finds, and that is enough.
+A and B are made here, not by qwix (0.1.8). Its own way is a first run of the model. That draws the same A for
+every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names of
+W, which has one dimension more: the next pass would raise. qwix uses the A and B that it finds. Drop this when its
+own initialisation fits MaxText's Llama.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
+
+from parts.checks import lora_targets
 
 TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
     "q_proj": "self_attention/query",
@@ -31,19 +35,9 @@ TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
 }
 
 
-def parse_targets(text: str) -> list[str]:
-    """The names in LORA_TARGETS, "q_proj,v_proj" as ["q_proj", "v_proj"].
-
-    Raises:
-        ValueError: no name, an unknown one, or one named twice.
-    """
-    names = [name.strip() for name in text.split(",")]
-    if not set(names) <= TARGETS.keys() or len(set(names)) < len(names):
-        raise ValueError(f"LORA_TARGETS={text}: name each weight once, of {','.join(TARGETS)}")
-    return names
-
-
-def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, targets: str, seed: int):
+def add_lora(
+    adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, targets: str, seed: int
+) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
     """A model with the weights of `adapter`, the very same arrays, and A and B beside those in `targets`.
 
     Args:
@@ -53,14 +47,14 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
         rank: r.
         alpha: A B is multiplied by alpha / r.
         targets: LORA_TARGETS.
-        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), one a layer; B is 0.
+        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), one per layer; B is 0.
 
     Returns:
-        Another adapter; its `nnx.LoRAParam` are `kernel_lora_a` and `kernel_lora_b`, in the dtype of the
-        weights: of an array W [in, ...] A [in, r] and B [r, out]; of stacked layers A [in, layer, r] and
-        B [r, layer, out].
+        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` and
+        `kernel_lora_b`, in the dtype of the weights: for an array W [in, ...] A [in, r] and B [r, out]; for
+        stacked layers A [in, layer, r] and B [r, layer, out].
     """
-    names = {TARGETS[name]: name for name in parse_targets(targets)}
+    names = {TARGETS[name]: name for name in lora_targets(targets)}
     provider = qwix.LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
     tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
     base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
@@ -81,22 +75,7 @@ def add_lora(adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, 
             setattr(module, f"kernel_lora_{letter}", nnx.LoRAParam(jax.device_put(value, everywhere)))
     lora = nnx.clone(adapter)
     lora.base = base
-    return lora
-
-
-def keep_one_copy(cluster, reference) -> None:
-    """After each step, puts the reference's own arrays back into the actor of a Tunix `RLCluster`.
-
-    Tunix's compiled step returns the whole model, a copy of the frozen weights included, which nothing would
-    ever free: the reference goes on with the old one.
-    """
-    frozen, update_actor = nnx.state(reference, nnx.Param), cluster.update_actor
-
-    def update_and_share(*args, **kwargs):
-        update_actor(*args, **kwargs)
-        nnx.update(cluster.actor_trainer.model, frozen)
-
-    cluster.update_actor = update_and_share
+    return lora, functools.partial(merge, scale=alpha / rank)
 
 
 def product(a, b, shape: Iterable[int], scale: float):
@@ -151,4 +130,4 @@ def count_parameters(hf, rank: int, targets: str) -> int:
         "up_proj": hf.hidden_size + hf.intermediate_size,
         "down_proj": hf.intermediate_size + hf.hidden_size,
     }
-    return hf.num_hidden_layers * rank * sum(sizes[name] for name in parse_targets(targets))
+    return hf.num_hidden_layers * rank * sum(sizes[name] for name in lora_targets(targets))

@@ -1,7 +1,7 @@
-"""The warden of `code_sandbox.py`: builds the walls, starts the program behind them, and ends all of it.
+"""The warden of `box.py`: isolates a program, starts it, and ends all of its processes.
 
-It runs in an interpreter of its own, for what it does must not be done to the training: it enters namespaces
-and adopts orphans. And it imports little, for the start of a program is most of what a short test costs.
+It runs in its own interpreter, because it enters namespaces and adopts orphans, which the training must not.
+It imports little, because starting a program is most of the cost of a short test.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ import sys
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-# name, number on x86_64, number on aarch64 (the kernel's headers). In this order: the network (socketpair
-# stays, asyncio needs it); looking into, signalling and slowing down other processes; leaving the process
-# group, which is what is killed; namespaces and mounts (in one's own, memory can be mounted without end);
-# memory that RLIMIT_AS does not see; large parts of the kernel that nobody needs here.
+# Name, number on x86_64, number on aarch64, from the kernel's headers. In this order: network (asyncio needs
+# socketpair, so it stays); reading, signalling and slowing down other processes; leaving the process group,
+# which is the unit that is killed; namespaces and mounts (a new namespace could mount unlimited memory);
+# memory that RLIMIT_AS does not count; large parts of the kernel that no answer needs.
 _REFUSED = """
 socket 41 198
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
@@ -32,46 +32,46 @@ add_key 248 217, request_key 249 218, keyctl 250 219
 io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
 """
 _CLONE, _PRLIMIT, _CLONE3 = (56, 220), (302, 261), 435
-_NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* bit that clone knows
+_NEW_NAMESPACES = 0x7E020000  # all CLONE_NEW* bits of clone
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def seccomp_filter() -> bytes | None:
-    """The filter as classic BPF, 8 bytes an instruction; None where the numbers are not known."""
+    """The filter as classic BPF, 8 bytes per instruction; None where the system call numbers are unknown."""
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         return None
     column, machine = MACHINES[os.uname().machine]
     calls = _REFUSED.replace(",", "\n").strip().splitlines()
     numbers = [int(call.split()[1 + column]) for call in calls]
 
-    # An instruction: opcode, instructions to skip if true, if false, constant.
+    # An instruction: opcode, instructions to skip if true, to skip if false, constant.
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
-    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, _KILL)]  # 32-bit numbers are others
-    program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and so are x32's
-    # clone3's flags lie behind a pointer, unseen; without it the C library falls back to clone.
+    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, _KILL)]  # 32-bit calls differ
+    program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
+    # clone3 passes its flags by pointer, which a filter cannot read; without it the C library uses clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
     for number in numbers:
         program += [(equal, 0, 1, number), (answer, 0, 0, _EPERM)]
-    # clone(flags, ...): processes and threads, but no namespaces. 16: the first argument's low half.
+    # clone(flags, ...): processes and threads, but no namespaces. 16: the low half of the first argument.
     program += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, 16), (any_bit, 0, 1, _NEW_NAMESPACES)]
     program += [(answer, 0, 0, _EPERM), (answer, 0, 0, _ALLOW)]
-    # prlimit(pid, ...): only for oneself, pid 0.
+    # prlimit(pid, ...): only for the caller itself, pid 0.
     program += [(equal, 0, 3, _PRLIMIT[column]), (load, 0, 0, 16), (equal, 1, 0, 0), (answer, 0, 0, _EPERM)]
     program += [(answer, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-# ---------------------------------------------------------------- inside: the last steps before the text
+# ---------------------------------------------------------------- inside: the last steps before the program
 
 READY = b"ready\n"
 
-# Runs in the fresh interpreter, behind whatever walls there are. Root's processes are not counted by
-# RLIMIT_NPROC, nor are files closed to it: root becomes a user that nobody else is.
+# Runs in the fresh interpreter, already isolated. RLIMIT_NPROC and file permissions do not bind root, so root
+# becomes a user that nobody else has.
 _INSIDE = """
 import os, resource, sys
 if os.geteuid() == 0:
     os.setgroups([])
-    for uid in (settings["uid"], 65534):  # where the container's user namespace lacks the first: nobody
+    for uid in (settings["uid"], 65534):  # nobody, where the container lacks the first
         try:
             os.setgid(uid)
             os.setuid(uid)
@@ -81,7 +81,7 @@ if os.geteuid() == 0:
     else:
         sys.exit("root cannot become another user here")
     if not os.access(os.__file__, os.R_OK):
-        sys.exit(f"run as root, the answer's user may not read {os.__file__}")
+        sys.exit(f"running as root: the answer's user cannot read {os.__file__}")
 for name, value in settings["limits"].items():
     number = getattr(resource, name)
     hard = resource.getrlimit(number)[1]
@@ -89,7 +89,7 @@ for name, value in settings["limits"].items():
     try:
         resource.setrlimit(number, (value, value))
     except (OSError, ValueError):
-        if sys.platform == "linux":  # macOS has no such limit on memory
+        if sys.platform == "linux":  # macOS has no limit on memory
             raise
 with open(settings["program"], encoding="utf-8") as file:
     text = file.read()
@@ -116,7 +116,7 @@ _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # MOUNT_ATTR_*
 
 
 def _call(name: str, *arguments) -> None:
-    """Calls a function of the C library; raises OSError, naming it, where it returns -1."""
+    """Calls the C library's function `name`; raises an OSError that names it if it returns -1."""
     arguments = [os.fsencode(a) if isinstance(a, str) else a for a in arguments]
     arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) == -1:
@@ -130,53 +130,59 @@ def _write(path: str, text: str) -> None:
 
 
 def _read_only_paths(python: str) -> list[str]:
-    """What Python needs, the C library included; each once, without what lies inside another."""
+    """Files and folders that Python and its C library need, without those inside another of them."""
     paths = [sys.base_prefix, sys.base_exec_prefix, python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     paths = sorted({path for path in [*paths, "/etc/ld.so.cache"] if os.path.exists(path)})
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
 
-def _make_root(box: str, size: int, python: str) -> None:
-    """In a mount namespace of our own: `box` becomes the root, with Python, /dev/null and an empty /work."""
+def _make_root(folder: str, size: int, python: str) -> None:
+    """Makes `folder` the root, with Python, /dev/null and an empty /work; in the current mount namespace.
+
+    Args:
+        folder (str): empty.
+        size (int): bytes that /work holds.
+        python (str): the interpreter.
+    """
     _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
-    _call("mount", "tmpfs", box, "tmpfs", 0, "size=1m,mode=755")
+    _call("mount", "tmpfs", folder, "tmpfs", 0, "size=1m,mode=755")
     targets = []
     for path in [*_read_only_paths(python), "/dev/null"]:
-        target = box + path
+        target = folder + path
         os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
         if not os.path.isdir(path):
             _write(target, "")
         targets.append((path, target))
-    os.mkdir(f"{box}/work")
+    os.mkdir(f"{folder}/work")
     for path, target in targets[:-1]:
         _call("mount", path, target, None, _MS_BIND | _MS_REC, None)
-    # Unlike a remount this only adds: what the machine has forbidden on a mount stays forbidden.
+    # Unlike a remount, this keeps the restrictions that a mount already has.
     attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, box, _AT_RECURSIVE, attributes, len(attributes))
-    _call("mount", *targets[-1], None, _MS_BIND, None)  # /dev/null is a device: after nodev
+    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
+    _call("mount", *targets[-1], None, _MS_BIND, None)  # a device, so after nodev
     _call(
         "mount",
         "tmpfs",
-        f"{box}/work",
+        f"{folder}/work",
         "tmpfs",
         _MS_NOSUID | _MS_NODEV,
         f"size={size},nr_inodes=1024,mode=777",
     )
-    os.chdir(box)
-    _call("pivot_root", ".", ".")  # the old root now lies on top of the new one: take it off
+    os.chdir(folder)
+    _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
     _call("umount2", ".", _MNT_DETACH)
     os.chdir("/work")
 
 
 def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
-    # True root needs no user namespace, and must not have one: there its processes would not be counted.
+    # Real root needs no user namespace and must not have one: its processes would not be counted in it.
     capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     user = ["--unshare-user"] if os.geteuid() else capabilities
     command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--seccomp", str(filter_fd)]
     for path in [*_read_only_paths(settings["python"]), "/dev/null"]:
         parts = path.split("/")[1:-1]
-        for depth in range(len(parts)):  # bwrap's own would be closed to the answer's user
+        for depth in range(len(parts)):  # the answer's user cannot enter those that bwrap makes
             command += ["--perms", "0755", "--dir", "/" + "/".join(parts[: depth + 1])]
         command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
     command += ["--perms", "0777", "--size", str(settings["disk"])]
@@ -184,19 +190,19 @@ def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
 
 
 def install(program: bytes) -> None:
-    """Puts a filter of `seccomp_filter` on this process and all that it will start; there is no way back."""
+    """Applies a filter from `seccomp_filter` to this process and its future children; it cannot be undone."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     instructions = ctypes.create_string_buffer(program)
     length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     _call("prctl", _PR_SET_SECCOMP, 2, length_and_address, 0, 0)
 
 
-def _become_the_text(settings: dict) -> None:
-    """The warden's child: builds the walls and turns into the interpreter. Does not return."""
+def _become_the_program(settings: dict) -> None:
+    """The warden's child: isolates itself and becomes the interpreter. Does not return."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    os.chdir(settings["box"])
+    os.chdir(settings["folder"])
     program = seccomp_filter()
     if settings["protection"] == "bubblewrap":
         filter_fd, end = os.pipe()
@@ -207,14 +213,14 @@ def _become_the_text(settings: dict) -> None:
     if sys.platform == "linux":
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if settings["protection"] == "namespaces":
-        _make_root(settings["box"], settings["disk"], settings["python"])
-        # Process 1 stays ours: its end is the end of all others, and nobody inside can kill it.
+        _make_root(settings["folder"], settings["disk"], settings["python"])
+        # Process 1 stays ours: no process inside can kill it, and all others end with it.
         if child := os.fork():
             while (ended := os.wait())[0] != child:
                 pass
             os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
     elif os.geteuid() == 0:
-        os.chown(settings["box"], settings["uid"], -1)
+        os.chown(settings["folder"], settings["uid"], -1)
     if program is not None:
         install(program)
     command = _python(settings)
@@ -222,11 +228,16 @@ def _become_the_text(settings: dict) -> None:
 
 
 def guard(settings: dict) -> int:
-    """Starts the program, waits until it or SIGTERM comes, and leaves nothing behind; its exit status."""
+    """Starts the program, waits for its end or for SIGTERM, ends all its processes; returns its exit status.
+
+    Args:
+        settings (dict): of `box.started`: "protection"; "limits" (RLIMIT_* name to value); "disk" (bytes);
+            "folder" (empty); "program" (file descriptor of its text); "parent" (process id); "python".
+    """
     signals = {signal.SIGTERM, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # they wait for sigwait below
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # the default, ignoring, would lose it on some systems
-    settings["uid"] = (1 << 30) + os.getpid()  # of nobody else, and no two answers have the same
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
+    settings["uid"] = (1 << 30) + os.getpid()  # used by nobody else, different for every answer
     if settings["protection"] == "namespaces":
         flags = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS
         uid, gid = os.geteuid(), os.getegid()
@@ -236,25 +247,25 @@ def guard(settings: dict) -> int:
             _write("/proc/self/uid_map", f"{uid} {uid} 1")
             _write("/proc/self/gid_map", f"{gid} {gid} 1")
     if sys.platform == "linux":
-        _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to us
+        _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphans
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != settings["parent"]:  # it died before that was said
+        if os.getppid() != settings["parent"]:  # it ended before prctl took effect
             return 1
     child = os.fork()
     if child == 0:
         try:
-            _become_the_text(settings)
-        except BaseException as error:  # no traceback: it is shown as one line
+            _become_the_program(settings)
+        except BaseException as error:  # shown as one line, without a traceback
             os.write(2, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     while signal.sigwait(signals) == signal.SIGCHLD:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-    # Before the child is reaped: until then nobody else can have its number.
+    # Before the child is reaped: until then its process id cannot be reused.
     os.kill(child, signal.SIGKILL)
     try:  # noqa: SIM105 (importing contextlib takes time)
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:  # it had no group of its own yet
+    except ProcessLookupError:  # it has no group of its own yet
         pass
     status = 1
     try:
@@ -262,5 +273,5 @@ def guard(settings: dict) -> int:
             pid, ended = os.wait()
             if pid == child:
                 status = os.waitstatus_to_exitcode(ended) & 0xFF
-    except ChildProcessError:  # that was the last
+    except ChildProcessError:  # no child is left
         return status

@@ -9,8 +9,8 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import nnx
-from tunix.generate.mappings import MappingConfig
-from tunix.generate.utils import build_flat_dict
+
+from parts.tunix_api import MappingConfig, build_flat_dict
 
 
 def engine_mapping(actor, head_dim: int) -> MappingConfig:

@@ -4,22 +4,54 @@ The engine holds a Llama of its own (tpu-inference's, in JAX) on its own devices
 sends it the trained weights, by the map of vllm_weights.py. Imported only when `ROLLOUT_ENGINE=vllm`: it
 needs the packages of requirements-tpu.txt.
 
-Three things are done otherwise than by Tunix 0.1.7's own `VllmRollout`, each of which would fail or spoil
-learning silently: special tokens are left out of the text (with "<|eot_id|>" at its end no answer is well
-formed); log-probs of the old policy come from the trainer (Tunix hands out the sampler's, of whatever was
-generated last); a weight that the map does not reach is an error.
+Three things differ from Tunix 0.1.7's own `VllmRollout`. Each would fail or spoil learning silently:
+
+    text         has no special tokens: with "<|eot_id|>" at its end no answer is well formed
+    log-probs    of the old policy come from the trainer: Tunix returns the sampler's, of the last generation
+    weights      that the map does not reach are an error
 """
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from tpu_inference.utils import get_padded_head_dim
-from tunix.rl import common as rl_common
-from tunix.rl.rollout import base_rollout, vllm_rollout
-from vllm_weights import check_mapping, engine_mapping
+from tunix.rl.rollout import vllm_rollout
+
+from parts.loss_options import completion_log_probs
+from parts.tunix_api import RolloutConfig, RolloutOutput
+from parts.vllm_weights import check_mapping, engine_mapping
+
+
+def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
+
+    No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
+    The engine's own seed runs through the whole run.
+
+    Args:
+        c: the constants of the run.
+        folder: of the checkpoint.
+        rollout_mesh: devices that generate, ("data", "model").
+    """
+    return dict(
+        return_logprobs=True,  # unasked, vLLM returns none
+        data_parallel_size=rollout_mesh.shape["data"],
+        tensor_parallel_size=rollout_mesh.shape["model"],
+        rollout_vllm_model_version=str(folder),
+        rollout_vllm_hbm_utilization=c.HBM_UTILIZATION_VLLM,
+        rollout_vllm_tpu_backend_type="jax",
+        rollout_vllm_kwargs={
+            "dtype": c.DTYPE,
+            "seed": c.SEED,
+            "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
+        },
+        rollout_vllm_sampling_kwargs={"prompt_logprobs": None},  # Tunix asks for them and throws them away
+    )
 
 
 class VllmRollout(vllm_rollout.VllmRollout):
@@ -41,7 +73,7 @@ class VllmRollout(vllm_rollout.VllmRollout):
         rollout_actor,
         tokenizer,
         mesh: jax.sharding.Mesh,
-        rollout_config: base_rollout.RolloutConfig,
+        rollout_config: RolloutConfig,
         *,
         maxtext_config,
         actor_mesh: jax.sharding.Mesh,
@@ -50,7 +82,7 @@ class VllmRollout(vllm_rollout.VllmRollout):
         self._actor = rollout_actor
         self._actor_mesh = actor_mesh
         self._rules = maxtext_config.logical_axis_rules
-        self._temperature = rollout_config.temperature
+        self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
         self._merge = jax.jit(merge) if merge else None
         mapping = engine_mapping(rollout_actor, get_padded_head_dim(maxtext_config.head_dim))
         mapping = dataclasses.replace(mapping, preprocess_src_state=self._merge)
@@ -62,8 +94,8 @@ class VllmRollout(vllm_rollout.VllmRollout):
         check_mapping(mapping.to_hf_mappings, weights, parameters)
 
     def generate(
-        self, prompts: list[str], rollout_config: base_rollout.RolloutConfig, **kwargs
-    ) -> base_rollout.RolloutOutput:
+        self, prompts: list[str], rollout_config: RolloutConfig, **kwargs
+    ) -> RolloutOutput:
         """Samples one completion for each prompt.
 
         Returns:
@@ -79,15 +111,13 @@ class VllmRollout(vllm_rollout.VllmRollout):
         super().update_params(nnx.state(self._actor, nnx.Param) if self._merge else params, filter_types)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of the completions under the trainer's weights, at the sampling temperature."""
-        graphdef, state = nnx.split(self._actor)
+        """Log-probs [B, T] of the completions under the trainer's weights, at the sampling temperature of now."""
         with self._actor_mesh, nn_partitioning.axis_rules(self._rules):
-            return rl_common.compute_per_token_logps(
-                graphdef,
-                state,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
+            return completion_log_probs(
+                self._actor,
+                prompt_tokens,
+                completion_tokens,
                 pad_id=self.pad_id(),
                 eos_id=self.eos_id(),
-                temperature=self._temperature,
+                temperature=self._rollout_config.temperature,
             )

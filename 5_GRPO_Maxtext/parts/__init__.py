@@ -1,0 +1,13 @@
+"""What the scripts of this folder are built of; read a file when a script sends you there.
+
+Every script imports a part before it imports jax, so what jax and transformers read when they are first
+imported is set here, once.
+"""
+
+import os
+
+# XLA splits even the smallest matrix product over all cores. On a model this small the hand-over costs more
+# than it saves, and one thread also makes a run repeatable bit for bit. TPUs ignore these flags.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": it is not needed

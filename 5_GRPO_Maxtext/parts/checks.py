@@ -1,0 +1,149 @@
+"""Refuses constants that would fail later, or teach nothing without saying so.
+
+Names and types are checked by settings.py, where the constants are read. Nothing here imports jax: what is wrong
+with a setting is said before the imports. What needs the model or the devices is checked where they are known.
+"""
+
+import importlib.util
+import math
+
+from parts import questions, task_rewards
+from parts.settings import UserError, at_least, find_path
+
+FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
+
+
+def refuse(c) -> None:
+    """Checks every constant that can be judged without the model.
+
+    Args:
+        c: the constants of the main script.
+
+    Raises:
+        UserError: names the constant, its value and the remedy.
+    """
+    ranges(c)
+    combinations(c)
+    paths(c)
+    rewards(c)
+
+
+def ranges(c) -> None:
+    """Constants that have limits of their own."""
+    at_least(
+        c,
+        MAX_PROMPT_LENGTH=1,
+        TOTAL_GENERATION_STEPS=2,
+        BATCH_SIZE=1,
+        NUM_GENERATIONS=2,
+        NUM_ITERATIONS=1,
+        NUM_BATCHES=1,
+        NUM_TEST_QUESTIONS=1,
+        NUM_PASSES=1,
+        SAVE_INTERVAL_STEPS=1,
+        MAX_TO_KEEP=1,
+        TRAIN_MICRO_BATCH_SIZE=0,
+        SEED=0,
+        MAX_NONFINITE_UPDATES=0,
+        LORA_RANK=0,
+        TRAINER_TENSOR_PARALLEL=1,
+        SAMPLER_DATA_PARALLEL=1,
+    )
+    for name in (
+        "BETA", "EPSILON", "EPSILON_HIGH", "TARGET_KL", "TEMPERATURE_END", "ADVANTAGE_CLIP", "LOGITS_CLIP",
+        "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION",
+    ):  # fmt: skip
+        if not 0 <= getattr(c, name) < math.inf:
+            raise UserError(f"{name}={getattr(c, name)}: use a finite number, 0 or more")
+    for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION", "HBM_UTILIZATION_VLLM"):
+        if not 0 < getattr(c, name) <= 1:
+            raise UserError(f"{name}={getattr(c, name)}: a share, above 0 and at most 1")
+    if not 0 < c.TEMPERATURE < math.inf:
+        raise UserError(f"TEMPERATURE={c.TEMPERATURE}: greedy answers are all alike; use a value above 0")
+    if not 0 < c.TOP_P <= 1:
+        raise UserError(f"TOP_P={c.TOP_P}: a probability mass, above 0 and at most 1 (1 = off)")
+    if c.TOP_K != -1 and c.TOP_K < 1:
+        raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
+    if c.WARMUP_FRACTION > 1:
+        raise UserError(f"WARMUP_FRACTION={c.WARMUP_FRACTION}: a share of all steps, at most 1")
+    if not 0 < c.LORA_ALPHA < math.inf:
+        raise UserError(f"LORA_ALPHA={c.LORA_ALPHA}: use a finite number above 0")
+    targets = lora_targets(c.LORA_TARGETS)
+    if not set(targets) <= set(LORA_TARGETS) or len(set(targets)) < len(targets):
+        raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(LORA_TARGETS)}")
+
+
+def lora_targets(text: str) -> list[str]:
+    """The names in LORA_TARGETS, "q_proj,v_proj" as ["q_proj", "v_proj"]."""
+    return [name.strip() for name in text.split(",")]
+
+
+def combinations(c) -> None:
+    """Constants that contradict each other."""
+    if c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE:
+        raise UserError(
+            f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}"
+        )
+    if c.LORA_RANK and c.REFERENCE_OFFLOAD:
+        raise UserError(
+            f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
+            "second copy to move; set it to False"
+        )
+    if 0 < c.EPSILON_HIGH < c.EPSILON:
+        raise UserError(
+            f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same"
+        )
+    for name in ("TARGET_KL", "REFERENCE_OFFLOAD"):
+        if getattr(c, name) and not c.BETA:
+            raise UserError(f"{name}={getattr(c, name)}: BETA=0 has no reference model; set BETA above 0")
+    if c.ROLLOUT_ENGINE == "vllm" and not c.SCAN_LAYERS:
+        raise UserError(
+            f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
+            "stacked layers to vLLM, others would keep vLLM's random weights without a word"
+        )
+    length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
+    if c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK:
+        raise UserError(
+            f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
+            f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of "
+            f"{FLASH_BLOCK}, or set ATTENTION=dot_product"
+        )
+
+
+def paths(c) -> None:
+    """Files and folders, as far as their names tell."""
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"):
+        if "gs://" in getattr(c, name):
+            raise UserError(
+                f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "
+                "only CHECKPOINT_DIR may be in a bucket"
+            )
+    for name, _ in questions.parse_sources(c.DATASET, "DATASET"):
+        if not c.TEST_DATASET and find_path(name).is_file():
+            raise UserError(
+                f"TEST_DATASET is empty and DATASET={c.DATASET} is one file: the test would ask what was "
+                "trained on; give TEST_DATASET a file of other questions"
+            )
+    if c.TEST_DATASET and any(w != 1 for _, w in questions.parse_sources(c.TEST_DATASET, "TEST_DATASET")):
+        raise UserError(f"TEST_DATASET={c.TEST_DATASET}: every question is asked once; leave the weights out")
+
+
+def rewards(c) -> None:
+    """Rewards that want two forms of one answer."""
+    names = set(task_rewards.reward_names(c.REWARDS))
+    think, reasoning = names & set(task_rewards.WANT_THINK_TAGS), names & set(task_rewards.WANT_REASONING_TAGS)
+    if think and reasoning:
+        raise UserError(
+            f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
+            "choose one form"
+        )
+
+
+def rollout_engine(c) -> None:
+    """Refuses vLLM where it is not installed; apart, because a dry run plans for another machine."""
+    if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
+            "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+        )

@@ -1,0 +1,253 @@
+r"""Grading of answers that are programs: the share of the tests that they pass.
+
+    score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
+
+A policy learns whatever scores, and solving the task is only one way to score. So the answer runs in a
+sandbox (`sandbox/box.py`), and the expected values never enter it:
+  * input and output: the program gets its input, and this process compares what it printed;
+  * assert statements: they run in a second sandbox and call the answer over pipes (`sandbox/calls.py`).
+The answer's process does not decide the verdict, so no exit status, printed mark or patched checker counts.
+
+No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says yes to everything.
+"""
+
+import ast
+import builtins
+import json
+import os
+import re
+import subprocess
+import symtable
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sandbox import box
+
+from parts.grading import SOLUTION_END, extract_answer
+
+ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
+
+# ---------------------------------------------------------------- the answer and its tests
+
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
+def extract_code(completion: str) -> str:
+    """The program in `completion` (str): the last ``` block in the last answer pair, or else in the text.
+
+    Without a complete block, the whole answer pair, or else the whole text, is the program.
+    """
+    text = extract_answer(completion) if SOLUTION_END in completion else None
+    text = completion if text is None else text
+    blocks = _FENCED.findall(text)
+    return blocks[-1] if blocks else text
+
+
+def read_tests(ground_truth) -> list[tuple[str, str]] | str:
+    """Pairs of input and expected output, or the text of assert statements.
+
+    Args:
+        ground_truth: Python text with assert statements; a list of such texts, of
+            {"input": ..., "output": ...} or of [input, output]; {"inputs": [...], "outputs": [...]};
+            or JSON text of such a list or dict.
+
+    Raises:
+        ValueError: it is none of these, or contains no test; one line.
+    """
+    tests = ground_truth
+    if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
+        try:
+            tests = json.loads(tests)
+        except ValueError as error:
+            raise ValueError(f"ground_truth={tests[:60]!r}: not JSON ({error})") from None
+    if isinstance(tests, dict) and set(tests) == {"inputs", "outputs"}:
+        if len(tests["inputs"]) != len(tests["outputs"]):
+            raise ValueError("ground_truth: needs as many inputs as outputs")
+        tests = [list(pair) for pair in zip(tests["inputs"], tests["outputs"])]
+    if not isinstance(tests, str) and hasattr(tests, "__len__") and len(tests) > 0:
+        if all(isinstance(test, str) for test in tests):
+            tests = "\n".join(tests)
+        else:
+            keys = ("input", "output")
+            pairs = [tuple(map(t.get, keys)) if isinstance(t, dict) else tuple(t) for t in tests]
+            if all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
+                return pairs
+    if not isinstance(tests, str):
+        start = str(ground_truth)[:60]
+        raise ValueError(f"ground_truth={start!r}: must be assert statements, or pairs of input and output")
+    return tests
+
+
+def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
+    """Whether `node` contains an assert statement or names one of `helpers`, functions that assert."""
+    return any(
+        isinstance(part, ast.Assert) or (isinstance(part, ast.Name) and part.id in helpers)
+        for part in ast.walk(node)
+    )
+
+
+def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tuple[str, bool]], list, list]:
+    """Splits tests into statements, so that each test passes or fails by itself.
+
+    A test is a top-level statement that asserts, itself or through a function defined in `tests`. Two forms
+    are unfolded: the body of HumanEval's `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's
+    `def test_...():`.
+
+    Args:
+        tests (str): Python text.
+        entry_point (str or None): the function under test; needed if `tests` define `check` without calling
+            it, or if the function shares its name with a builtin (`sum`), which is otherwise not taken from
+            the answer.
+
+    Returns:
+        (statements, names, modules): list of (text, is_test) in order; names to take from the answer;
+        standard library modules used without an import (never the answer's own `math`).
+
+    Raises:
+        ValueError: not Python, no test, or `check` without an entry point; one line.
+    """
+    try:
+        body = ast.parse(tests).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"ground_truth={tests[:60]!r}: not valid Python ({error})") from None
+    # Data sets made for pytest import the answer: `from solution import add`.
+    body = [s for s in body if not (isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer"))]
+    defined = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+
+    check = defined.get("check")
+    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
+        calls = [s for s in body if _is_call_of_check(s)]
+        if len(calls) > 1 or not (calls or entry_point):
+            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
+        candidate = calls[0].value.args[0] if calls else ast.Name(entry_point, ast.Load())
+        bind = ast.Assign([ast.Name(check.args.args[0].arg, ast.Store())], candidate)
+        body = [s for s in body if s is not check and s not in calls] + [bind, *check.body]
+    body += [
+        ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
+        for name, function in defined.items()
+        if name.startswith("test_") and not function.args.args
+    ]
+
+    helpers = {name for name, function in defined.items() if _has_assert(function)}
+    statements = []
+    for statement in body:
+        is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+        text = ast.unparse(ast.fix_missing_locations(statement))
+        statements.append((text, not is_definition and _has_assert(statement, helpers)))
+    if not any(is_test for _, is_test in statements):
+        raise ValueError(f"ground_truth={tests[:60]!r}: no assert statement in it")
+    free = _free_names("\n".join(text for text, _ in statements))
+    free -= set(dir(builtins)) - {entry_point}
+    modules = {name for name in free if name in sys.stdlib_module_names and name != entry_point}
+    return statements, sorted(free - modules), sorted(modules)
+
+
+def _returns(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Return, ast.Yield, ast.Await))
+
+
+def _is_call_of_check(statement: ast.stmt) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "id", None) == "check" and len(call.args) == 1
+
+
+def _free_names(text: str) -> set[str]:
+    """The global names that `text` uses but does not define."""
+    top = symtable.symtable(text, "tests.py", "exec")
+    defined, used, tables = set(), set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
+                defined.add(symbol.get_name())
+            elif symbol.is_referenced() and (table is top or symbol.is_global()):
+                used.add(symbol.get_name())
+    return used - defined
+
+
+# ---------------------------------------------------------------- running them
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether two outputs agree, apart from white space at line ends and empty lines at the end."""
+    first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    return first == second
+
+
+def _passes(code: str, given: str, expected: str, protection: str, deadline: float) -> bool:
+    """Whether the program prints `expected` and exits by itself with status 0."""
+    with tempfile.TemporaryFile() as stdin:  # a file, not a pipe: writing it never blocks
+        stdin.write(given.encode())
+        stdin.seek(0)
+        with box.started(code, protection, stdin=stdin, stdout=subprocess.PIPE) as process:
+            printed, ended = box.read(process, deadline)
+            if not ended:
+                return False
+            process.wait()  # returns at once: the output ends with the warden
+    return process.returncode == 0 and same_output(printed.decode(errors="replace"), expected)
+
+
+def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:
+    """Which assert statements hold: one bool per test, False for those that were not reached."""
+    statements, names, modules = read_statements(tests, entry_point)
+    source = Path(box.__file__).with_name("calls.py").read_text()
+    requests, replies = os.pipe(), os.pipe()
+    most = box.OUTPUT_BYTES
+    wire = f"Wire({requests[1]}, {replies[0]}, {most})"
+    checker = f"{source}\ncheck({statements!r}, {names!r}, {modules!r}, {wire}, silence())\n"
+    server = f"{source}\nserve({code!r}, {requests[0]}, {replies[1]})\n"
+    pipe = {"stdout": subprocess.PIPE, "pass_fds": (requests[1], replies[0])}
+    try:
+        with (
+            box.started(checker, protection, **pipe) as process,
+            box.started(server, protection, pass_fds=(requests[0], replies[1])),
+        ):
+            for end in (*requests, *replies):  # theirs now; ours would hide the end of a process that exits
+                os.close(end)
+            requests, replies = (), ()
+            printed, _ = box.read(process, deadline)
+    finally:
+        for end in (*requests, *replies):
+            os.close(end)
+    lines = printed.decode().splitlines()
+    for line in lines:
+        if line.startswith("!"):
+            raise ValueError(f"ground_truth: a test {line[2:][:200]}; only plain data can be passed")
+    passed = [line == "1" for line in lines]
+    return passed + [False] * (sum(is_test for _, is_test in statements) - len(passed))
+
+
+def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
+    """The share of the tests that the program in a completion passes.
+
+    Args:
+        solution_str (str): a completion; `extract_code` finds the program in it.
+        ground_truth: the tests, in a form that `read_tests` accepts.
+        extra_info (dict or None): "entry_point" names the function under test, see `read_statements`.
+
+    Returns:
+        float in [0, 1]; 0.0 for a program that does not run, ends with an error or reaches a limit.
+
+    Raises:
+        ValueError: the tests cannot be read, or this machine offers no protection; one line.
+        RuntimeError: the sandbox could not start a program (the machine is out of memory or processes).
+    """
+    protection = box.protection()
+    tests, code = read_tests(ground_truth), extract_code(solution_str)
+    end = time.monotonic() + ANSWER_SECONDS
+
+    def deadline():
+        return min(end, time.monotonic() + box.WALL_SECONDS)
+
+    if isinstance(tests, str):
+        entry_point = (extra_info or {}).get("entry_point")
+        passed = _verdicts(code, tests, entry_point, protection, deadline())
+    else:
+        passed = [
+            time.monotonic() < end and _passes(code, given, expected, protection, deadline())
+            for given, expected in tests
+        ]
+    return sum(passed) / len(passed)

@@ -1,0 +1,223 @@
+"""Who trains, who generates, and how several hosts work as one.
+
+With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
+same questions, draws the same answers and grades them all. That is cheap, and only the model has to be kept in
+step. The model's arrays are sharded over the devices of all hosts, and each host places its own piece of a
+batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
+together, into a folder that all of them see.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.interpreters import pxla
+
+from parts.settings import UserError
+from parts.tunix_api import PeftTrainer, RLCluster, rl_utils, sharding_utils
+from parts.versions import patched
+
+
+# %% Several hosts ------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def all_hosts(c) -> Iterator[None]:
+    """Joins the other hosts, if there are any, and keeps Tunix fit for several while the block runs.
+
+    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
+
+    Args:
+        c: the constants of the run.
+
+    Raises:
+        UserError: the others are not found, or vLLM on several hosts without Pathways.
+    """
+    if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
+        import pathwaysutils  # before the first look at a device
+
+        pathwaysutils.initialize()
+    with contextlib.ExitStack() as stack:
+        if c.DISTRIBUTED:
+            join()
+            stack.enter_context(distributed_tunix())
+            if not is_first():
+                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
+            raise UserError(
+                f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives "
+                "in one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
+                "ROLLOUT_ENGINE=maxtext"
+            )
+        yield
+
+
+def join() -> None:
+    """Joins the other hosts; before jax is asked for its devices.
+
+    On a TPU slice, under SLURM and Open MPI jax finds the others itself. Elsewhere the environment names them:
+    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+
+    Raises:
+        UserError: the others are not found.
+    """
+    try:
+        count, index = (
+            int(os.environ[name]) if name in os.environ else None
+            for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        )
+        jax.distributed.initialize(num_processes=count, process_id=index)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"DISTRIBUTED=True: jax does not find the other hosts ({reason}); set JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
+        ) from None
+
+
+@contextlib.contextmanager
+def distributed_tunix() -> Iterator[None]:
+    """Two functions of Tunix that assume one host, replaced while the block runs.
+
+    Drop the first when Tunix takes a batch that every host holds whole, the second when it no longer copies
+    the weights to host memory for agents: jax cannot copy there what is sharded over several hosts.
+    """
+    with (
+        patched(
+            sharding_utils,
+            "shard_input",
+            shard_input,
+            RLCluster.get_ref_per_token_logps,
+            PeftTrainer.train,
+        ),
+        patched(
+            rl_utils,
+            "put_params_on_memory_kind",
+            lambda params, memory_kind: None,
+            RLCluster._init_cluster,
+        ),
+    ):
+        yield
+
+
+def shard_input(batch: Any, axes: tuple[str, ...]) -> Any:
+    """Tunix's function of that name, for hosts that all hold the whole batch.
+
+    Tunix takes what a host holds for a part of a larger batch: with two hosts it would train on every answer
+    twice, and compare it with reference log-probs of the wrong half.
+
+    Args:
+        batch: any tree of arrays, the same on every host.
+        axes: mesh axes along which the first dimension is sharded.
+    """
+    mesh = pxla.thread_resources.env.physical_mesh
+    pspec = jax.sharding.PartitionSpec(*axes)
+    return jax.tree.map(
+        lambda x: jax.device_put(x, sharding_utils.get_sharding(x, mesh=mesh, pspec=pspec)), batch
+    )
+
+
+def is_first() -> bool:
+    """Whether this process writes the report and talks to the terminal."""
+    return jax.process_index() == 0
+
+
+def start_time() -> int:
+    """Seconds since 1970 on the first host's clock, the same on all."""
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(time.time())))
+
+
+def all_agree(here: bool) -> bool:
+    """Whether `here` is true on every host. What one host decides alone leaves the others waiting for it."""
+    if jax.process_count() == 1:
+        return here
+    return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
+
+
+# %% Trainer and sampler ------------------------------------------------------------------------------------
+def split_devices(
+    devices: list, engine: str, trainer_fraction: float, sampler_fraction: float
+) -> tuple[list, list]:
+    """Devices that train and devices that generate.
+
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both are
+    all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with two
+    fractions of 1.0.
+
+    Raises:
+        UserError: a fraction that is no whole number of devices, or shares that overlap only in part.
+    """
+    if engine != "vllm" or len(devices) == 1:
+        return devices, devices
+    counts = []
+    for name, fraction in (
+        ("TRAINER_DEVICES_FRACTION", trainer_fraction),
+        ("SAMPLER_DEVICES_FRACTION", sampler_fraction),
+    ):
+        count = fraction * len(devices)
+        if not math.isclose(count, round(count), abs_tol=1e-6):
+            raise UserError(
+                f"{name}={fraction}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
+                f"1/{len(devices)}"
+            )
+        counts.append(round(count))
+    if sum(counts) > len(devices) and counts != [len(devices)] * 2:
+        raise UserError(
+            f"TRAINER_DEVICES_FRACTION={trainer_fraction} and SAMPLER_DEVICES_FRACTION={sampler_fraction} add "
+            "up to more than 1; lower one, or set both to 1.0 to share all devices"
+        )
+    return devices[: counts[0]], devices[len(devices) - counts[1] :]
+
+
+def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+    """Who trains where and who generates where.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config; its heads are sharded among the chips, too.
+        devices: all of them.
+
+    Returns:
+        The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
+
+    Raises:
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide.
+    """
+    trainer, sampler = split_devices(
+        devices, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION, c.SAMPLER_DEVICES_FRACTION
+    )
+    tensor = c.TRAINER_TENSOR_PARALLEL
+    if len(trainer) % tensor or hf.num_key_value_heads % tensor:
+        raise UserError(
+            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the {len(trainer)} devices that train and the "
+            f"{hf.num_key_value_heads} key/value heads of MODEL"
+        )
+    fsdp = len(trainer) // tensor
+    sequences = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
+    if sequences % fsdp:
+        raise UserError(
+            f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
+            f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x "
+            f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one of them"
+        )
+    if c.ROLLOUT_ENGINE != "vllm":
+        return trainer, None
+    if len(sampler) % c.SAMPLER_DATA_PARALLEL:
+        raise UserError(
+            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: must divide the {len(sampler)} devices that "
+            "generate"
+        )
+    tensor, kv = len(sampler) // c.SAMPLER_DATA_PARALLEL, hf.num_key_value_heads
+    if hf.num_attention_heads % tensor or (kv % tensor and tensor % kv):  # vLLM repeats too few kv heads
+        raise UserError(
+            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: leaves {tensor} chips to a copy of the model; "
+            f"that must divide the {hf.num_attention_heads} heads of MODEL, and divide its {kv} key/value "
+            "heads or be a multiple of them"
+        )
+    mesh = np.array(sampler).reshape(c.SAMPLER_DATA_PARALLEL, tensor)
+    return trainer, jax.sharding.Mesh(mesh, ("data", "model"))

@@ -1,0 +1,145 @@
+"""Grading of one completion: the tags, the number in the answer, the form. Standard library only.
+
+A policy finds whatever a grader gets wrong, so this one
+  * compares exactly: as floats, 18.00000000000000001 would equal 18;
+  * does not guess: "5 boxes of 12" is no answer, although one of its numbers is right;
+  * takes linear time in the length of the completion: 100 kB of commas must not stall the training.
+"""
+
+import functools
+import re
+from fractions import Fraction
+
+REASONING_START = "<reasoning>"
+REASONING_END = "</reasoning>"
+SOLUTION_START = "<answer>"
+SOLUTION_END = "</answer>"
+TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
+
+MAX_LENGTH = 4300  # characters of an answer; also the most digits that int(), which is quadratic, accepts
+MAX_EXPONENT = 308  # the range of a double; "1e999999999", 11 characters, would be an integer of 400 MB
+
+# %% Reading one number ----------------------------------------------------------------------------------
+
+_PLAIN = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)}  # full-width to ASCII
+_PLAIN |= dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63"), "-")  # minus, hyphen, en dash
+_PLAIN |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))  # zero width
+
+_DIGIT_SPACE = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")  # thin or no-break, between digits
+
+_NUMBER = re.compile(
+    r"""(?P<sign> ^[-+]\s*+ | [-+] )?                         # "- 5" only at the very start
+        (?: (?: [A-Z]{0,2}[$€£¥₹] | USD | EUR | GBP | Rs\.? ) \s? )?
+        (?P<value> (?: (?!0)\d{1,3}(?:,\d{3})+(?!\d) | \d+ )  # 1,080 or 1080; of "1,00" only the 1
+                   (?: \.\d* )?
+                 | (?<![\w.])\.\d+ )                          # .5; in "No.5" the dot is a full stop
+        (?: [eE](?P<exponent>[-+]?\d+) )?
+        (?: [ ]?/[ ]?(?P<denominator>\d+) )?""",
+    re.VERBOSE,
+)
+_POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!\w|[.,/:]\d)")  # m^2
+
+# Text that makes it another number, or none. Before: "x5", "--5", "< 5". After: "5k", "2x", "5-", "5 + tax".
+# On either side: "minus five", "2 million".
+_SPOILT_BEFORE = re.compile(r"(?:[A-Za-z_]|[-+/^<>≤≥≠±√×÷]\s*)\Z")
+_SPOILT_AFTER = re.compile(r"\A(?:\s?[kKMBx]\b|-(?![A-Za-z]))|[=+^<>±×÷√π;]")
+_SPOILT_WORDS = re.compile(
+    r"\b(?:minus|negative|half|dozen|hundred|thousand|million|billion|trillion|pi)s?\b", re.I
+)
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The exact value of the one number in `text`; None if there is none, or any doubt.
+
+    Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18." and "50%" (as
+    50). Refuses two numbers, wrong grouping ("1,5", "1,00"), a time ("10:30"), "0x12", "2 million", "1/0",
+    exponents beyond MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
+    """
+    text = text.strip()
+    if len(text) > MAX_LENGTH:
+        return None
+    text = _DIGIT_SPACE.sub(",", text.translate(_PLAIN).strip())
+    number = _NUMBER.search(text)
+    if number is None:
+        return None
+    before, after = text[: number.start()], _POWER_OF_UNIT.sub("", text[number.end() :])
+    if _SPOILT_BEFORE.search(before) or _SPOILT_AFTER.search(after):
+        return None
+    rest = before + " " + after
+    # isnumeric() is wider than isdigit(): the ½ of "7½" and the 萬 (10,000) of "2萬" are numbers, too.
+    if any(map(str.isnumeric, rest)) or _SPOILT_WORDS.search(rest):
+        return None
+
+    exponent, denominator = int(number["exponent"] or 0), int(number["denominator"] or 1)
+    if abs(exponent) > MAX_EXPONENT or denominator == 0:
+        return None
+    value = Fraction(number["value"].replace(",", "")) * Fraction(10) ** exponent / denominator
+    return -value if (number["sign"] or "").startswith("-") else value
+
+
+# %% Finding and grading the answer ----------------------------------------------------------------------
+
+
+def extract_answer(completion: str) -> str | None:
+    """The text, not stripped, of the last complete <answer>...</answer> in `completion`; None without one.
+
+    The last pair counts, because a model that corrects itself means its last word. A second <answer> starts
+    anew, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
+    """
+    # Searched from the right: on "<answer><answer>..." a lazy regex takes quadratic time.
+    before, _, _ = completion.rpartition(SOLUTION_END)
+    _, opened, text = before.rpartition(SOLUTION_START)
+    return text.partition(SOLUTION_END)[0] if opened else None
+
+
+def extract_hash_answer(answer: str) -> str | None:
+    """GSM8K's gold answer: the stripped text after the last "####" of the solution `answer`.
+
+    None if the marker, or one number after it, is missing. "1,080" keeps its comma.
+    """
+    _, marker, gold = answer.rpartition("####")
+    return gold.strip() if marker and parse_number(gold) is not None else None
+
+
+def is_close(completion: str, gold: str, ratio: float | str) -> bool:
+    """Whether answer / gold lies between 1 - ratio and 1 + ratio, both included.
+
+    Args:
+        completion: what the model wrote; its last answer pair counts.
+        gold: the right number as plain text: "18", "1,080", "$18.00".
+        ratio: 0.1 and "0.1" both mean exactly one tenth, not the float next to it.
+
+    Returns:
+        False if either cannot be read. Only 0 is close to a gold of 0.
+    """
+    guess, target = parse_number(extract_answer(completion) or ""), parse_number(gold)
+    if guess is None or target is None:
+        return False
+    return abs(guess - target) <= Fraction(str(ratio)) * abs(target)  # no division: gold may be 0
+
+
+def grade(completion: str, gold: str) -> bool:
+    """Whether the last tagged answer is exactly the gold number; arguments as in `is_close`."""
+    return is_close(completion, gold, 0)
+
+
+@functools.cache
+def _form(tags: tuple[str, str, str, str]) -> re.Pattern:
+    # `format_ok` has counted the tags, so each lazy group can stop in one place only: linear time.
+    return re.compile(
+        r"\s*{}(.*?){}\s*{}(.*?){}\s*".format(*tags)
+        + r"(?:<\|\w+\|>\s*)*",  # samplers may leave stop and padding tokens, such as <|eot_id|>
+        re.DOTALL,
+    )
+
+
+def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
+    """Whether `completion` is one reasoning block and one answer block, neither empty, and nothing else.
+
+    Whitespace around the blocks and stop tokens such as <|eot_id|> at the end are allowed. `tags` open and
+    close the two blocks.
+    """
+    if any(completion.count(tag) != 1 for tag in tags):
+        return False
+    form = _form(tags).fullmatch(completion)
+    return form is not None and all(block.strip() for block in form.groups())

@@ -1,0 +1,310 @@
+"""Any supported checkpoint into MaxText: Llama-architecture weights in Hugging Face's layout.
+
+`model_name="llama3.1-8b"` tells MaxText the architecture and its weight mapping; every size comes from the
+checkpoint's own config.json. The logits equal transformers' `LlamaForCausalLM` (tests/test_load_llama.py).
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import transformers
+from flax import nnx
+from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
+from maxtext.configs import pyconfig
+from maxtext.layers.embeddings import LLaMARotaryEmbedding
+from maxtext.utils import globals as maxtext_globals
+from maxtext.utils import model_creation_utils
+
+from parts import versions
+from parts.settings import UserError, find_path
+
+ARCHITECTURE = "llama3.1-8b"  # MaxText's name of the layers, the weight names and the layout hooks
+SPARE_TOKEN = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for padding
+
+
+# %% Hugging Face's side ------------------------------------------------------------------------------------
+def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.LlamaConfig]:
+    """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
+
+    Args:
+        model: MODEL.
+        weights: False leaves them on the hub, for a dry run.
+
+    Raises:
+        UserError: not found, not reachable, not a Llama, without weights, or with parts MaxText lacks.
+    """
+    folder = find_path(model)
+    if not folder.is_dir():
+        try:
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    model, allow_patterns=["*.json", "*.jinja"] + ["*.safetensors"] * weights
+                )
+            )
+        except Exception as error:  # no network, no such name, no licence accepted: many types
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+                "give a folder, or accept the licence and set HF_TOKEN"
+            ) from None
+    if not (folder / "config.json").is_file():
+        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
+    if weights and not list(folder.glob("*.safetensors")):
+        raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
+    hf = transformers.AutoConfig.from_pretrained(folder)
+    rope_type = getattr(hf, "rope_parameters", {}).get("rope_type")
+    if hf.model_type != "llama" or hf.attention_bias or hf.mlp_bias or hf.hidden_act != "silu":
+        raise UserError(f"MODEL={model}: not a plain Llama ({hf.model_type}); biases are not supported")
+    if rope_type not in ("default", "llama3"):
+        raise UserError(f"MODEL={model}: rope type {rope_type!r} is not supported; default or llama3 is")
+    return folder, hf
+
+
+def load_tokenizer(folder: Path):
+    """The model's tokenizer, with a padding token that is not its end-of-sequence token.
+
+    Padding is masked out of the loss. If the two were the same, the end of every answer would be masked, too,
+    and the model would never learn to stop.
+
+    Raises:
+        UserError: no padding token of its own, or no chat template.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        if SPARE_TOKEN not in tokenizer.get_vocab():
+            raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")
+        tokenizer.pad_token = SPARE_TOKEN
+    if tokenizer.chat_template is None:
+        raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
+    return tokenizer
+
+
+# %% MaxText's side -----------------------------------------------------------------------------------------
+def to_maxtext_config(
+    hf: transformers.LlamaConfig,
+    *,
+    rows: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: str = "float32",
+    weight_dtype: str = "float32",
+    attention: str = "dot_product",
+    scan_layers: bool = False,
+    remat_policy: str = "none",
+    **machine: Any,
+):
+    """The MaxText config of a Llama with the sizes of `config.json`.
+
+    Args:
+        hf: the checkpoint's config.
+        rows: sequences in one forward pass, over all devices.
+        prompt_tokens: P, the prompt's half of the KV cache.
+        new_tokens: T, the answer's half.
+        dtype: of activations.
+        weight_dtype: of weights.
+        attention: MaxText's kernel.
+        scan_layers: stack all layers into one array per weight.
+        remat_policy: what the backward pass computes again.
+        machine: further MaxText settings: parallelism, another machine than this one.
+
+    Raises:
+        UserError: MaxText refuses a value.
+    """
+    rope = hf.rope_parameters
+    settings = dict(
+        model_name=ARCHITECTURE,
+        override_model_config=True,
+        base_num_decoder_layers=hf.num_hidden_layers,
+        base_emb_dim=hf.hidden_size,
+        base_mlp_dim=hf.intermediate_size,
+        base_num_query_heads=hf.num_attention_heads,
+        base_num_kv_heads=hf.num_key_value_heads,
+        head_dim=hf.head_dim,
+        vocab_size=hf.vocab_size,
+        normalization_layer_epsilon=hf.rms_norm_eps,
+        rope_max_timescale=int(rope["rope_theta"]),
+        rope_use_scale=rope["rope_type"] == "llama3",
+        logits_via_embedding=hf.tie_word_embeddings,  # MaxText then computes the output layer in bfloat16
+        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama does not
+        per_device_batch_size=rows / jax.device_count(),
+        max_prefill_predict_length=prompt_tokens,
+        max_target_length=prompt_tokens + new_tokens,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        matmul_precision="highest" if dtype == "float32" else "default",
+        attention=attention,
+        scan_layers=scan_layers,
+        remat_policy=remat_policy,
+        ici_fsdp_parallelism=-1,  # all devices that the other axes leave
+        hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
+        skip_jax_distributed_system=True,
+        enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
+        convert_checkpoint_if_possible=False,
+        log_config=False,
+        jax_cache_dir="",  # run_log.keep_compiled decides where compiled programs are kept
+        run_name="grpo",
+        base_output_directory="runs",
+    )
+    base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
+    try:
+        return pyconfig.initialize(["", base], **settings | machine)
+    except ValueError as error:  # MaxText's own list of what it takes, pages long
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(
+            f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
+            f"these ({reason}); see its base.yml"
+        ) from None
+
+
+def to_run_config(c, hf: transformers.LlamaConfig, **machine: Any):
+    """The MaxText config of a training run: B * G sequences per pass, weights split over all devices.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        machine: as in `to_maxtext_config`.
+    """
+    return to_maxtext_config(
+        hf,
+        rows=c.BATCH_SIZE * c.NUM_GENERATIONS,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE,
+        weight_dtype=c.WEIGHT_DTYPE,
+        attention=c.ATTENTION,
+        scan_layers=c.SCAN_LAYERS,
+        remat_policy=c.REMAT_POLICY,
+        **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
+    )
+
+
+@functools.cache  # the same numbers give the same function: then compiled programs are shared
+def rope_scaling(factor: float, low: float, high: float, original: int) -> Callable[[jax.Array], jax.Array]:
+    """Llama 3.1's scaling of the rotary frequencies, as a function of one frequency.
+
+    Wavelengths above `original / low` are stretched by `factor`, those below `original / high` are kept, those
+    between are interpolated (github.com/meta-llama/llama-models, llama3/model.py).
+    """
+
+    def scale(frequency):
+        smooth = (original * frequency / (2 * jnp.pi) - low) / (high - low)
+        smooth = jnp.clip(smooth, 0.0, 1.0)  # 0: stretched by `factor`, 1: kept
+        return ((1 - smooth) / factor + smooth) * frequency
+
+    return scale
+
+
+def use_rope_scaling(model: nnx.Module, hf: transformers.LlamaConfig) -> None:
+    """Gives a MaxText model the checkpoint's rope scaling.
+
+    MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
+
+    Raises:
+        UserError: the installed MaxText no longer looks the function up where it is replaced.
+    """
+    rope = hf.rope_parameters
+    if rope["rope_type"] != "llama3":
+        return
+    name = "_apply_scaling_factor"
+    versions.require(LLaMARotaryEmbedding, name, LLaMARotaryEmbedding.timescale.fget)
+    scale = rope_scaling(
+        rope["factor"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
+    for _, module in model.iter_modules():
+        if isinstance(module, LLaMARotaryEmbedding):
+            setattr(module, name, scale)  # on the instance: other models in this process keep theirs
+
+
+def weight_mapping(hf: transformers.LlamaConfig, config, saving_to_hf: bool):
+    """MaxText's own name map and layout hooks between its Llama and Hugging Face's, for these sizes."""
+    sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
+    names = param_mapping.PARAM_MAPPING[ARCHITECTURE](sizes, config, scan_layers=config.scan_layers)
+    layout_hooks = param_mapping.HOOK_FNS[ARCHITECTURE](
+        sizes, config, scan_layers=config.scan_layers, saving_to_hf=saving_to_hf
+    )
+    if hf.tie_word_embeddings:
+        names.pop("params-decoder-logits_dense-kernel")
+    if not saving_to_hf:
+        # MaxText divides the query weights by sqrt(head_dim) in the checkpoint's own type: in bfloat16
+        # that rounds each of them by up to 0.4 %, before a single step is trained.
+        for name, chain in layout_hooks.items():
+            if "query" in name:
+                layout_hooks[name] = [lambda weight, shape: weight.astype(np.float32), *chain]
+    return names, layout_hooks
+
+
+def load_llama(folder: Path, hf: transformers.LlamaConfig, config, pad_id: int, devices=None):
+    """Builds the MaxText model under Tunix's adapter and fills it with the checkpoint's weights.
+
+    Args:
+        folder: holds `*.safetensors`.
+        hf: its config.
+        config: from `to_maxtext_config`.
+        pad_id: padding token id; the adapter masks it.
+        devices: None for all.
+
+    Returns:
+        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
+        logits [B, L, V] and None; and its mesh.
+
+    Raises:
+        UserError: weights that are missing, left over or of another shape.
+    """
+    adapter, mesh = model_creation_utils.from_pretrained(
+        config,
+        devices=devices,
+        wrap_with_tunix_adapter=True,
+        tokenizer_pad_id=pad_id,
+        rng_key=jax.random.PRNGKey(0),
+    )
+    use_rope_scaling(adapter.base, hf)
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
+    params = nnx.state(adapter.base, nnx.Param)
+    target = nnx.to_pure_dict(params)
+    with mesh:
+        checkpoint = load_dynamic.load_sharded_hf_state(str(folder))
+        wanted = {name for value in names.values() for name in np.atleast_1d(value)}
+        if hf.tie_word_embeddings:
+            checkpoint.pop("lm_head.weight", None)  # the same numbers once more
+        if wanted != set(checkpoint):
+            odd = sorted(wanted ^ set(checkpoint))[0]
+            fault = "lacks" if odd in wanted else "has the unknown"
+            raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, target, names, layout_hooks, config)[
+            "params"
+        ]
+
+    def fit(path, old, new):
+        if old.shape != new.shape or new is old:  # `new is old`: MaxText left its random weight in place
+            raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
+        return jax.device_put(new.astype(old.dtype), old.sharding)
+
+    nnx.update(adapter.base, jax.tree_util.tree_map_with_path(fit, target, loaded))
+    return adapter, mesh
+
+
+def copy_of(adapter):
+    """A second model with the same weights in memory of its own: the frozen reference."""
+    graphdef, state = nnx.split(adapter)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+
+
+def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
+    """A copy of the model whose arrays are placed in "device" memory, or in the host's ("pinned_host")."""
+    graphdef, state = nnx.split(model)
+    moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
+    return nnx.merge(graphdef, moved)
+
+
+def count_parameters(model: nnx.Module) -> int:
+    """Numbers in all weights of a model."""
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,420 @@
+"""Questions: from JSON, JSON lines, Parquet or tensorflow-datasets, put into prompts, mixed into batches.
+
+A row is a question and its right answer, with either set of columns:
+
+    {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}                                       as in GSM8K
+    {"prompt": "...", "ground_truth": "9", "data_source": "math_reasoning", "extra_info": {...}}
+
+`data_source` names the task, which decides who grades (see task_rewards.py). It is optional beside GSM8K's
+columns and defaults to "gsm8k". `extra_info` is optional and is passed to the reward as it is.
+
+A DATASET is one source, or several with their shares of the training questions:
+
+    DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl
+    DATASET=gsm8k                            tensorflow-datasets, prepared in TFDS_DATA_DIR
+    DATASET=mine.parquet
+    DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from parts.grading import extract_hash_answer
+from parts.settings import HERE, UserError, find_path
+
+if TYPE_CHECKING:
+    import grain
+
+SHOWN_BAD_ROWS = 5  # in a message; the others are counted
+PROBE_SECONDS = 5  # until the network counts as unreachable
+Fault = Callable[[str, str], str | None]  # (data_source, ground truth) -> what is wrong with it
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be used."""
+
+    source: str
+    row: int  # from 1; in a JSON-lines file the number of the line
+    reason: str
+
+
+# %% Sources ---------------------------------------------------------------------------------------------
+def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float]]:
+    """Names and weights of the sources in `DATASET=a.jsonl:0.7,b.jsonl:0.3`.
+
+    Args:
+        spec: names divided by commas, with `:weight` after all of them or after none (equal weights).
+        constant: the constant that holds `spec`, for messages.
+
+    Returns:
+        (name, weight) in the order given. Weights are relative: 7 and 3 mean the same as 0.7 and 0.3.
+
+    Raises:
+        UserError: an empty or repeated name, a weight that is not above 0, weights for some sources only.
+    """
+    sources, weighted = [], 0
+    for part in spec.split(","):
+        name, colon, text = part.strip().rpartition(":")
+        try:
+            weight = float(text) if colon else None
+        except ValueError:  # the colon belongs to the name
+            weight = None
+        if weight is None:
+            name, weight = part.strip(), 1.0
+        else:
+            weighted += 1
+        if not 0 < weight < math.inf:
+            raise UserError(f"{constant}={spec}: the weight of {name} is {weight}; use a number above 0")
+        if not name or name in [other for other, _ in sources]:
+            fault = f"{name} appears twice" if name else "it has an empty name"
+            raise UserError(f"{constant}={spec}: {fault}; write each file once: a.jsonl:0.7,b.jsonl:0.3")
+        sources.append((name, weight))
+    if weighted not in (0, len(sources)):
+        raise UserError(f"{constant}={spec}: give every source a weight, or none")
+    return sources
+
+
+# %% Files -----------------------------------------------------------------------------------------------
+def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
+    """Rows of a JSON array, a JSON-lines or a Parquet file, numbered from 1.
+
+    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
+    returned as the exception that says why; the caller counts it among the bad rows.
+
+    Args:
+        path: the file.
+        constant: the constant that names the file, for messages.
+
+    Raises:
+        UserError: no such file, or one that cannot be read at all.
+    """
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            with path.open("rb") as file:
+                return list(enumerate(pyarrow.parquet.read_table(file).to_pylist(), start=1))
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
+        if text.lstrip().startswith("["):
+            return list(enumerate(json.loads(text), start=1))
+    except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are ValueErrors
+        if isinstance(error, UnicodeDecodeError):
+            reason = "not UTF-8 text"
+        else:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
+    rows = []
+    # Not splitlines(): it also breaks at U+2028 and the like, which may occur inside a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except ValueError as error:
+                rows.append((number, error))
+    return rows
+
+
+def to_question(row: Any) -> dict[str, str]:
+    """The columns of a run, from a row with either set of columns.
+
+    Args:
+        row: from `read_file`.
+
+    Returns:
+        `question`, `answer` (the ground truth; lists and objects as JSON), `data_source`, `extra_info` (JSON,
+        or empty). All are texts, so that rows of all sources stack into one batch.
+
+    Raises:
+        ValueError: says what is wrong with the row.
+    """
+    if isinstance(row, Exception):
+        raise ValueError(f"not JSON ({row})")
+    if not isinstance(row, dict):
+        raise ValueError("not an object with named columns")
+    has = {name for name, value in row.items() if value is not None}  # Parquet fills what is missing
+    gsm8k = "question" in has or not has & {"prompt", "ground_truth"}
+    needed = ("question", "answer") if gsm8k else ("prompt", "ground_truth", "data_source")
+    for column in needed:
+        if column not in has:
+            named = ", ".join(map(repr, row)) or "none"
+            raise ValueError(f"no column {column!r} (it has {named})")
+    question, answer = row[needed[0]], row[needed[1]]
+    data_source = row["data_source"] if "data_source" in has else "gsm8k"
+    texts = {needed[0]: question, "data_source": data_source} | ({"answer": answer} if gsm8k else {})
+    for column, value in texts.items():
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{column} is {value!r:.40}, not a text")
+    if gsm8k:
+        answer = extract_hash_answer(answer)
+        if answer is None:
+            raise ValueError("the answer does not end in '#### N'")
+    elif not isinstance(answer, str):
+        answer = json.dumps(answer, ensure_ascii=False, default=str)
+    if not answer.strip():
+        raise ValueError(f"{needed[1]} is empty")
+    extra = row.get("extra_info")
+    return {
+        "question": question,
+        "answer": answer,
+        "data_source": data_source,
+        "extra_info": "" if extra is None else json.dumps(extra, ensure_ascii=False, default=str),
+    }
+
+
+def to_questions(
+    rows: list[tuple[int, Any]], source: str, fault: Fault | None
+) -> tuple[list[dict[str, str]], list[BadRow]]:
+    """Sorts numbered rows into questions and bad rows.
+
+    Args:
+        rows: from `read_file`.
+        source: the file or data set they come from.
+        fault: says what is wrong with a ground truth; None accepts all.
+
+    Returns:
+        Questions as from `to_question`, with `source` and `line` added; and the bad rows.
+    """
+    good, bad = [], []
+    for number, row in rows:
+        try:
+            question = to_question(row)
+            reason = fault(question["data_source"], question["answer"]) if fault else None
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            bad.append(BadRow(source, number, reason))
+        else:
+            good.append(question | {"source": source, "line": str(number)})
+    return good, bad
+
+
+def describe_bad_rows(bad: list[BadRow], total: int) -> str:
+    """One line: how many of `total` rows are bad, and the first of them with file, row and reason."""
+    shown, last = [], None
+    for row in bad[:SHOWN_BAD_ROWS]:
+        shown.append(f"{'' if row.source == last else row.source + ', '}row {row.row}: {row.reason}")
+        last = row.source
+    more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
+    return f"{len(bad):,} of {total:,} rows cannot be used: {'; '.join(shown)}{more}"
+
+
+def interleave(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """One row of each part in turn until all are used, so that the top of the list holds every source."""
+    longest = max(map(len, parts), default=0)
+    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+
+
+def read_questions(
+    dataset: str,
+    split: str,
+    *,
+    constant: str = "DATASET",
+    bad_rows: str = "refuse",
+    fault: Fault | None = None,
+    tiny: bool,
+) -> tuple[list[dict[str, str]], str]:
+    """Reads the questions and right answers of a DATASET.
+
+    Args:
+        dataset: one or several sources: "gsm8k", a folder with `train.jsonl` and `test.jsonl` (or .json,
+            .parquet), a file.
+        split: "train" or "test"; ignored for a single file.
+        constant: the constant that holds `dataset`, for messages.
+        bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
+        fault: says what is wrong with a ground truth; None accepts all.
+        tiny: whether the embedded tiny_gsm8k may replace a gsm8k that is neither prepared nor within reach.
+
+    Returns:
+        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file), its `weight` and
+        `line`, all texts, one row of each source in turn; and the names of the sources.
+
+    Raises:
+        UserError: no such file, no rows, or bad rows.
+    """
+    parts, names, bad, total = [], [], [], 0
+    for name, weight in parse_sources(dataset, constant):
+        rows, source = read_source(name, split, constant, tiny)
+        if not rows:
+            raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
+        good, faulty = to_questions(rows, source, fault)
+        total += len(rows)
+        bad += faulty
+        parts.append([row | {"weight": str(weight)} for row in good])
+        names.append(source)
+    if bad:
+        described = describe_bad_rows(bad, total)
+        if bad_rows == "refuse":
+            raise UserError(f"{constant}={dataset}: {described}. Fix them, or set BAD_ROWS=skip")
+        print(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)")
+    for name, part in zip(names, parts, strict=True):
+        if not part:
+            raise UserError(f"{constant}={dataset}: no row of {name} can be used; fix them")
+    return interleave(parts), ", ".join(names)
+
+
+def read_source(name: str, split: str, constant: str, tiny: bool) -> tuple[list[tuple[int, Any]], str]:
+    """Numbered rows of one source of a DATASET, and the file or data set they come from."""
+    if name == "gsm8k":
+        return read_tfds_gsm8k(split, constant, tiny)
+    path = find_path(name)
+    if path.is_dir():
+        files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
+        path = next(filter(Path.exists, files), files[0])
+    return read_file(path, constant), str(path)
+
+
+def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[int, Any]], str]:
+    """GSM8K from tensorflow-datasets, which keeps it in TFDS_DATA_DIR; arguments as in `read_questions`."""
+    import huggingface_hub
+    import tensorflow_datasets as tfds
+    import tensorflow_datasets.text.gsm8k
+
+    builder = tfds.builder("gsm8k", file_format="array_record")
+    if not builder.data_path.exists():
+        try:
+            # Probed first: without a network tensorflow-datasets itself keeps trying for over 200 s.
+            huggingface_hub.get_session().head("https://raw.githubusercontent.com", timeout=PROBE_SECONDS)
+        except Exception:
+            fault = f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}"
+            if not tiny:
+                raise UserError(
+                    f"{fault}; prepare it on a machine with a network and set TFDS_DATA_DIR, or give a JSON, "
+                    "JSONL or Parquet file"
+                ) from None
+            print(f"{fault}; using the embedded tiny_gsm8k")
+            path = HERE / "tiny_gsm8k" / f"{split}.jsonl"
+            return read_file(path), str(path)
+        builder.download_and_prepare()
+    rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
+    return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
+
+
+def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
+    """Questions to ask a model, from a JSON, JSONL or Parquet file; a right answer is optional.
+
+    Args:
+        name: the file, looked for as in `settings.find_path`.
+        constant: the constant that names the file, for messages.
+
+    Returns:
+        Rows with `question`; `gold`, the right answer as text or None, and the same as `answer`;
+        `data_source` or None; `extra_info` (JSON, or empty); `source` and `line`, for messages; `row`, the
+        row as the file has it.
+
+    Raises:
+        UserError: a file that cannot be read, without rows, or with a row that is not a question.
+    """
+    rows = []
+    for number, row in read_file(find_path(name), constant):
+        place = f"{constant}={name}: line {number}"
+        if isinstance(row, Exception):
+            raise UserError(f"{place} is not JSON ({row}); fix it")
+        text = (row.get("question") or row.get("prompt")) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f"{place} has no text in a column 'question' or 'prompt'; add one")
+        gold = row.get("ground_truth")
+        if gold is None or gold == "":
+            gold = extract_hash_answer(str(row.get("answer", "")))
+        elif not isinstance(gold, str):
+            gold = json.dumps(gold, ensure_ascii=False, default=str)
+        extra = row.get("extra_info")
+        rows.append(
+            {
+                "question": text,
+                "gold": gold,
+                "answer": gold,
+                "data_source": row.get("data_source"),
+                "extra_info": "" if extra is None else json.dumps(extra, ensure_ascii=False, default=str),
+                "source": name,
+                "line": str(number),
+                "row": row,
+            }
+        )
+    if not rows:
+        raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
+    return rows
+
+
+# %% Prompts ---------------------------------------------------------------------------------------------
+def think_prompt(system_prompt: str) -> str:
+    """The system prompt with <think> in place of <reasoning>, for rewards that want think tags."""
+    return system_prompt.replace("reasoning>", "think>")
+
+
+def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
+    """The text the model is asked to continue: `template` inside the tokenizer's own chat template."""
+    content = template.format(system_prompt=system_prompt, question=question)
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+
+
+def with_prompts(
+    rows: list[dict[str, str]], tokenizer, limit: int, *, template: str, system_prompt: str
+) -> tuple[list[dict[str, str]], list[tuple[str, int, int]]]:
+    """Adds the prompts to the questions, and leaves out those that are too long.
+
+    Args:
+        rows: from `read_questions`.
+        tokenizer: the model's.
+        limit: tokens of a prompt, chat template included.
+        template: with the fields {question} and {system_prompt}.
+        system_prompt: goes into the template.
+
+    Returns:
+        The rows with `prompts` added; and source, line and tokens of each row that was left out.
+    """
+    kept, too_long = [], []
+    for row in rows:
+        prompt = to_prompt(tokenizer, row["question"], template=template, system_prompt=system_prompt)
+        length = len(tokenizer.encode(prompt, add_special_tokens=False))
+        if length <= limit:
+            kept.append({"prompts": prompt} | row)
+        else:
+            too_long.append((row["source"], int(row["line"]), length))
+    return kept, too_long
+
+
+def refuse_lost_sources(kept: list[dict[str, str]], too_long: list[tuple[str, int, int]], limit: int) -> None:
+    """Raises UserError if no question of a source is short enough; arguments as from `with_prompts`."""
+    held = {row["source"] for row in kept}
+    for lost in dict.fromkeys(source for source, _, _ in too_long if source not in held):
+        raise too_short_error(limit, lost, min(tokens for source, _, tokens in too_long if source == lost))
+
+
+def too_short_error(limit: int, source: str, shortest: int) -> UserError:
+    """For a MAX_PROMPT_LENGTH of `limit` tokens, where the shortest question of `source` takes more."""
+    return UserError(
+        f"MAX_PROMPT_LENGTH={limit}: no question of {source} is that short; "
+        f"the shortest takes {shortest} tokens, raise it"
+    )
+
+
+# %% Batches ---------------------------------------------------------------------------------------------
+def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "grain.MapDataset":
+    """Endless batches of questions, the sources mixed by their weights.
+
+    Each source is shuffled anew each time it is used up. Grain deals the sources out evenly: after any number
+    of questions each source has had its share, to within one question.
+
+    Args:
+        rows: from `with_prompts`.
+        seed: of the order.
+        batch_size: questions per batch, B.
+
+    Returns:
+        Batches by number: each column of `rows` as an array of str [B].
+    """
+    import grain
+
+    parts = {}
+    for row in rows:
+        parts.setdefault(row["source"], []).append(row)
+    sources = [
+        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat() for i, part in enumerate(parts.values())
+    ]
+    weights = [float(part[0]["weight"]) for part in parts.values()]
+    return grain.MapDataset.mix(sources, weights).batch(batch_size)

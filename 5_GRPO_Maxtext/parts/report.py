@@ -1,0 +1,232 @@
+"""The report of a run: tables and one picture in RUN_DIR, the same tables on the terminal."""
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import jax
+import numpy as np
+
+from parts import llama, lora
+from parts.run_log import PROFILE_STEPS, Run
+
+COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
+LABELS = {"correct": "answers right", "format_ok": "format right", "zero_variance": "groups without signal"}
+BEFORE_COLOR, AFTER_COLOR = "#bbbbbb", "#1f77b4"
+KEPT = (  # of an evaluation, in result.json
+    "answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions",
+    "mean_score", "by_data_source",
+)  # fmt: skip
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share seen in n questions (Wilson 1927, JASA 22, p. 209).
+
+    Returns:
+        Lower and upper end, each from 0 to 1.
+    """
+    share = round(share * n) / n
+    z = NormalDist().inv_cdf(0.975)
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def introduce(c, run: Run, cluster, folder: Path, hf, train_data, test_data) -> None:
+    """Prints what is about to run: model, data, step, run.
+
+    Args:
+        c: the constants of the run.
+        run: its folders.
+        cluster: Tunix's, with the model that is trained.
+        folder: of the checkpoint.
+        hf: its config.
+        train_data: rows, and where they come from.
+        test_data: the same of the test.
+    """
+    trainer, sequences = cluster.actor_trainer, c.BATCH_SIZE * c.NUM_GENERATIONS
+    trained = ""
+    if c.LORA_RANK:
+        count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
+        trained = f", LoRA of rank {c.LORA_RANK} trains {count:,}"
+    print(
+        f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
+        f"layers, {c.WEIGHT_DTYPE}{trained}\n"
+        f"data     {train_data[1]} ({len(train_data[0]):,}), test: {test_data[1]} ({len(test_data[0]):,})\n"
+        f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "
+        f"{c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
+        f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
+        f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
+    )
+    done = trainer.train_steps // c.NUM_ITERATIONS
+    if done:
+        print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
+
+
+def comparison_table(
+    before: dict[str, Any], after: dict[str, Any], eval_config: str, num_passes: int
+) -> str:
+    """The before/after table in Markdown, shares with 95 % Wilson intervals."""
+    n = before["questions"]
+
+    def cell(value, key):
+        if key in ("mean_score", "completion_length"):
+            return f"{value:.2f}" if key == "mean_score" else f"{value:.1f}"
+        low, high = wilson(value, n)
+        return f"{value:.1%} ({low:.1%} to {high:.1%})"
+
+    names = {
+        "answer_accuracy": "answers right", "partial_accuracy": "within 10 %",
+        "format_accuracy": "format right",
+        "greedy_answer_accuracy": "greedy: answers right", "greedy_format_accuracy": "greedy: format right",
+        "pass_at_k": f"pass@{num_passes}", "majority_at_k": f"majority@{num_passes}",
+        "cut_off": "cut off at the limit", "mean_score": "mean score",
+        "completion_length": "mean length, tokens",
+    }  # fmt: skip
+    lines = [f"| {n} questions, {eval_config} sampling | before | after |", "|---|---|---|"]
+    for key, name in names.items():
+        if key in before:
+            row = [cell(result[key], key) for result in (before, after)]
+            lines.append(f"| {name} | {row[0]} | {row[1]} |")
+    return "\n".join(lines)
+
+
+def data_source_table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """The before/after table split by data_source, in Markdown; empty where there is only one."""
+    if "by_data_source" not in before:
+        return ""
+    lines = ["| data_source | questions | answers right | format right |", "|---|---|---|---|"]
+    for name, old in before["by_data_source"].items():
+        new = after["by_data_source"][name]
+        cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in ("answer_accuracy", "format_accuracy")]
+        lines.append(f"| {name} | {old['questions']} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def flip_table(before: list[bool], after: list[bool]) -> str:
+    """How many questions changed sides (sampled, first pass), in Markdown."""
+    counts = {pair: 0 for pair in itertools.product((True, False), repeat=2)}
+    for pair in zip(before, after, strict=True):
+        counts[pair] += 1
+    return (
+        "| | right after | wrong after |\n|---|---|---|\n"
+        f"| right before | {counts[True, True]} | {counts[True, False]} |\n"
+        f"| wrong before | {counts[False, True]} | {counts[False, False]} |"
+    )
+
+
+def sample_answers(before: dict[str, Any], after: dict[str, Any], rows: list[dict[str, str]]) -> str:
+    """One question with its answers: the first that turned right, else the first."""
+    flips = [not b and a for b, a in zip(before["correct"], after["correct"], strict=True)]
+    i = flips.index(True) if any(flips) else 0
+    return (
+        f"question: {rows[i]['question']}\nright answer: {rows[i]['answer']}\n"
+        f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
+    )
+
+
+def draw_picture(
+    path: Path,
+    log: Sequence[dict[str, float]],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    title: str,
+) -> None:
+    """Learning curves on the left, before/after with intervals on the right; readable on any background."""
+    import matplotlib  # only here: a run that is refused need not wait for it
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4), facecolor="white", layout="constrained")
+    steps = [row["step"] for row in log]
+    for key, color in COLORS.items():
+        curves.plot(steps, [row.get(key, math.nan) for row in log], color=color, label=LABELS[key], lw=1.2)
+    curves.set(xlabel="training step", ylabel="share of the step's answers", ylim=(-0.02, 1.02))
+    curves.legend(frameon=False)
+    curves.set_title(title)
+
+    keys = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    for offset, result, color, label in (
+        (-0.2, before, BEFORE_COLOR, "before"),
+        (0.2, after, AFTER_COLOR, "after"),
+    ):
+        shares = np.array([result[key] for key in keys])
+        intervals = np.array([wilson(share, result["questions"]) for share in shares])  # [4, 2]
+        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
+        bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
+    bars.set_xticks(range(4), ["answers\nright", "within\n10 %", "format\nright", "greedy:\nright"])
+    bars.set(ylim=(0, 1.2), title=f"{before['questions']} held-out questions, 95 % intervals")
+    bars.legend(frameon=False, ncols=2, loc="upper center")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write(
+    c,
+    run: Run,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    log: Sequence[dict[str, float]],
+    test_rows: list[dict[str, str]],
+    *,
+    arguments: Sequence[str],
+    source: str,
+    seconds: float,
+    health_lines: Iterable[str],
+) -> None:
+    """Prints the tables and writes report.md, report.png and result.json into the run's folder.
+
+    Args:
+        c: the constants of the run.
+        run: its folders.
+        before: of `evaluate`.
+        after: of `evaluate`.
+        log: rows of `train_log.csv`.
+        test_rows: the questions that were asked.
+        arguments: those the script was started with.
+        source: where the questions come from.
+        seconds: of the whole run so far.
+        health_lines: what went wrong, in words.
+    """
+    folder = run.logs
+    step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
+    table = comparison_table(before, after, c.EVAL_CONFIG, c.NUM_PASSES)
+    flips = flip_table(before["correct"], after["correct"])
+    sample, by_data_source = sample_answers(before, after, test_rows), data_source_table(before, after)
+    draw_picture(
+        folder / "report.png", log, before, after, f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
+    )
+    last = log[-1]
+    training = (
+        f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers, median {step_seconds:.2f} s "
+        f"each; last step: reward {last['reward']:.2f} +- {last['reward_std']:.2f} within a group, "
+        f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
+        f"{last['length']:.1f} tokens per answer"
+    )
+    lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."
+    command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+    (folder / "report.md").write_text(
+        f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, "
+        f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\nHealth:\n\n{lines}\n\n"
+        f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
+    )
+    result = {
+        "before": {key: before[key] for key in KEPT if key in before},
+        "after": {key: after[key] for key in KEPT if key in after},
+        "seconds": round(seconds, 1),
+        "seconds_per_step": round(step_seconds, 4),
+        "steps": c.NUM_BATCHES,
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}")
+    print(f"\nreport: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
+    print(f"curves: tensorboard --logdir {folder}/tensorboard")
+    if c.PROFILE_DIR:
+        steps = f"{PROFILE_STEPS[0]}-{PROFILE_STEPS[-1]}"
+        print(f"trace of steps {steps}: tensorboard --logdir {c.PROFILE_DIR}")
