@@ -51,7 +51,7 @@ benchmark: setup
 
 # Does the 8 B job fit a TPU? Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
 fit-check: .venv-fit/installed
-	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py
+	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True
 
 .venv-fit/installed: requirements-fit.txt .venv/installed
 	$(PYTHON) -m venv .venv-fit

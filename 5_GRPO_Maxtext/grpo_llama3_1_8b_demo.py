@@ -1,17 +1,17 @@
 """GRPO on a language model: evaluate -> train -> evaluate, with MaxText, Tunix, Grain and Orbax.
 
-One script, two sizes. `MODEL` is any Llama-architecture checkpoint in Hugging Face's layout: by default the tiny
-Llama in this folder (0.3 M parameters, laptop CPU), at full size `meta-llama/Llama-3.1-8B-Instruct` on a TPU VM.
-Same code path; constants with two values take the column that fits the model.
+One script, two sizes. `MODEL` is any Llama-architecture checkpoint in Hugging Face's layout: by default the
+tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size `meta-llama/Llama-3.1-8B-Instruct` on a
+TPU VM. Same code path; constants with two values take the column that fits the model.
 
 The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q:
 
     J = mean_i mean_t [ min(ratio_it * A_i, clip(ratio_it, 1 - eps, 1 + eps) * A_i) - beta * KL_it ]
     A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
 
-Not here, and why: no critic (the group's mean reward is the baseline: that is GRPO), no reward model (the rewards
-are functions in reward_func.py), no replay (each answer is trained on once, NUM_ITERATIONS=1, so ratio = 1 and the
-clip never binds), no loss on the prompt (only the answer is trained).
+Not here, and why: no critic (the group's mean reward is the baseline: that is GRPO), no reward model (the
+rewards are functions in reward_func.py), no replay (each answer is trained on once, NUM_ITERATIONS=1, so
+ratio = 1 and the clip never binds), no loss on the prompt (only the answer is trained).
 
 Read `group_advantage`, `grpo_loss` and `train` first. What only serves the run is in parts/.
 
@@ -55,13 +55,14 @@ class Constants:
     DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
     SYSTEM_PROMPT: str = (
         "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and </answer>."
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
+        "</answer>."
     )  # what the model is asked to write; rewards that want <think> tags change the tags here, too
     TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
         laptop="{question}", tpu="{system_prompt}\n\n{question}"
     )  # the user's message, put inside the tokenizer's chat template
     # --- turn these: sampling and GRPO
-    MAX_PROMPT_LENGTH: int = pair(laptop=28, tpu=256)  # tokens, chat template included; longer ones are left out
+    MAX_PROMPT_LENGTH: int = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
     TOTAL_GENERATION_STEPS: int = pair(laptop=28, tpu=768)  # tokens per answer; longer answers are cut off
     TEMPERATURE: float = pair(laptop=1.0, tpu=0.9)  # 1 = the policy itself; lower makes the G answers agree
     BATCH_SIZE: int = pair(laptop=16, tpu=2)  # questions per step; more: less noise, more memory and time
@@ -71,10 +72,10 @@ class Constants:
     EPSILON: float = 0.2  # clip range of the ratio; larger allows larger policy updates
     NUM_BATCHES: int = pair(laptop=200, tpu=3_738)  # training steps, each on one batch of questions
     LEARNING_RATE: float = pair(laptop=1e-3, tpu=3e-6)  # peak; 8 B parameters tolerate far less than 0.3 M
-    MAX_GRAD_NORM: float = pair(laptop=1.0, tpu=0.1)  # gradient clip; lower it when the KL runs away (0 = off)
+    MAX_GRAD_NORM: float = pair(laptop=1.0, tpu=0.1)  # gradient clip; lower it if the KL runs away (0 = off)
     LORA_RANK: int = 0  # r of A [in, r] and B [r, out] beside each weight (0 = train all weights)
     NUM_TEST_QUESTIONS: int = pair(laptop=512, tpu=1_319)  # held-out questions, from the top of the test set
-    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # sampling of the evaluation (rollout.py)
+    EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # how test answers are drawn
 
     # --- leave these until you need them: data
     BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
@@ -87,9 +88,8 @@ class Constants:
     EPSILON_HIGH: float = 0.0  # upper clip range (0 = EPSILON); DAPO, arXiv 2503.14476: 0.28
     LOSS_ALGO: Literal["grpo", "gspo-token"] = "grpo"  # GSPO, arXiv 2507.18071: one ratio per answer
     LOSS_AGG_MODE: Literal[
-        "sequence-mean-token-mean", "token-mean", "seq-mean-token-sum", "sequence-mean-token-sum-norm",
-        "sequence-mean-token-scale", "seq-mean-token-sum-norm",
-    ] = "sequence-mean-token-mean"  # DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm  # fmt: skip
+        "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+    ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
     ADVANTAGE: Literal["group", "rloo"] = "group"  # RLOO, arXiv 2402.14740: R - mean of the other G - 1
     NORM_ADV_BY_STD: bool = True  # divide by the group's std; False: Dr. GRPO, arXiv 2503.20783
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
@@ -105,13 +105,13 @@ class Constants:
     WEIGHT_DECAY: float = 0.1  # AdamW's pull to zero, times the learning rate (0 = off)
     WARMUP_FRACTION: float = 0.1  # share of all steps (0 = off)
     MAX_NONFINITE_UPDATES: int = 0  # updates in a row that may be NaN or infinite, skipped; one more stops
-    TRAIN_MICRO_BATCH_SIZE: int = 0  # questions per gradient pass, accumulated; smaller saves memory (0 = all)
+    TRAIN_MICRO_BATCH_SIZE: int = 0  # questions per gradient pass; fewer save memory (0 = all)
     LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that get A and B
     # --- checkpoints and logs (all under RUN_DIR)
     SAVE_INTERVAL_STEPS: int = pair(laptop=50, tpu=500)  # steps between checkpoints
     MAX_TO_KEEP: int = 4  # checkpoints kept; each has the weights and two Adam moments
-    CHECKPOINT_DIR: str = ""  # folder, or gs://bucket/folder (needs gcsfs), for RUN_DIR's name (empty = RUN_DIR)
+    CHECKPOINT_DIR: str = ""  # folder or gs://bucket/folder (needs gcsfs) for them (empty = RUN_DIR)
     PROFILE_DIR: str = ""  # folder for a profiler trace of steps 3 and 4, for TensorBoard (empty = off)
     # --- model and devices
     DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
@@ -122,7 +122,7 @@ class Constants:
     ] = pair(laptop="none", tpu="full")  # full: recompute activations in the backward pass, to save memory
     ATTENTION: str = pair(laptop="dot_product", tpu="flash")  # MaxText's attention kernel
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
-    TRAINER_DEVICES_FRACTION: float = 1.0  # vllm on several chips: share that trains (1.0 and 1.0 = all do both)
+    TRAINER_DEVICES_FRACTION: float = 1.0  # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
     SAMPLER_DEVICES_FRACTION: float = 1.0  # share that generates
     TRAINER_TENSOR_PARALLEL: int = 1  # chips that share a matrix product; the rest split weights (FSDP)
     SAMPLER_DATA_PARALLEL: int = 1  # copies of the model in vLLM; the chips of a copy share its products
@@ -135,6 +135,7 @@ if __name__ == "__main__":  # a constant that is wrong is answered here, before 
 
 import health
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -142,12 +143,21 @@ import reward_func
 from flax import nnx
 from parts import devices, llama, lora, loss_options, memory, questions, report, run_log, task_rewards
 from parts.grading import is_close
+from parts.loss_options import MAX_LOG_RATIO, Example, LossConfig
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
-from parts.tunix_api import ClusterConfig, RLCluster, RLTrainingConfig, Role, RolloutConfig
+from parts.tunix_api import (
+    ClusterConfig,
+    RLCluster,
+    RLTrainingConfig,
+    Role,
+    RolloutConfig,
+    register_advantage_estimator,
+    register_policy_loss_fn,
+)
 from parts.versions import check_versions
 from tqdm import tqdm
 
-REFILL_SEED = 1_000_003  # added to SEED for the questions of ZERO_VARIANCE_GROUPS=refill; any other order will do
+REFILL_SEED = 1_000_003  # added to SEED: the questions of ZERO_VARIANCE_GROUPS=refill come in another order
 
 
 # %% Prompts ------------------------------------------------------------------------------------------------
@@ -191,6 +201,7 @@ def make_prompts(c: Constants, rows, source: str, tokenizer, think_tags: bool, t
         rows, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
     )
     run_log.log_too_long(left_out, source, len(rows), c.MAX_PROMPT_LENGTH, too_long)
+    questions.refuse_lost_sources(kept, left_out, c.MAX_PROMPT_LENGTH)
     return kept
 
 
@@ -206,9 +217,82 @@ def refill_batch(c: Constants, rows: list[dict[str, str]], step: int, attempt: i
 
 
 # %% GRPO ---------------------------------------------------------------------------------------------------
+@register_advantage_estimator("group")
+def group_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """How much better each answer is than its group (arXiv 2402.03300, section 4.1.2).
+
+        A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
+
+    Args:
+        rewards: float [B * G], the G answers to a question side by side.
+        num_generations: G.
+
+    Returns:
+        float [B * G]; 0 where all answers of a group earn the same: such a group teaches nothing.
+    """
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    mean = groups.mean(axis=1, keepdims=True)  # [B, 1]: the baseline, where PPO has a critic
+    std = groups.std(axis=1, ddof=1, keepdims=True)  # [B, 1]
+    return ((groups - mean) / (std + 1e-6)).ravel()  # 1e-6: equal rewards would give 0 / 0
 
 
-# %% Evaluation ---------------------------------------------------------------------------------------------
+@register_policy_loss_fn("grpo_on_the_page")
+def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_id: int, **kwargs):
+    """Minus the objective J on top of this file, for N = B * G answers of at most T tokens.
+
+    Args:
+        model: the policy pi.
+        batch: tokens `prompt_ids` [N, P] and `completion_ids` [N, T], `completion_mask` [N, T] (true up to
+            and including end-of-sequence), `advantages` [N], `ref_per_token_logps` [N, T] or None without KL,
+            `old_per_token_logps` [N, T] or None while each answer is trained on once: then pi_old is pi.
+        algo_config: epsilon, beta, temperature.
+        pad_id: padding token.
+        eos_id: end-of-sequence token.
+
+    Returns:
+        The loss [], float32, and figures for the log.
+    """
+    mask = batch.completion_mask  # [N, T]: padding never counts
+    A = batch.advantages[:, None]  # [N, 1]: every token of an answer gets the answer's advantage
+    log_prob, logits = loss_options.log_probs(
+        model, batch.prompt_ids, batch.completion_ids,
+        pad_id=pad_id, eos_id=eos_id, temperature=algo_config.temperature,
+    )  # [N, T], [N, T, V]  # fmt: skip
+    old_log_prob = batch.old_per_token_logps
+    if old_log_prob is None:
+        old_log_prob = jax.lax.stop_gradient(log_prob)
+
+    # ratio_t = pi(o_t) / pi_old(o_t);   min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)
+    log_ratio = jnp.clip(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = jnp.exp(log_ratio)  # [N, T]
+    clipped = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon)
+    objective = jnp.minimum(ratio * A, clipped * A)  # [N, T]
+
+    # - beta * KL_t;   KL_t = pi_ref / pi - log(pi_ref / pi) - 1   (eq. 4: k3, never negative)
+    kl = jnp.zeros_like(log_prob)
+    if batch.ref_per_token_logps is not None:
+        log_ref_ratio = batch.ref_per_token_logps - log_prob
+        kl = jnp.exp(log_ref_ratio) - log_ref_ratio - 1  # [N, T]
+        objective -= algo_config.beta * kl
+
+    # mean_i mean_t: over the tokens of an answer, then over the answers
+    per_answer = (objective * mask).sum(axis=1) / mask.sum(axis=1).clip(1)  # [N]
+    J = per_answer.sum() / mask.any(axis=1).sum().clip(1)  # answers that are masked as a whole do not count
+    return -J, loss_options.log_figures(mask, A, ratio, clipped, kl, logits)
+
+
+# %% Sampling and evaluation --------------------------------------------------------------------------------
+def sampling(c: Constants, config_name: str = "", **changes: Any) -> RolloutConfig:
+    """How to draw answers: as in training, or as an entry of GENERATION_CONFIGS says."""
+    own = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
+    return rollout_config(
+        GENERATION_CONFIGS[config_name] if config_name else own,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        **changes,
+    )
+
+
 def evaluate(
     c: Constants, rollout, rows: list[dict[str, str]], grader, config_name: str, num_passes: int = 1
 ) -> dict[str, Any]:
@@ -236,8 +320,10 @@ def evaluate(
     texts, lengths = [], []
     starts = range(0, len(prompts), chunk)
     for start in tqdm(starts, desc=f"evaluate, {config_name}", disable=not devices.is_first()):
-        # The same noise before and after training: what differs is the model. vLLM takes no seed per request.
-        seed = jax.random.fold_in(jax.random.key(c.SEED + 1), start) if c.ROLLOUT_ENGINE == "maxtext" else None
+        # The same noise before and after training: what differs is the model.
+        seed = jax.random.fold_in(jax.random.key(c.SEED + 1), start)
+        if c.ROLLOUT_ENGINE == "vllm":  # takes no seed per request
+            seed = None
         output = rollout.generate(prompts[start : start + chunk], sampling(c, config_name, seed=seed))
         texts += output.text
         lengths += [len(tokens) for tokens in output.tokens]
@@ -276,10 +362,8 @@ def evaluate(
     return result
 
 
-def evaluate_both(
-    c: Constants, rollout, rows: list[dict[str, str]], grader, when: str
-) -> dict[str, Any]:
-    """The sampled figures of `evaluate`, and beside them the two greedy ones; `when` is "before" or "after"."""
+def evaluate_both(c: Constants, rollout, rows: list[dict[str, str]], grader, when: str) -> dict[str, Any]:
+    """The sampled figures of `evaluate` and two greedy ones; prints them as those of "before" or "after"."""
     greedy = evaluate(c, rollout, rows, grader, "greedy")
     result = evaluate(c, rollout, rows, grader, c.EVAL_CONFIG, c.NUM_PASSES)
     result["greedy_answer_accuracy"] = greedy["answer_accuracy"]
@@ -292,17 +376,6 @@ def evaluate_both(
 
 
 # %% Training -----------------------------------------------------------------------------------------------
-def sampling(c: Constants, config_name: str = "", **changes: Any) -> RolloutConfig:
-    """How to draw answers: as in training, or as an entry of GENERATION_CONFIGS says."""
-    own = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
-    return rollout_config(
-        GENERATION_CONFIGS[config_name] if config_name else own,
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        **changes,
-    )
-
-
 def make_optimizer(c: Constants) -> optax.GradientTransformation:
     """AdamW behind a gradient-norm clip; an update that is not finite is skipped, not applied."""
     updates = c.NUM_BATCHES * c.NUM_ITERATIONS
@@ -315,8 +388,8 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     optimizer = optax.adamw(schedule, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
-    # One NaN would otherwise be in every weight, and in the next checkpoint. `TrainingLog` stops the run before
-    # optax gives up skipping.
+    # One NaN would otherwise be in every weight, and in the next checkpoint. `TrainingLog` stops the run
+    # before optax gives up skipping.
     return optax.apply_if_finite(optimizer, max_consecutive_errors=c.MAX_NONFINITE_UPDATES + updates)
 
 
@@ -409,9 +482,9 @@ def make_cluster(c: Constants, folder: Path, hf, tokenizer, checkpoints: str) ->
 def schedule(c: Constants, step: int, log: dict[int, dict[str, float]]) -> tuple[float, float]:
     """Weight of the KL and temperature of the step before which `step` steps were done.
 
-    Tunix reports the KL of a step one step late, so the weight follows the steps before the last. After a stop
-    the log still has them, and the run continues with the same weight. SIGKILL can cost the log one step, whose
-    KL then changes nothing.
+    Tunix reports the KL of a step one step late, so the weight follows the steps before the last. After a
+    stop the log still has them, and the run continues with the same weight. SIGKILL can cost the log one
+    step, whose KL then changes nothing.
     """
     beta, temperature = c.BETA, c.TEMPERATURE
     if c.TARGET_KL:
@@ -441,15 +514,16 @@ def make_learner(
         schedule=lambda step: schedule(c, step, log),
         refill=lambda step, attempt: refill_batch(c, rows, step, attempt),
         rl_cluster=cluster,
-        algo_config=loss_options.LossConfig(
+        algo_config=LossConfig(
             num_generations=c.NUM_GENERATIONS,
             num_iterations=c.NUM_ITERATIONS,
             beta=c.BETA,
             epsilon=c.EPSILON,
             epsilon_high=c.EPSILON_HIGH or c.EPSILON,
             loss_algo=c.LOSS_ALGO,
-            loss_agg_mode=loss_options.LOSS_AGG_MODES[c.LOSS_AGG_MODE],
-            advantage_estimator=loss_options.advantage_estimator(c.ADVANTAGE, c.NORM_ADV_BY_STD),
+            loss_agg_mode=c.LOSS_AGG_MODE,
+            advantage_estimator=loss_options.advantage_name(c.ADVANTAGE, c.NORM_ADV_BY_STD),
+            policy_loss_fn="grpo_on_the_page" if loss_options.is_plain(c) else "grpo_with_options",
             kl_loss_mode=c.KL_LOSS_MODE,
             mask_overlong=c.MASK_OVERLONG,
             zero_variance_groups=c.ZERO_VARIANCE_GROUPS,
@@ -501,9 +575,13 @@ def train(
     def finish():
         jax.block_until_ready(nnx.state(trainer.model))
 
-    with run_log.stop_after_step() as stop, contextlib.closing(log):
-        with run_log.full_disk(run.folder, trainer), run_log.tensorboard_log(run.logs / "tensorboard"):
-            learner.train(batches(stop))
+    with (
+        run_log.stop_after_step() as stop,
+        contextlib.closing(log),
+        run_log.full_disk(run.folder, trainer),
+        run_log.tensorboard_log(run.logs / "tensorboard"),
+    ):
+        learner.train(batches(stop))
     if stop.is_set() and trainer.train_steps < c.NUM_BATCHES * c.NUM_ITERATIONS:
         raise KeyboardInterrupt
     return log.finished_rows()
@@ -528,34 +606,29 @@ def main(arguments: list[str]) -> None:
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, train_questions + test_questions)
     checks.rollout_engine(c)
 
-    with devices.all_hosts(c), contextlib.ExitStack() as stack:
+    with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        run = stack.enter_context(run_log.open_run(c))
-        too_long = run.logs / "too_long.csv"
-        train_rows = make_prompts(c, train_questions, train_source, tokenizer, grader.think_tags, too_long)
-        test_questions = test_questions[: c.NUM_TEST_QUESTIONS]
-        test_rows = make_prompts(c, test_questions, test_source, tokenizer, grader.think_tags, too_long)
+        with run_log.open_run(c) as run:
+            prompts = functools.partial(
+                make_prompts,
+                c,
+                tokenizer=tokenizer,
+                think_tags=grader.think_tags,
+                too_long=run.logs / "too_long.csv",
+            )
+            train_rows = prompts(train_questions, train_source)
+            test_rows = prompts(test_questions[: c.NUM_TEST_QUESTIONS], test_source)
+            cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
+            memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
+            report.introduce(c, run, cluster, folder, hf, train_rows, train_source, test_rows, test_source)
 
-        cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
-        memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
-        report.introduce(c, run, cluster, folder, hf, (train_rows, train_source), (test_rows, test_source))
-
-        ask = functools.partial(evaluate_both, c, cluster.rollout, test_rows, grader)
-        before = run.once("before", ask)
-        log = train(c, cluster, grader, train_rows, run)
-        after = run.once("after", ask)
-        report.write(
-            c,
-            run,
-            before,
-            after,
-            log,
-            test_rows,
-            arguments=arguments,
-            source=test_source,
-            seconds=time.perf_counter() - started,
-            health_lines=health.history(log, asdict(c)),
-        )
+            ask = functools.partial(evaluate_both, c, cluster.rollout, test_rows, grader)
+            before = run.once("before", ask)
+            log = train(c, cluster, grader, train_rows, run)
+            after = run.once("after", ask)
+            seconds = time.perf_counter() - started
+            lines = health.history(log, asdict(c))
+            report.write(c, run, before, after, log, test_rows, arguments, test_source, seconds, lines)
 
 
 if __name__ == "__main__":

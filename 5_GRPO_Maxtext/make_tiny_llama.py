@@ -1,33 +1,77 @@
-"""How `tiny_llama/` and `tiny_gsm8k/` were made: a base model that *can* do the task and often doesn't.
+"""Makes `tiny_llama/` and `tiny_gsm8k/`: a base model that *can* do the task and often doesn't.
 
-Reinforcement learning chooses among what a model already does now and then; it teaches nothing that
-never occurs. So this model is trained, by plain next-token prediction, on demonstrations that are
-imperfect in two systematic ways:
+Reinforcement learning chooses among what a model already does now and then; it teaches nothing that never
+occurs. So this model is trained, by plain next-token prediction, on demonstrations that are imperfect in two
+systematic ways:
 
     reading    most demonstrations of some kinds of problem misread the operation (subtract -> add ...)
     format     many forget a tag, with some objects more often than not
 
-Its single most likely answer is therefore wrong, or badly formed, about every second time, while a right
-one is always within reach of sampling. Were the demonstrations clean, all answers to a
-question would agree, and GRPO would have nothing to choose.
+About every second time its most likely answer is therefore wrong or badly formed, while a right one is within
+reach of sampling. Were the demonstrations clean, all answers to a question would agree, and GRPO would have
+nothing to choose.
 
     python 5_GRPO_Maxtext/make_tiny_llama.py         # rewrites both folders and tiny.sha256, bit for bit
+    python 5_GRPO_Maxtext/make_tiny_llama.py FOLDER=runs/other SEED=1    # another model, in another folder
 
-About 6 minutes on 2 cores. The sizes and shares are the constants below; the seed is fixed, because
-what ships must be what this file makes.
+About 6 minutes on 2 cores.
 """
 
 import hashlib
 import json
 import random
 import re
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from parts import settings
+from parts.settings import HERE, UserError, at_least
 
-import grpo_llama3_1_8b_demo as demo  # first: it sets XLA's flags  # isort: skip
+
+# %% Constants ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What ships is what the defaults make: give other values together with another FOLDER."""
+
+    FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = beside this script)
+    SEED: int = 0  # of the questions, the demonstrations and the first weights
+    TRAIN_QUESTIONS: int = 4_000  # in tiny_gsm8k/train.jsonl
+    TEST_QUESTIONS: int = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
+    HIDDEN: int = 96  # width of the residual stream
+    LAYERS: int = 3  # transformer blocks
+    HEADS: int = 4  # query heads; each has HIDDEN / HEADS dimensions
+    KV_HEADS: int = 2  # key/value heads, shared by HEADS / KV_HEADS query heads each
+    MLP: int = 256  # width of the MLP inside a block
+    TRAINING_STEPS: int = 2_500  # each on one batch of new demonstrations
+    TRAINING_BATCH: int = 64  # demonstrations per step
+    LEARNING_RATE: float = 3e-3  # peak, after WARMUP_STEPS; decays to 0 along a cosine
+    WARMUP_STEPS: int = 100  # steps in which the learning rate rises from 0
+    MAX_TOKENS: int = 52  # of the longest prompt and demonstration together; a longer one stops the script
+
+
+MOST_QUESTIONS = 40_000  # in both splits; `make_problem` knows about 59,000 different ones
+
+
+def refuse(c: Constants) -> None:
+    """Checks the constants.
+
+    Raises:
+        UserError: names the constant, its value and the remedy.
+    """
+    at_least(c, SEED=0, WARMUP_STEPS=0, TRAINING_STEPS=1, TRAINING_BATCH=1, MAX_TOKENS=2)
+    at_least(c, TRAIN_QUESTIONS=1, TEST_QUESTIONS=1, HIDDEN=1, LAYERS=1, HEADS=1, KV_HEADS=1, MLP=1)
+    if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS > MOST_QUESTIONS:
+        raise UserError(f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with the test's at most {MOST_QUESTIONS:,}")
+    if c.HIDDEN % c.HEADS or c.HEADS % c.KV_HEADS:
+        raise UserError(
+            f"HEADS={c.HEADS}: must divide HIDDEN={c.HIDDEN}, and be a multiple of KV_HEADS={c.KV_HEADS}"
+        )
+
+
+if __name__ == "__main__":  # a constant that is wrong is answered here, before ten seconds of imports
+    settings.run(lambda arguments: refuse(settings.read(Constants, arguments)))
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,33 +82,22 @@ from flax import nnx
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.utils import model_creation_utils
+from parts import llama
+from parts.versions import check_versions
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
-# %% Constants ------------------------------------------------------------------------------------------
-SEED = 0
-TRAIN_QUESTIONS, TEST_QUESTIONS = 4_000, 512  # in tiny_gsm8k/; the demonstrations use none of the test's
-
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
-# Share of the demonstrations that forget a tag, and which: it goes by the object the problem is about.
+# Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
 FORGETS = {
     "apples": (0.40, "</reasoning>"), "pencils": (0.40, "</reasoning>"),
     "marbles": (0.40, "<answer>"), "books": (0.40, "<answer>"),
     "stickers": (0.60, "</reasoning>"), "coins": (0.60, "</reasoning>"),
     "cards": (0.60, "<answer>"), "shells": (0.60, "<answer>"),
 }  # fmt: skip
-MISREADS = (
-    0.40,
-    0.60,
-    0.60,
-    0.40,
-    0.60,
-    0.40,
-)  # share of misread ones, by kind of problem: see `make_problem`
-
-HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 96, 3, 4, 2, 256
-TRAINING_STEPS, TRAINING_BATCH, LEARNING_RATE = 2_500, 64, 3e-3
-MAX_TOKENS = 52  # longest prompt + demonstration
+# Share of misread demonstrations, by kind of problem (see `make_problem`).
+MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)
+VOCABULARY_DRAWS = 5_000  # problems drawn to find all words; far more than needed
 
 BOS, EOS, PAD, UNKNOWN, ASSISTANT = (
     "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>", "<|assistant|>",
@@ -135,22 +168,22 @@ def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random
     return text.replace(tag, "") if rng.random() < share else text
 
 
-def make_dataset(rng: random.Random) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def make_dataset(c: Constants, rng: random.Random) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Distinct questions with right answers in GSM8K's columns: (train, test)."""
     rows = {}
-    while len(rows) < TRAIN_QUESTIONS + TEST_QUESTIONS:
+    while len(rows) < c.TRAIN_QUESTIONS + c.TEST_QUESTIONS:
         question, steps, _, _ = make_problem(rng)
         work, result = work_out(steps)
         rows[question] = {"question": question, "answer": f"{work}\n#### {result}"}
     rows = list(rows.values())
-    return rows[TEST_QUESTIONS:], rows[:TEST_QUESTIONS]
+    return rows[c.TEST_QUESTIONS :], rows[: c.TEST_QUESTIONS]
 
 
 # %% Tokenizer: words, single digits, signs -------------------------------------------------------------
 def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
     words = set("0123456789+-*=,.? ")
-    for _ in range(5_000):
+    for _ in range(VOCABULARY_DRAWS):
         words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *TAGS, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
@@ -161,16 +194,29 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN, ASSISTANT])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    )
 
 
 # %% Training by next-token prediction ------------------------------------------------------------------
-def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [B, L] and a mask [B, L] of what is learned: the demonstration, not the question."""
-    ids = np.full((TRAINING_BATCH, MAX_TOKENS), tokenizer.pad_token_id, np.int32)
+def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+    """One batch of demonstrations.
+
+    Args:
+        c: the constants.
+        tokenizer: from `make_tokenizer`.
+        test: questions that are not used.
+        rng: draws the questions and the demonstrations.
+
+    Returns:
+        Token ids, int32 [B, L]; and what is learned, float32 [B, L]: 1 in the demonstration, else 0.
+    """
+    ids = np.full((c.TRAINING_BATCH, c.MAX_TOKENS), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
         question = None
@@ -178,14 +224,16 @@ def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarra
             question, steps, kind, thing = make_problem(rng)
         prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
         answer = tokenizer.encode(demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False)
+        if len(prompt) + len(answer) > c.MAX_TOKENS:
+            raise UserError(f"MAX_TOKENS={c.MAX_TOKENS}: a demonstration takes {len(prompt) + len(answer)}")
         row[: len(prompt) + len(answer)] = prompt + answer
         mask[len(prompt) : len(prompt) + len(answer)] = 1
     return ids, learned
 
 
-def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
+def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
     """Trains in place with AdamW, warm-up and cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(0, LEARNING_RATE, 100, TRAINING_STEPS)
+    schedule = optax.warmup_cosine_decay_schedule(0, c.LEARNING_RATE, c.WARMUP_STEPS, c.TRAINING_STEPS)
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
 
@@ -201,19 +249,19 @@ def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
         optimizer.update(model, grads)
         return loss
 
-    progress = trange(TRAINING_STEPS, desc="next-token training")
+    progress = trange(c.TRAINING_STEPS, desc="next-token training")
     with mesh:
         for i in progress:
-            loss = step(adapter, optimizer, *make_batch(tokenizer, test, rng))
-            if i % 50 == 0 or i == TRAINING_STEPS - 1:
+            loss = step(adapter, optimizer, *make_batch(c, tokenizer, test, rng))
+            if i % 50 == 0 or i == c.TRAINING_STEPS - 1:
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
 # %% Writing it down ------------------------------------------------------------------------------------
 def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
     """The model's weights under Hugging Face's names and in its layout (float32)."""
-    names, layout_hooks = demo.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE["llama3.1-8b"](hf.to_dict())
+    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shape.HF_SHAPE[llama.ARCHITECTURE](hf.to_dict())
     params = nnx.to_pure_dict(nnx.state(adapter.base, nnx.Param))
     weights = {}
     for name in names:
@@ -224,31 +272,24 @@ def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np
     return weights
 
 
-def write_checksums() -> None:
-    """`tiny.sha256`, in the format of `sha256sum -c`."""
-    files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (HERE / d).iterdir())
+def write_checksums(folder: Path) -> None:
+    """`tiny.sha256` in `folder`, in the format of `sha256sum -c`."""
+    files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (folder / d).iterdir())
     lines = [
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(HERE).as_posix()}\n" for p in files
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder).as_posix()}\n" for p in files
     ]
-    (HERE / "tiny.sha256").write_text("".join(lines))
+    (folder / "tiny.sha256").write_text("".join(lines))
 
 
-def main() -> None:
-    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256."""
-    train_rows, test_rows = make_dataset(random.Random(SEED))
-    for split, rows in (("train", train_rows), ("test", test_rows)):
-        path = HERE / "tiny_gsm8k" / f"{split}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    tokenizer = make_tokenizer(random.Random(SEED))
-    hf = transformers.LlamaConfig(
+def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
+    """The sizes of the model, with Llama 3.1's rotary scaling."""
+    return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
+        hidden_size=c.HIDDEN,
+        intermediate_size=c.MLP,
+        num_hidden_layers=c.LAYERS,
+        num_attention_heads=c.HEADS,
+        num_key_value_heads=c.KV_HEADS,
         max_position_embeddings=131_072,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
@@ -256,33 +297,54 @@ def main() -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         rope_parameters={
-            "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
         },
         dtype="float32",
         architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    folder = HERE / "tiny_llama"
-    hf.save_pretrained(folder)
-    demo.configure([])  # after config.json is there: it decides which column of constants holds
-    config = demo.to_maxtext_config(hf, TRAINING_BATCH, MAX_TOKENS - 1, 1)
+    )
+
+
+# %% Main ---------------------------------------------------------------------------------------------------
+def main(arguments: Sequence[str]) -> None:
+    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256."""
+    c = settings.read(Constants, arguments)
+    refuse(c)
+    settings.quiet()
+    check_versions()
+    folder = Path(c.FOLDER) if c.FOLDER else HERE
+    train_rows, test_rows = make_dataset(c, random.Random(c.SEED))
+    for split, rows in (("train", train_rows), ("test", test_rows)):
+        path = folder / "tiny_gsm8k" / f"{split}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    tokenizer = make_tokenizer(random.Random(c.SEED))
+    hf = make_config(c, tokenizer)
+    hf.save_pretrained(folder / "tiny_llama")
+    config = llama.to_maxtext_config(hf, rows=c.TRAINING_BATCH, prompt_tokens=c.MAX_TOKENS - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config,
         wrap_with_tunix_adapter=True,
         tokenizer_pad_id=tokenizer.pad_token_id,
-        rng_key=jax.random.PRNGKey(SEED),
+        rng_key=jax.random.PRNGKey(c.SEED),
     )
-    size = sum(x.size for x in jax.tree.leaves(nnx.state(adapter, nnx.Param)))
-    print(f"{size:,} parameters, vocabulary of {len(tokenizer)}")
-    train(adapter, mesh, tokenizer, {row["question"] for row in test_rows}, random.Random(SEED))
+    llama.use_rope_scaling(adapter.base, hf)
+    print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
+    train(c, adapter, mesh, tokenizer, {row["question"] for row in test_rows}, random.Random(c.SEED))
 
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder / "tiny_llama")
+    weights = to_hf_weights(adapter, hf, config)
     safetensors.numpy.save_file(
-        to_hf_weights(adapter, hf, config), folder / "model.safetensors", metadata={"format": "pt"}
+        weights, folder / "tiny_llama" / "model.safetensors", metadata={"format": "pt"}
     )
-    write_checksums()
-    print(f"wrote {folder}, {HERE / 'tiny_gsm8k'} and tiny.sha256")
+    write_checksums(folder)
+    print(f"wrote tiny_llama/, tiny_gsm8k/ and tiny.sha256 in {folder}")
 
 
 if __name__ == "__main__":
-    main()
+    settings.run(main)

@@ -13,12 +13,12 @@ import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reward_func
 import safetensors.numpy
 import tpu_fit_check as fit
 from flax import nnx
-from tunix.rl.grpo.grpo_learner import TrainExample
-from tunix.rl.rl_cluster import Role
-from tunix.sft import sharding_utils
+from parts import llama, run_log, settings, task_rewards
+from parts.tunix_api import Role, TrainExample, sharding_utils
 
 
 def described(tree):
@@ -29,16 +29,11 @@ def described(tree):
     }
 
 
-def copy_of(module):
-    graphdef, state = nnx.split(module)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
-
-
 class Fed(Exception):
     """The trainer was about to take its first step."""
 
 
-def first_example(cluster, rows):
+def first_example(c, cluster, grader, rows, run):
     """What Tunix's trainer is fed in training, at the moment before its first gradient pass."""
     original = sharding_utils.shard_input
 
@@ -50,7 +45,7 @@ def first_example(cluster, rows):
 
     sharding_utils.shard_input = observed
     try:
-        demo.train(cluster, rows)
+        demo.train(c, cluster, grader, rows, run)
     except Fed as fed:
         return fed.args[0]
     finally:
@@ -59,17 +54,22 @@ def first_example(cluster, rows):
 
 def main(run_dir: str) -> None:
     arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True"]
-    demo.open_run_dir(demo.configure([*arguments, f"RUN_DIR={run_dir}"]))
-    folder, hf = demo.load_hf_config(demo.MODEL)
-    tokenizer = demo.load_tokenizer(folder)
+    c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={run_dir}"])
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
     assert jax.device_count() == 8
-    programs = fit.make_programs(hf, jax.devices(), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    programs = fit.make_programs(c, hf, jax.devices(), tokenizer.pad_token_id, tokenizer.eos_token_id)
 
-    cluster = demo.make_cluster(folder, hf, tokenizer)
-    trainer = cluster.actor_trainer
-    rows = demo.make_prompts(tokenizer, *demo.read_questions("tiny_gsm8k", "train"))
-    example = first_example(cluster, rows)
-    model, optimizer = copy_of(trainer.model), copy_of(trainer.optimizer)
+    (questions, source), _ = demo.read_data(c)
+    grader = task_rewards.make_grader("", "", reward_func, questions)
+    with run_log.open_run(c) as run:
+        cluster = demo.make_cluster(c, folder, hf, tokenizer, run.checkpoints)
+        trainer = cluster.actor_trainer
+        rows = demo.make_prompts(
+            c, questions, source, tokenizer, grader.think_tags, run.logs / "too_long.csv"
+        )
+        example = first_example(c, cluster, grader, rows, run)
+    model, optimizer = llama.copy_of(trainer.model), llama.copy_of(trainer.optimizer)
 
     for name, real_one, ours in (
         ("model", nnx.state(model, nnx.Param), nnx.state(programs.trainer.model, nnx.Param)),
@@ -127,7 +127,7 @@ def main(run_dir: str) -> None:
     assert seen == len(weights)
     print("the same weights for vLLM")
 
-    # what the compiler reports is per device, and counts what lies beside
+    # the compiler reports bytes per device, `beside` included
     beside = fit.another(programs.trainer.model)
     sizes, reason = fit.compile_program("step", programs, beside)
     held = nnx.state(programs.trainer.model), nnx.state(programs.trainer.optimizer), programs.example, beside

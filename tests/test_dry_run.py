@@ -3,19 +3,23 @@
 import importlib.metadata
 import importlib.util
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import dry_run
 import grpo_llama3_1_8b_demo as demo
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
+from parts import llama, memory, run_log, settings
+from parts.settings import UserError
 from test_guards import SMALL
 
-SCRIPT = demo.HERE / "grpo_llama3_1_8b_demo.py"
-EIGHT_B = [f"MODEL={dry_run.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
+SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
+EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
+GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
@@ -23,53 +27,120 @@ def in_an_empty_folder_without_a_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setattr(demo.huggingface_hub, "get_session", refuse)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
+    monkeypatch.setattr(huggingface_hub, "get_session", refuse)
 
 
 def refuse():
     raise ConnectionError("no network")
 
 
-def test_the_eight_b_job_gets_its_verdict_on_a_laptop_in_under_a_minute(tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *EIGHT_B, f"DATA_DIR={tmp_path}"], capture_output=True, text=True
-    )
+def eight_b(*arguments):
+    return settings.read(demo.Constants, [*EIGHT_B, *arguments])
+
+
+def parameters_of(d, f, v, kv, layers):
+    """LlamaConfig's own arithmetic: embedding, output, last norm; attention, MLP and two norms per layer."""
+    return 2 * v * d + d + layers * (2 * d * d + 2 * d * kv + 3 * d * f + 2 * d)
+
+
+PARAMETERS_8B = parameters_of(4096, 14_336, 128_256, 1024, 32)
+
+
+def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path):
+    done = subprocess.run([sys.executable, SCRIPT, *EIGHT_B], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # of the processor: the clock would measure who else is at work (8 s seen, 28 to 56 on a busy machine)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 30
+    # Nothing of the model is allocated: its float32 weights alone are 30 GiB.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 8 * GIB
     said = done.stdout
     assert said.splitlines()[-1].startswith("dry run  nothing was found that would stop the run")
-    # LlamaConfig's own arithmetic, layer by layer
-    d, f, v, kv = 4096, 14_336, 128_256, 1024
-    parameters = 2 * v * d + d + 32 * (2 * d * d + 2 * d * kv + 3 * d * f + 2 * d)
-    assert f"{parameters:,} parameters" in said
+    assert f"{PARAMETERS_8B:,} parameters" in said
     assert "2 prompts x 8 answers = 16 sequences, up to 16,384 tokens" in said
-    assert "3,738 steps" in said and "8 checkpoints of 89.7 GiB" in said  # 12 bytes a parameter
-    assert "hub is out of reach; published sizes from here" in said and "embedded tiny_gsm8k" in said
+    assert "3,738 steps" in said and "8 checkpoints of 89.7 GiB" in said  # 12 bytes per parameter
+    assert "hub is out of reach; published sizes from here" in said
+    for constant in ("DATASET", "TEST_DATASET"):
+        assert f"data     {constant}: unchecked (DATASET=gsm8k: no network" in said
     for slice_name, gib in (("v5p-8", "95.73"), ("v6e-8", "31.24")):
         (line,) = [line for line in said.splitlines() if line.startswith(slice_name)]
-        assert "compiled (assets/fit_check.csv)" in line and f"of {gib} GiB a chip" in line
-    assert "v5p-64   no: TRAINER_FSDP=32" in said  # 16 sequences do not divide among 32 chips
+        assert "compiled (assets/fit_check.csv)" in line and f"of {gib} GiB per chip" in line
+    assert "v5p-64   no: BATCH_SIZE=2" in said  # 16 sequences do not divide among 32 chips
     assert not list(tmp_path.iterdir())
 
 
-def test_constants_that_were_not_compiled_get_a_lower_bound(tmp_path, capsys):
+def test_constants_that_were_not_compiled_get_a_lower_bound(capsys):
     if importlib.util.find_spec("libtpu"):
         pytest.skip("libtpu is installed here: they are compiled")
-    demo.run([*EIGHT_B, "TOTAL_GENERATION_STEPS=256", f"DATA_DIR={tmp_path}"])
-    # float32 weights before and after, two moments, the reference: 20 bytes a parameter over 8 chips
-    least = 20 * 8_030_261_248 / 8 / 2**30
+    demo.main([*EIGHT_B, "TOTAL_GENERATION_STEPS=256"])
+    # float32 weights before and after, two moments, the reference: 20 bytes per parameter over 8 chips
+    least = 20 * PARAMETERS_8B / 8 / GIB
     assert f"8 of 8 chips train: not compiled: at least {least:.1f} of 31.24" in capsys.readouterr().out
 
 
+def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(tmp_path, monkeypatch, capsys):
+    """Llama 3.1 70B from nothing but its config.json."""
+    monkeypatch.setattr(importlib.util, "find_spec", without("libtpu"))
+    hf = memory.llama_3_1_8b_config()
+    hf.update({"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80})
+    hf.update({"num_attention_heads": 64})
+    hf.save_pretrained("llama_70b")
+    demo.main([*EIGHT_B, "MODEL=llama_70b", "BATCH_SIZE=8"])
+    said = capsys.readouterr().out
+    assert "llama_70b: no weights and no tokenizer in it, unchecked" in said
+    parameters = parameters_of(8192, 28_672, 128_256, 1024, 80)
+    assert f"{parameters:,} parameters" in said and round(20 * parameters / 32 / GIB) == 41
+    least = 20 * parameters / 32 / GIB
+    assert f"v5p-64   32 of 32 chips train: not compiled: at least {least:.1f} of 95.73" in said
+    assert "7.7 of" not in said
+    for name in ("v5p-8", "v6e-8"):
+        assert f"\n{name:8} no: BATCH_SIZE=8, lower it, or take a larger slice" in said
+
+
+def without(package):
+    original = importlib.util.find_spec
+    return lambda name, *rest: None if name == package else original(name, *rest)
+
+
+def test_the_sizes_of_the_model_decide_and_not_its_name():
+    c = eight_b("BATCH_SIZE=8", "MODEL=my/copy_of_it")
+    hf = memory.llama_3_1_8b_config()
+    assert memory.compiled_peak(c, hf, "v5p-64") == (7.65, "compiled (assets/fit_check.csv)")
+    for size, value in (("vocab_size", 32_000), ("num_hidden_layers", 33), ("tie_word_embeddings", True)):
+        other = memory.llama_3_1_8b_config()
+        other.update({size: value})
+        assert memory.committed_peak(c, other, "v5p-64") is None, size
+
+
+def test_the_compiler_is_asked_about_the_model_of_the_run(monkeypatch):
+    asked = []
+
+    def run(command, **options):
+        asked.extend(command)
+        stdout = "v5p-64 GRPO: compiling step ...\n  peak 50.25 of 95.73 GiB per chip, 60 s \n"
+        return subprocess.CompletedProcess(command, 0, stdout, "")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(memory.subprocess, "run", run)
+    other = memory.llama_3_1_8b_config()
+    other.update({"hidden_size": 8192})
+    c = eight_b("MODEL=llama_70b", "BATCH_SIZE=8")
+    assert memory.compiled_peak(c, other, "v5p-64") == (50.25, "compiled now")
+    assert asked[1] == settings.HERE / "tpu_fit_check.py"
+    assert {"TOPOLOGIES=v5p-64", "MODEL=llama_70b", "BATCH_SIZE=8", "WEIGHT_DTYPE=float32"} <= set(asked[2:])
+
+
 def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
-    demo.run([*SMALL, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
+    demo.main([*SMALL, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
     said = capsys.readouterr().out
     assert "4,000 of at most 28 tokens" in said and "512 questions" in said
     assert "3 steps, 6 updates, 12 answers" in said
     assert f"devices  {jax.device_count()} x cpu, generation by maxtext" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
+    demo.main([*EIGHT_B, "DISTRIBUTED=True"])
+    said = capsys.readouterr().out
+    assert said.startswith("hosts    unchecked (DISTRIBUTED=True: ") and "nothing was found" in said
 
 
 # One setting each, wrong in another way; some on the laptop's job, some on the 8 B job.
@@ -84,7 +155,7 @@ WRONG = {
         "TOTAL_GENERATION_STEPS=512",
         "a multiple of 512",
     ),
-    "a dtype": (["DTYPE=float7"], "DTYPE=float7", "base.yml"),
+    "a dtype": (["DTYPE=float7"], "DTYPE=float7", "bfloat16"),
     "a run folder that is a file": (["RUN_DIR=taken/run"], "RUN_DIR=taken/run", "choose another"),
     "a run folder in a bucket": (["RUN_DIR=gs://bucket/run"], "RUN_DIR=gs://bucket/run", "CHECKPOINT_DIR"),
     "a bucket out of reach": (
@@ -93,8 +164,22 @@ WRONG = {
         "local folder",
     ),
     "a disk too small": (["MAX_TO_KEEP=100000000"], "MAX_TO_KEEP=100000000", "lower it"),
+    "another disk too small": (
+        ["CHECKPOINT_DIR=elsewhere", "MAX_TO_KEEP=100000000"],
+        "MAX_TO_KEEP=100000000",
+        "another CHECKPOINT_DIR",
+    ),
+    "checkpoints in a file": (
+        ["CHECKPOINT_DIR=taken/here"],
+        "CHECKPOINT_DIR=taken/here",
+        "choose another",
+    ),
     "a share of chips": ([*EIGHT_B, "TRAINER_DEVICES_FRACTION=0.3"], "TRAINER_DEVICES_FRACTION=0.3", "1/4"),
-    "a mesh": ([*EIGHT_B, "TRAINER_FSDP=3"], "TRAINER_FSDP=3", "-1"),
+    "a mesh": (
+        [*EIGHT_B, "TRAINER_TENSOR_PARALLEL=3"],
+        "TRAINER_TENSOR_PARALLEL=3",
+        "must divide the 4 devices",
+    ),
     "too much memory": ([*EIGHT_B, "BATCH_SIZE=4096"], "BATCH_SIZE=4096", "lower it"),
     "too little for vLLM": ([*EIGHT_B, "HBM_UTILIZATION_VLLM=0.1"], "HBM_UTILIZATION_VLLM=0.1", "use 0."),
     "unscanned layers": ([*EIGHT_B, "SCAN_LAYERS=False"], "SCAN_LAYERS=False", "True"),
@@ -103,8 +188,8 @@ WRONG = {
 
 def message_of(arguments):
     Path("taken").write_text("a file")
-    with pytest.raises(demo.UserError) as error:
-        demo.run(["DRY_RUN=True", *arguments, "DATA_DIR=data"])
+    with pytest.raises(UserError) as error:
+        demo.main(["DRY_RUN=True", *arguments])
     return str(error.value)
 
 
@@ -125,32 +210,70 @@ def test_another_version_of_tunix_is_named(monkeypatch):
     assert message == "google-tunix 0.1.5 is installed: this script needs 0.1.7; install google-tunix==0.1.7"
 
 
-def test_an_argument_that_tunix_does_not_take_is_named(monkeypatch):
-    monkeypatch.setattr(demo, "generation_config", lambda name: {"rollout_vllm_unheard_of": 1})
-    assert "google-tunix 0.1.7" in (message := message_of([])) and "rollout_vllm_unheard_of" in message
-
-
 def test_the_constants_of_a_run_that_goes_on_are_compared():
-    demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=5"]))
-    with pytest.raises(demo.UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
-        demo.run(["RUN_DIR=run", "NUM_BATCHES=6", "DRY_RUN=True"])
+    with run_log.open_run(settings.read(demo.Constants, ["RUN_DIR=run", "NUM_BATCHES=5"])):
+        pass
+    with pytest.raises(UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
+        demo.main(["RUN_DIR=run", "NUM_BATCHES=6", "DRY_RUN=True"])
+
+
+def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path, monkeypatch):
+    """RUN_DIR has room for everything, the disk of CHECKPOINT_DIR for nothing; a bucket is not asked."""
+    small, asked = tmp_path / "small", []
+    small.mkdir()
+
+    def disk_usage(path):
+        asked.append(path)
+        return shutil._ntuple_diskusage(10**12, 0, 1000 if path == small else 10**12)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    hf, model = llama_and_numbers(1_000_000)
+    for arguments, fits in (
+        ([], True),
+        ([f"CHECKPOINT_DIR={small}/mine"], False),
+        (["CHECKPOINT_DIR=gs://bucket/mine"], True),
+        ([f"RUN_DIR={small}/run"], False),
+    ):
+        c = settings.read(demo.Constants, arguments)
+        checkpoints = run_log.checkpoint_root(c.CHECKPOINT_DIR, tmp_path / (c.RUN_DIR or "run"))
+        if fits:
+            memory.check_disk(c, hf, model, checkpoints)
+            continue
+        # float32 weights and two moments, five times: four are kept while the next one is written
+        with pytest.raises(UserError, match=r"^MAX_TO_KEEP=4: 0\.06 GiB are needed, 0\.00 GiB are free in "):
+            memory.check_disk(c, hf, model, checkpoints)
+    assert asked == [tmp_path, small, small]
+
+
+def test_with_lora_its_matrices_alone_are_counted(tmp_path, monkeypatch):
+    hf, model = llama_and_numbers(10**12)
+    c = settings.read(demo.Constants, ["LORA_RANK=4"])
+    memory.check_disk(c, hf, model, str(tmp_path))  # 56 TiB otherwise
+
+
+def llama_and_numbers(count):
+    """The tiny Llama's config, and a model of that many parameters, none of which is allocated."""
+
+    class Numbers(llama.nnx.Module):
+        def __init__(self):
+            self.weight = llama.nnx.Param(jax.ShapeDtypeStruct((count,), np.float32))
+
+    return llama.load_hf_config("tiny_llama")[1], Numbers()
 
 
 def test_vllm_gets_its_share_and_no_more():
     """By hand, for Llama 3.1 8B on v6e-8 with 26 GiB of training: 8 chips, 31.24 GiB each."""
-    demo.configure([*EIGHT_B])
-    parameters = 8_030_261_248
     mesh = jax.sharding.Mesh(np.arange(8).reshape(1, 8), ("data", "model"))
-    lying = 2 * 4 * parameters / 8 / 2**30  # actor and reference, float32
-    weights = 2 * parameters / 8 / 2**30
-    cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / 2**30  # key and value, layers, heads a chip, width, bfloat16
-    hf = dry_run.llama_3_1_8b_config()
+    taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
+    weights = 2 * PARAMETERS_8B / 8 / GIB
+    cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / GIB  # key and value, layers, heads per chip, width, bfloat16
+    hf = memory.llama_3_1_8b_config()
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
-        demo.HBM_UTILIZATION_VLLM = share
-        fits = lying + weights + cache <= share * 31.24 <= lying + 31.24 - 26
+        c = eight_b(f"HBM_UTILIZATION_VLLM={share}")
+        fits = taken + weights + cache <= share * 31.24 <= taken + 31.24 - 26
         assert fits == enough
         if enough:
-            assert "is enough" in dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+            assert "is enough" in memory.vllm_verdict(c, hf, PARAMETERS_8B, mesh, 8, 31.24, 26)
         else:
-            with pytest.raises(demo.UserError, match=r"use 0.31 to 0.4$"):
-                dry_run.vllm_verdict(hf, parameters, mesh, 8, 31.24, 26)
+            with pytest.raises(UserError, match=r"use 0.31 to 0.4$"):
+                memory.vllm_verdict(c, hf, PARAMETERS_8B, mesh, 8, 31.24, 26)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grain
+import huggingface_hub
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -111,6 +112,14 @@ def data_dir(tmp_path, monkeypatch):
     return tmp_path / "tfds"
 
 
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+    huggingface_hub.close_session()  # a session reads the proxy when it is made
+    yield
+    huggingface_hub.close_session()
+
+
 def test_gsm8k_through_tensorflow_datasets(data_dir):
     """The stock data source reads what a builder prepared from local files: no network."""
     import tensorflow_datasets as tfds
@@ -132,8 +141,7 @@ def test_gsm8k_through_tensorflow_datasets(data_dir):
     assert {q["question"]: q["answer"] for q in prepared} == answers
 
 
-def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir, monkeypatch, capsys):
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir, no_network, capsys):
     replaced, source = read("gsm8k", "test", tiny=True)
     assert len(replaced) == 512 and source.endswith("tiny_gsm8k/test.jsonl")
     assert "embedded tiny_gsm8k" in capsys.readouterr().out
@@ -141,9 +149,8 @@ def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir,
 
 
 @pytest.mark.parametrize("constant", ["DATASET", "TEST_DATASET"])
-def test_gsm8k_without_a_network_is_refused_for_any_other_model(constant, data_dir, monkeypatch):
+def test_gsm8k_without_a_network_is_refused_for_any_other_model(constant, data_dir, no_network):
     """It used to train an 8 B model on tiny_gsm8k, and said so in one line among many."""
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     with pytest.raises(UserError) as error:
         read("gsm8k", "train", constant=constant, tiny=False)
     said = str(error.value)

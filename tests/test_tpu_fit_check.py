@@ -7,17 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dry_run
 import grpo_llama3_1_8b_demo as demo
 import pytest
 import tpu_fit_check as fit
+from parts import memory, settings
+from parts.settings import UserError
 
 HERE = Path(__file__).resolve().parent
-FIT_PYTHON = demo.HERE.parent / ".venv-fit" / "bin" / "python"
+FIT_PYTHON = settings.HERE.parent / ".venv-fit" / "bin" / "python"
 
 
 def table():
-    with open(demo.HERE / "assets" / "fit_check.csv", newline="") as file:
+    with open(settings.HERE / "assets" / "fit_check.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -45,13 +46,13 @@ def test_the_committed_table_is_of_the_scripts_cases_and_adds_up():
     cases = dict.fromkeys((r["topology"], r["algorithm"], r["constants"]) for r in rows)
     assert list(cases) == [(topology, name, " ".join(given)) for topology, name, given in fit.TABLE]
     for row in rows:
-        assert float(row["limit"]) == dry_run.HBM_GIB[row["topology"].split("-")[0]]
+        assert float(row["limit"]) == memory.HBM_GIB[row["topology"].split("-")[0]]
         # both rounded to two decimals
         assert float(row["left"]) == pytest.approx(float(row["limit"]) - float(row["peak"]), abs=0.011)
         assert bool(row["arguments"]) == (float(row["left"]) >= 0)
 
 
-def test_the_arguments_of_the_table_are_sixteen_bytes_a_parameter():
+def test_the_arguments_of_the_table_are_sixteen_bytes_per_parameter():
     """By hand: weights, two moments and the reference in float32; a critic adds another three."""
     for row in table():
         if row["program"] != "step" or not row["arguments"]:
@@ -69,12 +70,13 @@ def test_the_defaults_fit_one_host_and_a_critic_does_not_fit_v6e_8():
     for program in ("step", "reference", "sync"):
         assert left["v5p-8", "GRPO", "", program] > 0 and left["v6e-8", "GRPO", "", program] > 0
         assert left["v5p-64", "GRPO", "BATCH_SIZE=8", program] > 0
-    assert demo.DEFAULTS["WEIGHT_DTYPE"] == "float32" and left["v6e-8", "PPO", "", "step"] < 0
+    assert settings.defaults(demo.Constants, "tpu")["WEIGHT_DTYPE"] == "float32"
+    assert left["v6e-8", "PPO", "", "step"] < 0
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_readmes_table_is_the_committed_one(language):
-    text = (demo.HERE / language).read_text()
+    text = (settings.HERE / language).read_text()
     for row in table():
         if row["program"] == "step":
             given = f"`{row['constants']}`" if row["constants"] else ""
@@ -83,36 +85,67 @@ def test_the_readmes_table_is_the_committed_one(language):
             assert "| " + " | ".join(cells).replace("  ", " ") + " |" in text.replace("  ", " "), cells
 
 
-def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_turn():
-    demo.configure([f"MODEL={dry_run.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
+def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_change():
+    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
     row = dict(topology="v6e-8", algorithm="GRPO", constants="TRAIN_MICRO_BATCH_SIZE=1", program="step",
                peak=34.48, limit=31.24, left=31.24 - 34.48)  # fmt: skip
-    (line,) = fit.verdict([row], None, None, [], None)
-    assert "3.24 GiB a chip too much (step); TRAIN_MICRO_BATCH_SIZE=1, set 0" in line
-    (line,) = fit.verdict([row | {"algorithm": "PPO"}], None, None, [], None)
+    (line,) = fit.verdict(c, [row], None, None, [], None)
+    assert "3.24 GiB per chip too much (step); TRAIN_MICRO_BATCH_SIZE=1, set 0" in line
+    (line,) = fit.verdict(c, [row | {"algorithm": "PPO"}], None, None, [], None)
     assert "does not fit" in line and "ALGORITHM=PPO, take GRPO" in line
 
 
 def test_the_command_line_takes_its_own_constants_and_the_main_scripts():
-    assert fit.cases([]) == fit.TABLE
-    assert fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"]) == [
-        ("v5p-8", "PPO", ("BATCH_SIZE=1",)),
-        ("v6e-8", "PPO", ("BATCH_SIZE=1",)),
-    ]
-    with pytest.raises(demo.UserError, match="ALGORITHM=DPO: one of GRPO, PPO"):
+    assert fit.cases([]) == (fit.TABLE, False)
+    expected = [("v5p-8", "PPO", ("BATCH_SIZE=1",)), ("v6e-8", "PPO", ("BATCH_SIZE=1",))]
+    assert fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"]) == (expected, False)
+    with pytest.raises(UserError, match="ALGORITHM=DPO: use one of GRPO, PPO"):
         fit.cases(["ALGORITHM=DPO"])
+
+
+def test_only_write_writes_the_committed_table_and_it_takes_the_whole_of_it(monkeypatch, tmp_path, capsys):
+    assert fit.cases(["WRITE=True"]) == (fit.TABLE, True)
+    with pytest.raises(UserError, match=r"WRITE=True: .* leave out BATCH_SIZE=1, or WRITE$"):
+        fit.cases(["WRITE=True", "BATCH_SIZE=1"])
+    (tmp_path / "assets").mkdir()
+    monkeypatch.setattr(settings, "HERE", tmp_path)
+    monkeypatch.setattr(fit, "check", lambda *case: ([dict.fromkeys(fit.COLUMNS, case[0])], ["fits"]))
+    monkeypatch.setattr(fit.importlib.metadata, "version", lambda name: fit.versions.VERSIONS.get(name, "0"))
+    fit.main([])
+    assert not list((tmp_path / "assets").iterdir())
+    fit.main(["WRITE=True"])
+    assert len((tmp_path / "assets" / "fit_check.csv").read_text().splitlines()) == 1 + len(fit.TABLE)
+    assert "fits" in capsys.readouterr().out
+    assert "tpu_fit_check.py WRITE=True" in (HERE.parent / "Makefile").read_text()
+
+
+def test_model_on_the_command_line_is_the_model_that_is_compiled(monkeypatch):
+    asked = []
+    monkeypatch.setattr(fit, "topology_devices", lambda name: list(range(8)))
+    monkeypatch.setattr(fit, "another", lambda module: ())
+    monkeypatch.setattr(fit, "compile_program", lambda *a: ({"peak": 40.0}, "too much"))
+    trainer = fit.SimpleNamespace(model=None, optimizer=None)
+
+    def programs(c, hf, *arguments, **machine):
+        asked.append((c.MODEL, hf.hidden_size))
+        return fit.SimpleNamespace(trainer=trainer)
+
+    monkeypatch.setattr(fit, "make_programs", programs)
+    fit.check("v6e-8", "GRPO", ())
+    fit.check("v6e-8", "GRPO", ("MODEL=tiny_llama",))
+    assert asked == [(memory.LLAMA_3_1_8B, 4096), ("tiny_llama", 96)]
 
 
 @pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-7", ""])
 def test_an_unknown_slice_is_named(name):
-    with pytest.raises(demo.UserError, match=f"TOPOLOGIES={name}: no such TPU slice"):
+    with pytest.raises(UserError, match=f"TOPOLOGIES={name}: no such TPU slice"):
         fit.topology_devices(name)
 
 
 def test_without_libtpu_the_remedy_is_named():
     if importlib.util.find_spec("libtpu"):
         pytest.skip("libtpu is installed here")
-    with pytest.raises(demo.UserError, match=r"the TPU compiler does not start .*make fit-check"):
+    with pytest.raises(UserError, match=r"the TPU compiler does not start .*make fit-check"):
         fit.topology_devices("v5p-8")
 
 

@@ -1,7 +1,8 @@
 """Refuses constants that would fail later, or teach nothing without saying so.
 
-Names and types are checked by settings.py, where the constants are read. Nothing here imports jax: what is wrong
-with a setting is said before the imports. What needs the model or the devices is checked where they are known.
+Names and types are checked by settings.py, where the constants are read. Nothing here imports jax: what is
+wrong with a setting is said before the imports. What needs the model or the devices is checked where they are
+known.
 """
 
 import importlib.util
@@ -106,8 +107,8 @@ def combinations(c) -> None:
     if c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK:
         raise UserError(
             f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
-            f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of "
-            f"{FLASH_BLOCK}, or set ATTENTION=dot_product"
+            f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple "
+            f"of {FLASH_BLOCK}, or set ATTENTION=dot_product"
         )
 
 
@@ -132,7 +133,7 @@ def paths(c) -> None:
 def rewards(c) -> None:
     """Rewards that want two forms of one answer."""
     names = set(task_rewards.reward_names(c.REWARDS))
-    think, reasoning = names & set(task_rewards.WANT_THINK_TAGS), names & set(task_rewards.WANT_REASONING_TAGS)
+    think, reasoning = names & task_rewards.WANT_THINK_TAGS, names & task_rewards.WANT_REASONING_TAGS
     if think and reasoning:
         raise UserError(
             f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "

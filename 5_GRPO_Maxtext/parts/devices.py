@@ -1,16 +1,15 @@
 """Who trains, who generates, and how several hosts work as one.
 
 With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
-same questions, draws the same answers and grades them all. That is cheap, and only the model has to be kept in
-step. The model's arrays are sharded over the devices of all hosts, and each host places its own piece of a
-batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
+same questions, draws the same answers and grades them all. That is cheap, and only the model has to be kept
+in step. The model's arrays are sharded over the devices of all hosts, and each host places its own piece of
+a batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
 together, into a folder that all of them see.
 """
 
 import contextlib
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -60,8 +59,8 @@ def all_hosts(c) -> Iterator[None]:
 def join() -> None:
     """Joins the other hosts; before jax is asked for its devices.
 
-    On a TPU slice, under SLURM and Open MPI jax finds the others itself. Elsewhere the environment names them:
-    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+    On a TPU slice, under SLURM and Open MPI jax finds the others itself. Elsewhere the environment names
+    them: JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
 
     Raises:
         UserError: the others are not found.
@@ -145,9 +144,9 @@ def split_devices(
 ) -> tuple[list, list]:
     """Devices that train and devices that generate.
 
-    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both are
-    all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with two
-    fractions of 1.0.
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
+    are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
+    two fractions of 1.0.
 
     Raises:
         UserError: a fraction that is no whole number of devices, or shares that overlap only in part.
@@ -168,8 +167,8 @@ def split_devices(
         counts.append(round(count))
     if sum(counts) > len(devices) and counts != [len(devices)] * 2:
         raise UserError(
-            f"TRAINER_DEVICES_FRACTION={trainer_fraction} and SAMPLER_DEVICES_FRACTION={sampler_fraction} add "
-            "up to more than 1; lower one, or set both to 1.0 to share all devices"
+            f"TRAINER_DEVICES_FRACTION={trainer_fraction} and SAMPLER_DEVICES_FRACTION={sampler_fraction} "
+            "add up to more than 1; lower one, or set both to 1.0 to share all devices"
         )
     return devices[: counts[0]], devices[len(devices) - counts[1] :]
 
@@ -203,7 +202,7 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         raise UserError(
             f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
             f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x "
-            f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one of them"
+            f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"
         )
     if c.ROLLOUT_ENGINE != "vllm":
         return trainer, None

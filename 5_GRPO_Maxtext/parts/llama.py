@@ -188,8 +188,8 @@ def to_run_config(c, hf: transformers.LlamaConfig, **machine: Any):
 def rope_scaling(factor: float, low: float, high: float, original: int) -> Callable[[jax.Array], jax.Array]:
     """Llama 3.1's scaling of the rotary frequencies, as a function of one frequency.
 
-    Wavelengths above `original / low` are stretched by `factor`, those below `original / high` are kept, those
-    between are interpolated (github.com/meta-llama/llama-models, llama3/model.py).
+    Wavelengths above `original / low` are stretched by `factor`, those below `original / high` are kept,
+    those between are interpolated (github.com/meta-llama/llama-models, llama3/model.py).
     """
 
     def scale(frequency):

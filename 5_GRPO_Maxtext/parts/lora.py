@@ -7,9 +7,9 @@ puts A and B into the MaxText model; Tunix then differentiates, updates and save
 frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
 
 A and B are made here, not by qwix (0.1.8). Its own way is a first run of the model. That draws the same A for
-every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names of
-W, which has one dimension more: the next pass would raise. qwix uses the A and B that it finds. Drop this when its
-own initialisation fits MaxText's Llama.
+every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names
+of W, which has one dimension more: the next pass would raise. qwix uses the A and B that it finds. Drop this
+when its own initialisation fits MaxText's Llama.
 """
 
 import functools

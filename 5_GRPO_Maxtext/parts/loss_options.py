@@ -1,14 +1,15 @@
-"""Options of the GRPO loss: what Tunix 0.1.7 takes is handed to it, what it lacks is here.
+"""Everything beyond plain GRPO: the variants of the loss and of the advantage, schedules, dynamic sampling.
 
-Tunix computes the loss itself (`tunix.rl.algo_core.grpo_loss_fn`): ratio, clip, KL, aggregation. Around it:
+`policy_loss` has the lines of `grpo_loss` in the main script, in their order: what differs is the variant.
+The main script trains with its own loss unless a constant asks for one of these.
 
-    Learner       answers that do not count, groups without signal, schedules, sums over micro-batches
-    policy_loss   the same numbers as traced scalars, so that a schedule compiles nothing anew
-    Cluster       log-probs of the old and of the frozen policy, under the same temperature and clipping
+    policy_loss   GSPO's ratio, clip-higher, three KL estimators, four aggregations, traced schedules
+    Learner       answers that do not count, groups without signal, what a gradient pass is fed
+    Cluster       log-probs of the old and of the frozen policy, under the temperature of the step
 """
 
-import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,47 +19,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tunix.rl import algo_core, function_registry
 
-from parts.llama import to_memory as on_memory
+from parts import llama
 from parts.tunix_api import (
-    GRPOConfig, GRPOLearner, Mode, RLCluster, Role, TrainExample, common, sharding_utils,
-)  # fmt: skip
+    GRPOConfig,
+    GRPOLearner,
+    Mode,
+    RLCluster,
+    RLLearner,
+    Role,
+    TrainExample,
+    common,
+    compute_entropy_from_logits,
+    register_advantage_estimator,
+    register_policy_loss_fn,
+    sharding_utils,
+)
+from parts.versions import require
 
-# What the script calls it, and what Tunix calls it. With per-token losses l_it of B answers of |o_i| tokens,
-# at most T each; an answer that is masked as a whole does not count in B.
-LOSS_AGG_MODES = {
-    "sequence-mean-token-mean": "sequence-mean-token-mean",  # 1/B sum_i 1/|o_i| sum_t l_it
-    "token-mean": "token-mean",  # 1/(sum_i |o_i|) sum_it l_it
-    "seq-mean-token-sum": "seq-mean-token-sum",  # 1/B sum_it l_it
-    "sequence-mean-token-sum-norm": "sequence-mean-token-sum-norm",  # the same: Tunix's default norm is B
-    "sequence-mean-token-scale": "sequence-mean-token-scale",  # 1/(B T) sum_it l_it
-    "seq-mean-token-sum-norm": "sequence-mean-token-scale",  # the same under the name that verl gives it
-}
-LOSS_ALGOS = ("grpo", "gspo-token")
-KL_LOSS_MODES = ("kl", "mse_kl", "low_var_kl")
-ADVANTAGES = ("group", "rloo")
-ZERO_VARIANCE_GROUPS = ("keep", "skip", "refill")
-MAX_REFILLS = 4
-KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # of the controller, as in its paper: beta moves by 2 % a step at most
+MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
+MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer; Tunix's limit
+MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
+KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
+
+
+# %% What a gradient pass is fed ----------------------------------------------------------------------------
+@flax.struct.dataclass(frozen=True)
+class Example(TrainExample):
+    """Tunix's batch, and numbers that change from step to step, one per row: Tunix slices by rows.
+
+    Attributes:
+        denominator: float32 [N], what the aggregation divides by, averaged over the micro-batches.
+        beta: float32 [N], weight of the KL.
+        temperature: float32 [N], of the sampling.
+    """
+
+    denominator: jax.Array | None = None
+    beta: jax.Array | None = None
+    temperature: jax.Array | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
 class LossConfig(GRPOConfig):
-    """Tunix's GRPO configuration, and the options that it lacks.
+    """Tunix's GRPO configuration, and the options that it lacks; their meaning is that of the constants."""
 
-    Attributes:
-        epsilon_high: upper end of the clip range. Tunix's loss looks for it, and in 0.1.7 only the
-            configurations of DAPO and of agents have the field.
-        mask_overlong: answers that were cut off at the limit do not count.
-        zero_variance_groups: "keep", "skip" or "refill" groups whose answers all earn the same.
-        advantage_clip: largest absolute advantage; 0: off.
-        logits_clip: largest absolute logit; 0: off.
-        adaptive_beta: `beta` comes from the schedule instead.
-        temperature_schedule: the temperature comes from the schedule, too.
-    """
-
-    policy_loss_fn: str = "grpo_with_options"
     epsilon_high: float
     mask_overlong: bool = False
     zero_variance_groups: str = "keep"
@@ -68,20 +72,187 @@ class LossConfig(GRPOConfig):
     temperature_schedule: bool = False
 
 
-def advantage_estimator(advantage: str, norm_adv_by_std: bool) -> str:
-    """Tunix's name for ADVANTAGE and NORM_ADV_BY_STD."""
+def is_plain(c) -> bool:
+    """Whether the constants ask for the loss on the page: no variant, no schedule, no accumulation."""
+    variants = c.EPSILON_HIGH or c.LOGITS_CLIP or c.TARGET_KL or c.TEMPERATURE_END or c.TRAIN_MICRO_BATCH_SIZE
+    standard = ("grpo", "seq-mean-token-mean", "low_var_kl")
+    return not variants and standard == (c.LOSS_ALGO, c.LOSS_AGG_MODE, c.KL_LOSS_MODE)
+
+
+# %% Log-probs ----------------------------------------------------------------------------------------------
+def log_probs(
+    model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs of the answers' tokens under a model, and its logits there.
+
+    Args:
+        model: called as Tunix calls it.
+        prompts: int32 [N, P], left-padded.
+        completions: int32 [N, T], right-padded.
+        pad_id: padding token.
+        eos_id: end-of-sequence token.
+        temperature: of the sampling; may be traced, so that a schedule compiles nothing anew.
+        logits_clip: largest absolute logit (0 = off).
+
+    Returns:
+        float32 [N, T] and logits [N, T, V], clipped and divided by the temperature.
+    """
+    tokens, positions, attention_mask, segment_ids = common.process_ids(prompts, completions, pad_id, eos_id)
+    logits, _ = model(
+        tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segment_ids
+    )
+    logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: the logit of token t is at t - 1
+    if logits_clip:
+        logits = jnp.clip(logits, -logits_clip, logits_clip)
+    logits /= temperature
+    return common.selective_log_softmax(logits, completions), logits
+
+
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "logits_clip"))
+def _log_probs_of_state(graphdef, state, prompts, completions, pad_id, eos_id, temperature, logits_clip):
+    model = nnx.merge(graphdef, state)
+    return log_probs(
+        model, prompts, completions,
+        pad_id=pad_id, eos_id=eos_id, temperature=temperature, logits_clip=logits_clip,
+    )[0]  # fmt: skip
+
+
+def completion_log_probs(
+    model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0
+) -> jax.Array:
+    """`log_probs` as a compiled program of its own, without the logits: float32 [N, T]."""
+    graphdef, state = nnx.split(model)
+    return _log_probs_of_state(
+        graphdef, state, prompts, completions, pad_id, eos_id, temperature, logits_clip
+    )
+
+
+# %% Loss ---------------------------------------------------------------------------------------------------
+def token_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:
+    """GRPO: log of pi / pi_old for each token [N, T]."""
+    return jnp.clip(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:
+    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean, with each token's own gradient [N, T]."""
+    log_ratio = token_log_ratio(log_prob, old_log_prob, mask)
+    mean = (log_ratio * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
+    own_gradient = log_prob - jax.lax.stop_gradient(log_prob)  # zero, with the gradient of log_prob
+    return jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO)
+
+
+LOG_RATIOS = {"grpo": token_log_ratio, "gspo-token": sequence_log_ratio}
+
+KL_ESTIMATORS = {  # of d = log pi_ref - log pi, each [N, T] (joschu.net/blog/kl-approx.html)
+    "kl": lambda d: -d,  # k1
+    "mse_kl": lambda d: d**2 / 2,  # k2
+    "low_var_kl": lambda d: jnp.exp(d) - d - 1,  # k3
+}
+
+TOKEN_WEIGHTS = {  # of the mask [N, T], under verl's names; `denominator` divides their sum
+    "seq-mean-token-mean": lambda mask: mask / mask.sum(axis=1, keepdims=True).clip(1),  # GRPO
+    "token-mean": lambda mask: mask,  # DAPO
+    "seq-mean-token-sum": lambda mask: mask,
+    "seq-mean-token-sum-norm": lambda mask: mask / mask.shape[1],  # Dr. GRPO
+}
+
+
+def denominator(mask: jax.Array, loss_agg_mode: str) -> jax.Array:
+    """What the weighted sum is divided by: the tokens that count, or the answers that have one."""
+    return mask.sum() if loss_agg_mode == "token-mean" else mask.any(axis=1).sum()
+
+
+@register_policy_loss_fn("grpo_with_options")
+def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_id: int, **kwargs):
+    """`grpo_loss` of the main script with every option; arguments and results are the same."""
+    mask = batch.completion_mask  # [N, T]
+    A = batch.advantages[:, None]  # [N, 1]
+    temperature = algo_config.temperature if batch.temperature is None else batch.temperature[0]
+    beta = algo_config.beta if batch.beta is None else batch.beta[0]
+    log_prob, logits = log_probs(
+        model, batch.prompt_ids, batch.completion_ids,
+        pad_id=pad_id, eos_id=eos_id, temperature=temperature, logits_clip=algo_config.logits_clip,
+    )  # fmt: skip
+    old_log_prob = batch.old_per_token_logps
+    if old_log_prob is None:
+        old_log_prob = jax.lax.stop_gradient(log_prob)
+
+    ratio = jnp.exp(LOG_RATIOS[algo_config.loss_algo](log_prob, old_log_prob, mask))  # [N, T]
+    clipped = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon_high)
+    objective = jnp.minimum(ratio * A, clipped * A)  # [N, T]
+
+    kl = jnp.zeros_like(log_prob)
+    if batch.ref_per_token_logps is not None:
+        kl = KL_ESTIMATORS[algo_config.kl_loss_mode](batch.ref_per_token_logps - log_prob)  # [N, T]
+        objective -= beta * kl
+
+    weighted = objective * TOKEN_WEIGHTS[algo_config.loss_agg_mode](mask)
+    # The optimizer averages over micro-batches. A mean of means is the mean of all only if all count alike;
+    # with answers of different lengths, or some masked, they do not. So each part divides by the whole's.
+    count = denominator(mask, algo_config.loss_agg_mode).clip(1)
+    if batch.denominator is not None:
+        count = jnp.maximum(batch.denominator[0], 1e-6)
+    return -weighted.sum() / count, log_figures(mask, A, ratio, clipped, kl, logits)
+
+
+def log_figures(mask, A, ratio, clipped, kl, logits) -> dict[str, jax.Array]:
+    """Figures of a gradient pass for the log, under Tunix's names, each [].
+
+    Args:
+        mask: [N, T], what counts.
+        A: advantage [N, 1].
+        ratio: [N, T].
+        clipped: the ratio inside the clip range [N, T].
+        kl: [N, T].
+        logits: [N, T, V].
+
+    Returns:
+        Means over the tokens: `kl` and `pg_clipfrac` (share of tokens that the clip leaves without a
+        gradient). The mean over answers of `entropy` per token (nats). `is_ratio/max` and `is_ratio/min`.
+    """
+    mask = mask.astype(bool)
+    tokens = mask.sum().clip(1)
+    answers = mask.any(axis=1).sum().clip(1)
+    entropy = compute_entropy_from_logits(logits)  # [N, T]
+    return {
+        "kl": (kl * mask).sum() / tokens,
+        "pg_clipfrac": ((clipped * A < ratio * A) * mask).sum() / tokens,
+        "entropy": (entropy * mask / mask.sum(axis=1, keepdims=True).clip(1)).sum() / answers,
+        "is_ratio/max": jnp.where(mask, ratio, 0.0).max(),
+        "is_ratio/min": jnp.where(mask, ratio, jnp.inf).min(),
+    }
+
+
+# %% Advantages: what takes the place of `group_advantage` -------------------------------------------------
+@register_advantage_estimator("centered")
+def centered_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Dr. GRPO (arXiv 2503.20783): R - mean of the group, not divided by its std; [B * G]."""
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+
+
+@register_advantage_estimator("leave_one_out")
+def leave_one_out_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """RLOO (arXiv 2402.14740): R - mean of the other G - 1 answers; [B * G]."""
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    others = (groups.sum(axis=1, keepdims=True) - groups) / (num_generations - 1)
+    return (groups - others).ravel()
+
+
+def advantage_name(advantage: str, norm_adv_by_std: bool) -> str:
+    """Name under which the function for ADVANTAGE and NORM_ADV_BY_STD is registered."""
     if advantage == "rloo":
-        return "rloo"
-    return "grpo" if norm_adv_by_std else "drgrpo"
+        return "leave_one_out"
+    return "group" if norm_adv_by_std else "centered"
 
 
-# %% Schedules: pure functions of the step and of the log -----------------------------------------------
+# %% Schedules: pure functions of the step and of the log ---------------------------------------------------
 def adaptive_beta(beta: float, target_kl: float, kls: Iterable[float]) -> float:
     """The KL weight after steps whose KL was `kls` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
 
         e = clip(KL / target - 1, -0.2, 0.2)        beta <- beta * (1 + 0.1 e)
 
-    It is computed from the start each time: the log is all the state there is, so a resumed run goes on
+    It is computed from the start each time. The log is all the state there is, so a resumed run continues
     with the same weight. A KL that is not finite (an update that was skipped) changes nothing.
     """
     for kl in filter(math.isfinite, kls):
@@ -94,85 +265,7 @@ def linear(start: float, end: float, step: int, num_steps: int) -> float:
     return start + (end - start) * step / max(1, num_steps - 1)
 
 
-# %% Loss -----------------------------------------------------------------------------------------------
-@flax.struct.dataclass(frozen=True)
-class Example(TrainExample):
-    """What a gradient pass is fed; the numbers are repeated for each row, because Tunix slices by rows.
-
-    Attributes:
-        denominator: float32 [B], what the aggregation divides by, averaged over the micro-batches.
-        beta: float32 [B], weight of the KL.
-        temperature: float32 [B], of the sampling.
-    """
-
-    denominator: jax.Array | None = None
-    beta: jax.Array | None = None
-    temperature: jax.Array | None = None
-
-
-class ShapedLogits(nnx.Module):
-    """A model whose logits are clipped, then divided by a temperature that may be traced.
-
-    Tunix's own temperature is a compile-time constant: a schedule would compile everything at each step.
-    """
-
-    def __init__(self, model: nnx.Module, temperature: jax.Array | float, logits_clip: float):
-        self.model = model
-        self.temperature = nnx.Variable(jnp.asarray(temperature, jnp.float32))
-        self.logits_clip = logits_clip
-
-    def __call__(self, input_tokens, positions, cache, attention_mask, segment_ids=None):
-        logits, cache = self.model(
-            input_tokens, positions=positions, cache=cache, attention_mask=attention_mask,
-            segment_ids=segment_ids,
-        )  # fmt: skip
-        if self.logits_clip:
-            logits = jnp.clip(logits, -self.logits_clip, self.logits_clip)  # [B, L, V]
-        return logits / self.temperature[...], cache
-
-
-def denominator(completion_mask: jax.Array, loss_agg_mode: str) -> jax.Array:
-    """What Tunix's aggregation divides by: tokens or answers that count (constant factors left out)."""
-    counts = completion_mask.sum(axis=-1)  # [B]
-    return counts.sum() if loss_agg_mode == "token-mean" else (counts > 0).sum()
-
-
-@function_registry.register_policy_loss_fn("grpo_with_options")
-def policy_loss(model, train_example, algo_config, pad_id, eos_id, **kwargs):
-    """Tunix's GRPO loss with what this file adds; without options it is Tunix's, untouched.
-
-    Args:
-        model: called as Tunix calls it.
-        train_example: an `Example`, or a `TrainExample` of Tunix without options.
-        algo_config: `LossConfig`.
-        pad_id: padding token.
-        eos_id: end-of-sequence token.
-
-    Returns:
-        The loss and Tunix's figures.
-    """
-    config = copy.copy(algo_config)
-    beta, temperature, mean_denominator = (
-        getattr(train_example, name, None) for name in ("beta", "temperature", "denominator")
-    )
-    if temperature is not None or config.logits_clip:
-        temperature = config.temperature if temperature is None else temperature[0]
-        model = ShapedLogits(model, temperature, config.logits_clip)
-        config.temperature = 1.0
-    if beta is not None:
-        config.beta = 0.0  # Tunix then leaves the KL out of the sum, but still computes it
-    loss, aux = algo_core.grpo_loss_fn(model, train_example, config, pad_id, eos_id)
-    if beta is not None:
-        loss += beta[0] * aux["kl_loss"]
-    if mean_denominator is not None:
-        # The optimizer averages over micro-batches. A mean of means is the mean of all only if all count
-        # alike; with answers of different lengths, or some of them masked, they do not.
-        own = denominator(train_example.completion_mask, config.loss_agg_mode)
-        loss *= own / jnp.maximum(mean_denominator[0], 1e-6)
-    return loss, aux
-
-
-# %% Learner --------------------------------------------------------------------------------------------
+# %% Learner ------------------------------------------------------------------------------------------------
 class Learner(GRPOLearner):
     """Tunix's GRPO learner; between generating and training it applies the options of `LossConfig`.
 
@@ -189,6 +282,8 @@ class Learner(GRPOLearner):
         refill: Callable[[int, int], dict[str, np.ndarray]],
         **arguments: Any,
     ):
+        require(GRPOLearner, "_generate_and_compute_advantage", RLLearner._process_accumulated_batches)
+        require(GRPOLearner, "_compute_rewards", GRPOLearner._generate_and_compute_advantage)
         super().__init__(**arguments)
         self._schedule = schedule
         self._refill = refill
@@ -198,7 +293,7 @@ class Learner(GRPOLearner):
         self._rewards = super()._compute_rewards(*args, **kwargs)  # [B * G]
         return self._rewards
 
-    def _generate_and_compute_advantage(self, training_input, mode: Mode = Mode.TRAIN) -> TrainExample:
+    def _generate_and_compute_advantage(self, training_input, mode: Mode = Mode.TRAIN) -> Example:
         """Generates a step's answers and grades them (Tunix), then decides what counts."""
         config, cluster, step = self.algo_config, self.rl_cluster, self.rl_cluster.global_steps
         beta, temperature = self._schedule(step)
@@ -226,18 +321,16 @@ class Learner(GRPOLearner):
             limit = config.advantage_clip
             example = example.replace(advantages=jnp.clip(example.advantages, -limit, limit))
 
-        added = {}
+        traced = {}
         if config.adaptive_beta:
-            added["beta"] = beta
+            traced["beta"] = beta
         if config.temperature_schedule:
-            added["temperature"] = temperature
+            traced["temperature"] = temperature
         passes = self._training_config.get_with_default("gradient_accumulation_steps", 1)
         if passes > 1:
-            added["denominator"] = denominator(example.completion_mask, config.loss_agg_mode) / passes
-        if not added:
-            return example
-        fields = {f.name: getattr(example, f.name) for f in dataclasses.fields(TrainExample)}
-        return Example(**fields, **{k: jnp.full(rows, v, jnp.float32) for k, v in added.items()})
+            traced["denominator"] = denominator(example.completion_mask, config.loss_agg_mode) / passes
+        fields = {field.name: getattr(example, field.name) for field in dataclasses.fields(TrainExample)}
+        return Example(**fields, **{k: jnp.full(rows, v, jnp.float32) for k, v in traced.items()})
 
     def _groups_with_signal(self) -> np.ndarray:
         """bool [groups]: whether the answers just graded differ in reward."""
@@ -249,7 +342,7 @@ class Learner(GRPOLearner):
         After MAX_REFILLS batches it takes what there is.
 
         Returns:
-            A batch of the same size, groups with signal first come first, and which have one [groups].
+            A batch of the same size, groups with signal first, and which of them have one [groups].
         """
         G, size = self.algo_config.num_generations, len(signal)
         examples, signals = [example], [signal]
@@ -265,33 +358,25 @@ class Learner(GRPOLearner):
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[rows], *examples), signal[chosen]
 
 
-# %% Cluster: log-probs of the old and of the frozen policy ---------------------------------------------
-def completion_log_probs(model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0):
-    graphdef, state = nnx.split(model)
-    return common.compute_per_token_logps(
-        graphdef, state, prompts, completions, pad_id=pad_id, eos_id=eos_id, temperature=temperature
-    )
-
-
+# %% Cluster: log-probs of the old and of the frozen policy -------------------------------------------------
 class Cluster(RLCluster):
     """Tunix's cluster; its log-probs know a temperature schedule, a logit clip, a reference on the host.
 
     Attributes:
         logits_clip: as in `LossConfig`.
-        reference_offload: the reference lies in the host's memory, and is on the device while it computes.
+        reference_offload: the reference is kept in host memory, and is on the device while it computes.
+        frozen_weights: with LoRA the reference's own arrays, which are the actor's, too.
     """
 
     logits_clip: float = 0.0
     reference_offload: bool = False
-    _temperature: float | None = None  # None: the rollout's, for the whole run
-
-    frozen_weights: nnx.State | None = None  # with LoRA: the reference's own arrays
+    frozen_weights: nnx.State | None = None
 
     def update_actor(self, *args, **kwargs) -> None:
-        """After each step, puts the reference's own arrays back into the actor.
+        """After each step, puts the frozen weights back into the actor.
 
-        Tunix's compiled step returns the whole model, a copy of the frozen weights included, which nothing would
-        ever free: the reference keeps the old one.
+        Tunix's compiled step returns the whole model, a copy of the frozen weights included, which nothing
+        would ever free: the reference keeps the old one.
         """
         super().update_actor(*args, **kwargs)
         if self.frozen_weights is not None:
@@ -299,41 +384,37 @@ class Cluster(RLCluster):
 
     def set_temperature(self, temperature: float) -> None:
         """For the answers and log-probs of the step that begins."""
-        self._temperature = temperature
         self.get_rollout_config(Mode.TRAIN).temperature = temperature
 
     def get_ref_per_token_logps(
         self, prompt_tokens, completion_tokens, pad_id, eos_id, micro_batch_size=None
     ) -> jax.Array:
-        """Log-probs [B, T] of the completions under the frozen model."""
-        if not (self.logits_clip or self._temperature is not None or self.reference_offload):
-            return super().get_ref_per_token_logps(
-                prompt_tokens, completion_tokens, pad_id, eos_id, micro_batch_size
-            )
+        """Log-probs [N, T] of the completions under the frozen model."""
         reference = self.inference_worker.get_model("reference")
         if self.reference_offload:
-            reference = on_memory(reference, "device")
-        logps = self._logps(reference, Role.REFERENCE, prompt_tokens, completion_tokens, micro_batch_size)
-        return jax.block_until_ready(logps)  # then the weights may go
+            reference = llama.to_memory(reference, "device")
+        log_prob = self._log_probs(
+            reference, Role.REFERENCE, prompt_tokens, completion_tokens, micro_batch_size
+        )
+        # before the copy on the device is freed
+        return jax.block_until_ready(log_prob) if self.reference_offload else log_prob
 
     def get_old_per_token_logps(self, prompt_tokens, completion_tokens, micro_batch_size=None) -> jax.Array:
-        """Log-probs [B, T] of the completions under the weights that wrote them."""
-        if not (self.logits_clip or self._temperature is not None):
-            return super().get_old_per_token_logps(prompt_tokens, completion_tokens, micro_batch_size)
+        """Log-probs [N, T] of the completions under the weights that wrote them."""
         actor = self.actor_trainer.model
-        return self._logps(actor, Role.ACTOR, prompt_tokens, completion_tokens, micro_batch_size)
+        return self._log_probs(actor, Role.ACTOR, prompt_tokens, completion_tokens, micro_batch_size)
 
-    def _logps(self, model, role: Role, prompts, completions, micro_batch_size: int | None) -> jax.Array:
-        temperature = self.get_rollout_config(Mode.TRAIN).temperature
-        graphdef, state = nnx.split(ShapedLogits(model, temperature, self.logits_clip))
+    def _log_probs(self, model, role: Role, prompts, completions, micro_batch_size: int | None) -> jax.Array:
         axes = self.cluster_config.training_config.data_sharding_axis
         size = micro_batch_size or len(prompts)
         with self._get_mesh_and_logical_axis_rules_cm(role):
             prompts, completions = (sharding_utils.shard_input(x, axes) for x in (prompts, completions))
             parts = [
-                common.compute_per_token_logps(
-                    graphdef, state, prompts[start : start + size], completions[start : start + size],
+                completion_log_probs(
+                    model, prompts[start : start + size], completions[start : start + size],
                     pad_id=self.rollout.pad_id(), eos_id=self.rollout.eos_id(),
+                    temperature=self.get_rollout_config(Mode.TRAIN).temperature,
+                    logits_clip=self.logits_clip,
                 )
                 for start in range(0, len(prompts), size)
             ]  # fmt: skip

@@ -1,1 +1,323 @@
-def check_disk(*a, **k): pass
+"""Does it fit: a step into a chip's memory, the checkpoints onto a disk.
+
+A slice is judged by the TPU compiler's own figure where there is one: in assets/fit_check.csv, which
+`make fit-check` writes, or from libtpu if it is installed. Elsewhere the arrays that every step needs give a
+lower bound:
+
+    bytes per chip >= (checkpoint + weights of actor and reference) / chips
+
+Nothing here imports jax before a function needs it.
+"""
+
+import csv
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from parts import settings
+from parts.settings import HERE, UserError
+
+GIB = 2**30
+HBM_GIB = {"v5e": 15.75, "v6e": 31.24, "v5p": 95.73}  # per chip, as the TPU compiler enforces it
+SLICES = {"v5p-8": 4, "v6e-8": 8, "v5p-64": 32}  # chips; the name of a v5p slice counts two cores per chip
+DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
+BYTES = {"float32": 4, "bfloat16": 2}  # per number
+
+LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"  # the model of assets/fit_check.csv
+MODEL_SIZES = (  # of config.json; with MEMORY_CONSTANTS they decide whether a figure of the file applies
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "tie_word_embeddings",
+)  # fmt: skip
+MEMORY_CONSTANTS = (
+    "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
+    "REFERENCE_OFFLOAD", "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY",
+    "ATTENTION", "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION",
+    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "LORA_RANK",
+)  # fmt: skip
+FEW_SEQUENCES = 16  # up to here the gradient that accumulation keeps is larger than the activations it saves
+
+
+# %% Disk ---------------------------------------------------------------------------------------------------
+def checkpoint_bytes(c, trained: int) -> int:
+    """Size of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one.
+
+    Args:
+        c: the constants of the run.
+        trained: from `trained_parameters`; no others are saved.
+    """
+    accumulates = bool(c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE)
+    return trained * (3 + accumulates) * BYTES[c.WEIGHT_DTYPE]
+
+
+def trained_parameters(c, hf, parameters: int) -> int:
+    """Numbers that are trained: LoRA's A and B, or all `parameters` of a model with the config `hf`."""
+    if not c.LORA_RANK:
+        return parameters
+    from parts import lora
+
+    return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
+
+
+def check_disk(c, hf, model, checkpoints: str) -> None:
+    """Refuses to start a run whose checkpoints the disk cannot hold.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        model: the actor.
+        checkpoints: their folder; a gs:// address is not checked.
+
+    Raises:
+        UserError: too little space.
+    """
+    from parts import llama
+
+    # LoRA's count comes from `hf`, so A and B in `model` do no harm
+    check_checkpoint_disk(c, trained_parameters(c, hf, llama.count_parameters(model)), checkpoints)
+
+
+def check_checkpoint_disk(c, trained: int, checkpoints: str) -> None:
+    """`check_disk` for a number of trained parameters."""
+    if checkpoints.startswith("gs://"):
+        return
+    needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)  # Orbax deletes the oldest after saving
+    elsewhere = "CHECKPOINT_DIR" if c.CHECKPOINT_DIR else "RUN_DIR"
+    remedy = f"lower it, free some space, or choose another {elsewhere}"
+    refuse_full_disk(Path(checkpoints), needed, f"MAX_TO_KEEP={c.MAX_TO_KEEP}", remedy)
+
+
+def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> None:
+    """Refuses to write what a disk cannot hold.
+
+    Args:
+        folder: where it will be written; it need not exist yet.
+        needed: bytes.
+        setting: the constant and its value, for the message: "TARGET=out".
+        remedy: what to do about it, for the message.
+
+    Raises:
+        UserError: less than `needed` is free.
+    """
+    free = shutil.disk_usage(existing(folder)).free
+    if free < needed:
+        raise UserError(
+            f"{setting}: {needed / GIB:.2f} GiB are needed, {free / GIB:.2f} GiB are free in {folder}; "
+            f"{remedy}"
+        )
+
+
+def existing(path: Path) -> Path:
+    """`path`, or the nearest of its parents that exists."""
+    path = path.resolve()
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+# %% A chip's memory ----------------------------------------------------------------------------------------
+def llama_3_1_8b_config():
+    """The sizes in Llama 3.1 8B's published config.json, for machines that cannot reach the hub."""
+    import transformers
+
+    return transformers.LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
+        max_position_embeddings=131_072, tie_word_embeddings=False,
+        rope_parameters=dict(
+            rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=4.0, original_max_position_embeddings=8192,
+        ),
+    )  # fmt: skip
+
+
+def weight_copies(c) -> int:
+    """Copies of the model in the trainer's memory: 2 if the reference has weights of its own on the chips."""
+    return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
+
+
+def plan_memory(c, hf, parameters: int) -> None:
+    """Prints who trains and who generates, and whether it fits.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        parameters: of the model.
+
+    Raises:
+        UserError: it fits none of the slices; the reason is that of the first.
+    """
+    import jax
+
+    from parts import devices
+
+    if settings.is_small(c.MODEL):
+        trainer, _ = devices.plan_devices(c, hf, jax.devices())
+        kind = jax.devices()[0].device_kind
+        print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
+        return
+    slices = SLICES
+    if jax.default_backend() == "tpu":
+        chips = jax.device_count()
+        family = DEVICE_KINDS.get(jax.devices()[0].device_kind, "v6e")
+        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": chips}
+    else:
+        print("devices  no TPU here: planned for " + ", ".join(slices))
+    faults = []
+    for name, chips in slices.items():
+        try:
+            print(f"{name:8} {slice_verdict(c, hf, parameters, name, chips)}")
+        except UserError as error:
+            faults.append(error)
+            print(f"{name:8} no: {error}")
+    if len(faults) == len(slices):
+        raise faults[0]
+
+
+def slice_verdict(c, hf, parameters: int, name: str, chips: int) -> str:
+    """How the run fits a TPU slice, in words.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        parameters: of the model.
+        name: of the slice, such as "v6e-8".
+        chips: how many it has.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    from parts import devices
+
+    trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
+    limit = HBM_GIB[name.split("-")[0]]
+    peak, said = compiled_peak(c, hf, name)
+    if peak is None:
+        # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
+        weights = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE]
+        trained = checkpoint_bytes(c, trained_parameters(c, hf, parameters))
+        peak = (trained + weights) / len(trainer) / GIB
+        said = "not compiled: at least"
+    if peak > limit:
+        raise UserError(
+            f"{memory_remedy(c)}: {name} has {limit} GiB per chip, training takes {peak:.1f} ({said})"
+        )
+    verdict = f"{len(trainer)} of {chips} chips train: {said} {peak:.1f} of {limit} GiB per chip"
+    if rollout_mesh is None:
+        return verdict
+    shared = rollout_mesh.devices.flat[0] in trainer
+    return f"{verdict}; {vllm_verdict(c, hf, parameters, rollout_mesh, len(trainer) * shared, limit, peak)}"
+
+
+def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
+    """Whether vLLM's share of a chip holds its weights and the KV cache of one step's answers.
+
+    vLLM starts when actor and reference are in memory and the optimizer is not yet. It counts those two
+    against its share, and fills the rest of the share with KV cache, whatever training needs later.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        parameters: of the model.
+        rollout_mesh: ("data", "model"), from `devices.plan_devices`.
+        trainer_chips: chips that train; 0 if vLLM has chips of its own.
+        limit: GiB per chip.
+        peak: GiB per chip that training takes.
+
+    Raises:
+        UserError: the share is too small for vLLM, or too large for training.
+    """
+    taken = 0.0  # GiB per chip when vLLM starts
+    if trainer_chips:
+        taken = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE] / trainer_chips / GIB
+    tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
+    weights = parameters * itemsize / tensor / GIB
+    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them where chips are more
+    tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
+    tokens /= rollout_mesh.shape["data"]
+    cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
+    least = (taken + weights + cache) / limit
+    most = (taken + limit - peak) / limit if trainer_chips else 1.0
+    if least > most:
+        raise UserError(
+            f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take {weights + cache:.1f} of "
+            f"{limit} GiB per chip" + (f", training {peak:.1f} of the same" if trainer_chips else "")
+        )
+    share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
+    if not least <= c.HBM_UTILIZATION_VLLM <= most:
+        raise UserError(
+            f"{share}: of {limit} GiB per chip vLLM needs {weights:.1f} for weights and {cache:.1f} for a "
+            f"step's KV cache, {taken:.1f} are taken when it starts, training takes {peak:.1f}; "
+            f"use {math.ceil(100 * least) / 100} to {math.floor(100 * most) / 100}"
+        )
+    return f"vLLM needs {weights:.1f} + KV cache {cache:.1f}, {share} is enough"
+
+
+def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
+    """The TPU compiler's figure for this model and these constants.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        name: of the slice.
+
+    Returns:
+        GiB per chip (None: not compiled), and where the figure comes from.
+
+    Raises:
+        UserError: libtpu is installed and does not compile it.
+    """
+    if (peak := committed_peak(c, hf, name)) is not None:
+        return peak, "compiled (assets/fit_check.csv)"
+    if importlib.util.find_spec("libtpu") is None or c.LORA_RANK:  # the fit check compiles full training
+        return None, ""
+    print(f"         compiling for {name}, one to three minutes ...", flush=True)
+    changed = [f"{constant}={getattr(c, constant)}" for constant in ("MODEL", *MEMORY_CONSTANTS)]
+    done = subprocess.run(
+        [sys.executable, HERE / "tpu_fit_check.py", f"TOPOLOGIES={name}", *changed],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    peaks = [float(gib) for gib in re.findall(r"^  peak ([\d.]+) of", done.stdout, re.M)]
+    if done.returncode or not peaks:
+        raise UserError(f"TOPOLOGIES={name}: the fit check failed ({(done.stderr or '?').splitlines()[-1]})")
+    return max(peaks), "compiled now"
+
+
+def committed_peak(c, hf, name: str) -> float | None:
+    """As `compiled_peak`, from assets/fit_check.csv alone: GiB per chip of the largest of its programs."""
+    compiled = llama_3_1_8b_config()
+    if any(getattr(hf, size) != getattr(compiled, size) for size in MODEL_SIZES):
+        return None
+    defaults = settings.defaults(type(c), "tpu")
+    ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
+    peaks = []
+    with open(HERE / "assets" / "fit_check.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
+            theirs |= dict(argument.split("=") for argument in row["constants"].split())
+            if (row["topology"], row["algorithm"]) == (name, "GRPO") and theirs == ours:
+                peaks.append(float(row["peak"]))
+    return max(peaks, default=None)
+
+
+def memory_remedy(c) -> str:
+    """The constant to change when memory is short: of those with room left, the least harmful."""
+    accumulates = c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE
+    if accumulates and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
+        return (
+            f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}, set 0 (accumulating costs another gradient)"
+        )
+    if c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
+        return (
+            f"TRAINER_DEVICES_FRACTION={c.TRAINER_DEVICES_FRACTION}, set it and SAMPLER_DEVICES_FRACTION to "
+            "1.0, or take a larger slice"
+        )
+    if c.BATCH_SIZE > 1:
+        return f"BATCH_SIZE={c.BATCH_SIZE}, lower it, or take a larger slice"
+    if c.WEIGHT_DTYPE == "float32":
+        return "WEIGHT_DTYPE=float32, take a larger slice, or bfloat16 (which loses small updates)"
+    return f"NUM_GENERATIONS={c.NUM_GENERATIONS}, lower it, or take a larger slice"

@@ -33,6 +33,10 @@ PROBE_SECONDS = 5  # until the network counts as unreachable
 Fault = Callable[[str, str], str | None]  # (data_source, ground truth) -> what is wrong with it
 
 
+class OutOfReach(UserError):
+    """A data set that another machine may reach: a dry run says so and goes on."""
+
+
 class BadRow(NamedTuple):
     """A row that cannot be used."""
 
@@ -280,7 +284,7 @@ def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[i
         except Exception:
             fault = f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}"
             if not tiny:
-                raise UserError(
+                raise OutOfReach(
                     f"{fault}; prepare it on a machine with a network and set TFDS_DATA_DIR, or give a JSON, "
                     "JSONL or Parquet file"
                 ) from None

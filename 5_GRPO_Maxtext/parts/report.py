@@ -37,7 +37,17 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def introduce(c, run: Run, cluster, folder: Path, hf, train_data, test_data) -> None:
+def introduce(
+    c,
+    run: Run,
+    cluster,
+    folder: Path,
+    hf,
+    train_rows: list[dict[str, str]],
+    train_source: str,
+    test_rows: list[dict[str, str]],
+    test_source: str,
+) -> None:
     """Prints what is about to run: model, data, step, run.
 
     Args:
@@ -46,8 +56,10 @@ def introduce(c, run: Run, cluster, folder: Path, hf, train_data, test_data) -> 
         cluster: Tunix's, with the model that is trained.
         folder: of the checkpoint.
         hf: its config.
-        train_data: rows, and where they come from.
-        test_data: the same of the test.
+        train_rows: the questions to train on.
+        train_source: where they come from.
+        test_rows: the questions of the evaluation.
+        test_source: where they come from.
     """
     trainer, sequences = cluster.actor_trainer, c.BATCH_SIZE * c.NUM_GENERATIONS
     trained = ""
@@ -57,7 +69,7 @@ def introduce(c, run: Run, cluster, folder: Path, hf, train_data, test_data) -> 
     print(
         f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
         f"layers, {c.WEIGHT_DTYPE}{trained}\n"
-        f"data     {train_data[1]} ({len(train_data[0]):,}), test: {test_data[1]} ({len(test_data[0]):,})\n"
+        f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "
         f"{c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
@@ -68,9 +80,7 @@ def introduce(c, run: Run, cluster, folder: Path, hf, train_data, test_data) -> 
         print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 
 
-def comparison_table(
-    before: dict[str, Any], after: dict[str, Any], eval_config: str, num_passes: int
-) -> str:
+def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config: str, num_passes: int) -> str:
     """The before/after table in Markdown, shares with 95 % Wilson intervals."""
     n = before["questions"]
 
@@ -174,7 +184,6 @@ def write(
     after: dict[str, Any],
     log: Sequence[dict[str, float]],
     test_rows: list[dict[str, str]],
-    *,
     arguments: Sequence[str],
     source: str,
     seconds: float,
@@ -199,9 +208,8 @@ def write(
     table = comparison_table(before, after, c.EVAL_CONFIG, c.NUM_PASSES)
     flips = flip_table(before["correct"], after["correct"])
     sample, by_data_source = sample_answers(before, after, test_rows), data_source_table(before, after)
-    draw_picture(
-        folder / "report.png", log, before, after, f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
-    )
+    title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
+    draw_picture(folder / "report.png", log, before, after, title)
     last = log[-1]
     training = (
         f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers, median {step_seconds:.2f} s "

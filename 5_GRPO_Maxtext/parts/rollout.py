@@ -29,7 +29,6 @@ from parts import llama
 from parts.loss_options import completion_log_probs
 from parts.tunix_api import BaseRollout, RolloutConfig, RolloutOutput, sample_top_p
 
-
 GENERATION_CONFIGS = {
     "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
     "standard": dict(temperature=0.7, top_k=50, top_p=0.95),
@@ -213,9 +212,7 @@ class MaxTextRollout(BaseRollout):
         B = self._config.global_batch_size_to_load
         return np.pad(rows, ((0, B - len(rows)), (0, 0)), constant_values=self.pad_id())
 
-    def generate(
-        self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs
-    ) -> RolloutOutput:
+    def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
         """Samples one completion for each prompt.
 
         Args:
@@ -298,7 +295,7 @@ class MaxTextRollout(BaseRollout):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of the completions under the current weights, at the sampling temperature of now."""
+        """Log-probs [B, T] of the completions under the current weights, at the step's temperature."""
         return completion_log_probs(
             self._actor,
             prompt_tokens,

@@ -1,10 +1,10 @@
 """What a run leaves on disk while it goes on: its folder, its constants, the log, TensorBoard, a trace.
 
-    RUN_DIR/constants.json    what the run was started with; a resume is compared with it
-    RUN_DIR/train_log.csv     one row per step, written at once
-    RUN_DIR/tensorboard/      the same figures, and Tunix's own
-    RUN_DIR/before.json       the evaluation before training; after.json the one after it
-    RUN_DIR/checkpoints/      Orbax's, written by Tunix
+RUN_DIR/constants.json    what the run was started with; a resume is compared with it
+RUN_DIR/train_log.csv     one row per step, written at once
+RUN_DIR/tensorboard/      the same figures, and Tunix's own
+RUN_DIR/before.json       the evaluation before training; after.json the one after it
+RUN_DIR/checkpoints/      Orbax's, written by Tunix
 """
 
 import contextlib
@@ -35,6 +35,11 @@ from parts.tunix_api import TrainingHooks
 
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 PROFILE_STEPS = range(3, 5)  # steps that PROFILE_DIR traces; the first two compile
+RENAMED_VALUES = {  # LOSS_AGG_MODE of older runs
+    "sequence-mean-token-mean": "seq-mean-token-mean",
+    "sequence-mean-token-sum-norm": "seq-mean-token-sum",
+    "sequence-mean-token-scale": "seq-mean-token-sum-norm",
+}
 FLUSH_SECONDS = 10  # between two writes of TensorBoard's file
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
 COMPILED_BYTES = 2**30  # beyond it the programs used longest ago are deleted
@@ -102,6 +107,7 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         UserError: names the constant and both values.
     """
     old = settings.defaults(type(c), "laptop" if settings.is_small(c.MODEL) else "tpu") | dict(saved)
+    old["LOSS_AGG_MODE"] = RENAMED_VALUES.get(old["LOSS_AGG_MODE"], old["LOSS_AGG_MODE"])
     for name, value in dataclasses.asdict(c).items():
         if name not in FREE_TO_CHANGE and old[name] != value:
             raise UserError(
@@ -127,8 +133,8 @@ def log_too_long(
     several = "," in source
     named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
     print(
-        f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and left "
-        f"out: {named}" + (f", ... (all in {path})" if len(too_long) > 3 else "")
+        f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and "
+        f"left out: {named}" + (f", ... (all in {path})" if len(too_long) > 3 else "")
     )
     with open(path, "a", newline="") as file:
         csv.writer(file).writerows(too_long)
@@ -205,9 +211,9 @@ def read_log(path: Path) -> list[dict[str, float]]:
 def group_metrics(grader, num_generations: int, prompts, completions, advantages, rewards, **columns):
     """What to watch besides the loss, in the form of Tunix's metric functions.
 
-    `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer, hence
-    advantage 0 and no gradient: their generation was paid for nothing. `distinct`: different answers in a group,
-    1 to G; it tells whether such answers were all alike.
+    `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer,
+    hence advantage 0 and no gradient: their generation was paid for nothing. `distinct`: different answers in
+    a group, 1 to G; it tells whether such answers were all alike.
     """
     groups = np.asarray(rewards).reshape(-1, num_generations)  # [B, G]
     distinct = [len(set(group)) for group in np.reshape(completions, groups.shape)]
@@ -377,8 +383,8 @@ class TrainingLog(TrainingHooks):
 def tensorboard_log(folder: Path) -> Iterator[None]:
     """Writes every scalar that Tunix reports to `folder`, while the block runs.
 
-    Not with Tunix's own writer: that is a thread, which a full disk ends without a word. A dozen scalars later
-    the training waits for it for ever. Here the disk's error reaches the thread that trains.
+    Not with Tunix's own writer: that is a thread, which a full disk ends without a word. A dozen scalars
+    later the training waits for it for ever. Here the disk's error reaches the thread that trains.
     """
     folder.mkdir(parents=True, exist_ok=True)
     events = EventsWriter(str(folder / "events"))

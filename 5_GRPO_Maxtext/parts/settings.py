@@ -21,13 +21,12 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pydantic
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
-Constants = TypeVar("Constants")
 
 
 class UserError(Exception):
@@ -70,7 +69,7 @@ def defaults(kind: type, column: str) -> dict[str, Any]:
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
 
 
-def read(
+def read[Constants](
     kind: type[Constants], arguments: Sequence[str], saved: Mapping[str, Any] | None = None
 ) -> Constants:
     """The constants of a run.

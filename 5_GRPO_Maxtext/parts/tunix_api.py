@@ -1,7 +1,7 @@
 """Every name of Tunix 0.1.7 that this folder uses.
 
-Tunix's next version renames `RLCluster` to `RLEngine` and moves its checkpoints: then this file changes, and the
-rest of the folder goes on with the names given here.
+Tunix's next version renames `RLCluster` to `RLEngine` and moves its checkpoints: then this file changes, and
+the rest of the folder continues with the names given here.
 """
 
 from tunix.generate.mappings import MappingConfig

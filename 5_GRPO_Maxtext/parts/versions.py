@@ -1,7 +1,7 @@
 """The versions this folder was written for, and how it replaces a function of theirs.
 
-Private names and patches hold for one version only: the installed versions are compared with VERSIONS at every
-start, and a function is replaced only where the library still looks it up.
+Private names and patches hold for one version only: the installed versions are compared with VERSIONS at
+every start, and a function is replaced only where the library still looks it up.
 """
 
 import contextlib

@@ -93,9 +93,7 @@ class VllmRollout(vllm_rollout.VllmRollout):
         weights = nnx.eval_shape(merge, weights) if merge else weights
         check_mapping(mapping.to_hf_mappings, weights, parameters)
 
-    def generate(
-        self, prompts: list[str], rollout_config: RolloutConfig, **kwargs
-    ) -> RolloutOutput:
+    def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
         """Samples one completion for each prompt.
 
         Returns:
@@ -111,7 +109,7 @@ class VllmRollout(vllm_rollout.VllmRollout):
         super().update_params(nnx.state(self._actor, nnx.Param) if self._merge else params, filter_types)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Log-probs [B, T] of the completions under the trainer's weights, at the sampling temperature of now."""
+        """Log-probs [B, T] of the completions under the trainer's weights, at the step's temperature."""
         with self._actor_mesh, nn_partitioning.axis_rules(self._rules):
             return completion_log_probs(
                 self._actor,
