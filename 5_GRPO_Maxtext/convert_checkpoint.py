@@ -144,7 +144,7 @@ def load_config(constant: str, model: str, dtype: str, scan_layers: bool):
     return folder, hf, config
 
 
-# %% Hugging Face -> MaxText ----------------------------------------------------------------------------
+# %% Hugging Face -> MaxText --------------------------------------------------------------------------------
 class OneAtATime(ocp.type_handlers.NumpyHandler):
     """Orbax's writer of arrays, for MaxText's lazy ones: each is made, written and freed before the next.
 
@@ -251,7 +251,7 @@ def layers_of(leaf: np.ndarray, hf_names: str | list[str], config) -> Iterator[n
     return iter(np.moveaxis(leaf, config.param_scan_axis, 0) if isinstance(hf_names, list) else [leaf])
 
 
-# %% MaxText -> Hugging Face ----------------------------------------------------------------------------
+# %% MaxText -> Hugging Face --------------------------------------------------------------------------------
 def stored_leaves(checkpoint: Path) -> dict[str, tuple]:
     """MaxText's names of the arrays in a checkpoint, each with its path and metadata.
 

@@ -436,12 +436,12 @@ def make_cluster(c: Constants, folder: Path, hf, tokenizer, checkpoints: str) ->
         reference = llama.to_memory(reference, "pinned_host")
 
     if c.ROLLOUT_ENGINE == "vllm":
-        from parts import vllm_rollout  # needs the TPU packages
+        from parts import vllm_config, vllm_rollout  # needs the TPU packages
 
         engine = functools.partial(
             vllm_rollout.VllmRollout, maxtext_config=config, actor_mesh=mesh, merge=merge
         )
-        engine_config = vllm_rollout.engine_config(c, folder, rollout_mesh)
+        engine_config = vllm_config.engine_config(c, folder, rollout_mesh)
     else:
         engine = functools.partial(
             MaxTextRollout,

@@ -110,7 +110,7 @@ CHAT_TEMPLATE = (
 WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, one digit, one sign
 
 
-# %% Problems and demonstrations ------------------------------------------------------------------------
+# %% Problems and demonstrations ----------------------------------------------------------------------------
 def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
     """Draws a word problem.
 
@@ -179,7 +179,7 @@ def make_dataset(c: Constants, rng: random.Random) -> tuple[list[dict[str, str]]
     return rows[c.TEST_QUESTIONS :], rows[: c.TEST_QUESTIONS]
 
 
-# %% Tokenizer: words, single digits, signs -------------------------------------------------------------
+# %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
 def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
     words = set("0123456789+-*=,.? ")
@@ -203,7 +203,7 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     )
 
 
-# %% Training by next-token prediction ------------------------------------------------------------------
+# %% Training by next-token prediction ----------------------------------------------------------------------
 def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
     """One batch of demonstrations.
 
@@ -257,7 +257,7 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
-# %% Writing it down ------------------------------------------------------------------------------------
+# %% Writing it down ----------------------------------------------------------------------------------------
 def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
     """The model's weights under Hugging Face's names and in its layout (float32)."""
     names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)

@@ -1,58 +1,51 @@
-"""Module 6, runnable: how one matrix, and then a Llama, is spread over 8 devices by a book of rules.
+"""Module 6, runnable: how one matrix, and then a Llama, is sharded over 8 devices by a set of rules.
 
-Three things decide where a number lies. The *mesh* gives the devices coordinates: here 4 x 2, named
+Three things decide which device holds a number. The *mesh* gives the devices coordinates: here 4 x 2, named
 ('data', 'model'). *Logical axes* say what an array's dimensions mean: a layer's weights are
 ('embed', 'mlp'), a batch of inputs is ('batch', 'embed'). The *rules* translate one into the other:
 
     {'batch': 'data', 'mlp': 'model', 'embed': None}      batch in 4 parts, mlp in 2, embed in one
 
-The layer's code never changes; only the rules do. From them the compiler works out which device must tell
-which other one what (the collectives), and the answer stays the same. Shown here on 8 virtual CPU devices:
+The layer's code never changes; only the rules do. From them the compiler works out which devices have to
+exchange what (the collectives), and the answer stays the same. Shown here on 8 virtual CPU devices:
 
     python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, imports included
 
-What is *not* here: speed. Virtual devices share one processor; on a real one the collectives cost time.
+What is *not* here: speed. Virtual devices share one processor; on real ones the collectives cost time.
 """
 
+import functools
 import json
 import math
-import os
 import re
-import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from parts import settings
+from parts.settings import UserError
 
-import grpo_llama3_1_8b_demo as demo  # first: it sets XLA's flags  # isort: skip
 
-import absl.logging
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from flax import linen, nnx
-from grpo_llama3_1_8b_demo import UserError
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from maxtext.configs import pyconfig
-from maxtext.utils import globals as maxtext_globals
-from maxtext.utils import maxtext_utils, model_creation_utils
+# %% Constants ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Edit a value here, or give it for one run as NAME=value."""
 
-# %% Constants ------------------------------------------------------------------------------------------
-BATCH_SIZE = 16  # rows of the layer's input
-EMBED = 16  # its columns; rows of the weights
-MLP = 32  # columns of the weights, and of the output
-LEARNING_RATE = 0.1  # of the one SGD step
-SEED = 0
-RUN_DIR = ""  # empty: runs/mesh_and_axis_rules/<time>
+    BATCH_SIZE: int = 16  # rows of the layer's input; these three must be multiples of 8
+    EMBED: int = 16  # its columns; rows of the weights
+    MLP: int = 32  # columns of the weights, and of the output
+    LEARNING_RATE: float = 0.1  # of the one SGD step
+    SEED: int = 0  # of weights, inputs and targets
+    RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
 
-DEFAULTS = {name: value for name, value in globals().items() if name.isupper() and name != "HERE"}
+
+DEVICES = 8  # virtual ones; every mesh below has as many, or one
 
 
 class Strategy(NamedTuple):
-    """A mesh shape ('data', 'model') and the rules: logical axis -> mesh axis, or None for not cut."""
+    """A mesh shape ('data', 'model') and the rules: logical axis -> mesh axis, or None for not sharded."""
 
     mesh_shape: tuple[int, int]
     rules: dict[str, str | None]
@@ -76,12 +69,37 @@ LLAMA_AXES = {
     "kv_heads": "mlp", "heads": "mlp", "vocab": "mlp", "kv": None, "kv_head_dim": None, "layers": None,
     "norm": "mlp",
 }  # fmt: skip
-CHIPS = {"v5e": 15.75, "v6e": 31.24, "v5p": 95.73}  # GiB a chip that the TPU compiler lets a program use
-# Bytes a parameter: weights, gradients, Adam's two moments
+# Bytes per parameter: weights, gradients, Adam's two moments
 BYTES = {"bfloat16": (2, 2, 4), "float32": (4, 4, 8)}
+LLAMA_ROWS, LLAMA_TOKENS = 8, 24  # the batch on which the tiny Llama is compared
 
 
-# %% The mesh, the layer, the rules ---------------------------------------------------------------------
+def refuse(c: Constants) -> None:
+    """Raises UserError for a size that the devices cannot share."""
+    for name in ("BATCH_SIZE", "EMBED", "MLP"):
+        if getattr(c, name) < 1 or getattr(c, name) % DEVICES:
+            raise UserError(f"{name}={getattr(c, name)}: {DEVICES} devices share it, use a multiple of that")
+    settings.at_least(c, SEED=0)
+
+
+if __name__ == "__main__":  # a constant that is wrong is answered here, before ten seconds of imports
+    settings.run(lambda arguments: refuse(settings.read(Constants, arguments)))
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import linen, nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from maxtext.configs import pyconfig
+from maxtext.utils import globals as maxtext_globals
+from maxtext.utils import maxtext_utils, model_creation_utils
+from parts import llama
+from parts.memory import HBM_GIB
+from parts.versions import check_versions
+
+
+# %% The mesh, the layer, the rules -------------------------------------------------------------------------
 def make_mesh(strategy: Strategy) -> Mesh:
     """The first devices of this machine as a grid; Auto: the compiler chooses what is not said."""
     devices = jax.devices()[: math.prod(strategy.mesh_shape)]
@@ -93,19 +111,19 @@ def spec_of(logical_axes: tuple[str | None, ...], rules: dict[str, str | None]) 
     return linen.logical_to_mesh_axes(logical_axes, tuple(rules.items()))
 
 
-def make_layer(strategy: Strategy, mesh: Mesh) -> nnx.Linear:
-    """`nnx.Linear` [embed, mlp], born in parts: the rules say how many, the mesh where."""
+def make_layer(c: Constants, strategy: Strategy, mesh: Mesh) -> nnx.Linear:
+    """`nnx.Linear` [embed, mlp], created in shards: the rules say how many, the mesh where."""
     init = nnx.with_partitioning(nnx.initializers.lecun_normal(), LOGICAL_AXES["weights"])
     rules = nnx.logical_axis_rules(tuple(strategy.rules.items()))
-    # MaxText switches the third one off for its own models: arrays would be born whole
+    # MaxText switches the third one off for its own models: arrays would be created whole
     with jax.set_mesh(mesh), rules, nnx.use_eager_sharding(True):
-        return nnx.Linear(EMBED, MLP, use_bias=False, kernel_init=init, rngs=nnx.Rngs(SEED))
+        return nnx.Linear(c.EMBED, c.MLP, use_bias=False, kernel_init=init, rngs=nnx.Rngs(c.SEED))
 
 
-def make_batch(strategy: Strategy, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """Random inputs [batch, embed] and targets [batch, mlp], placed by the rules."""
-    rng = np.random.default_rng(SEED)
-    arrays = (("inputs", (BATCH_SIZE, EMBED)), ("outputs", (BATCH_SIZE, MLP)))
+def make_batch(c: Constants, strategy: Strategy, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Random inputs [batch, embed] and targets [batch, mlp], float32, placed by the rules."""
+    rng = np.random.default_rng(c.SEED)
+    arrays = (("inputs", (c.BATCH_SIZE, c.EMBED)), ("outputs", (c.BATCH_SIZE, c.MLP)))
     return tuple(
         jax.device_put(
             rng.standard_normal(shape).astype(np.float32),
@@ -120,8 +138,8 @@ def forward(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
     return layer(inputs)
 
 
-def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array):
-    """One step of SGD on the squared error.
+def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learning_rate: float):
+    """One step of SGD on the mean squared error.
 
     Returns:
         The loss [], the new weights [embed, mlp], and the gradient of the inputs [batch, embed], which a
@@ -132,7 +150,7 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array):
         return jnp.mean((forward(layer, inputs) - targets) ** 2)
 
     loss, (grads, input_grads) = nnx.value_and_grad(loss_fn, argnums=(0, 1))(layer, inputs)
-    return loss, layer.kernel.get_value() - LEARNING_RATE * grads["kernel"].get_value(), input_grads
+    return loss, layer.kernel.get_value() - learning_rate * grads["kernel"].get_value(), input_grads
 
 
 def compile_for(function, mesh: Mesh, out_specs, *args):
@@ -143,7 +161,7 @@ def compile_for(function, mesh: Mesh, out_specs, *args):
     return jax.jit(function, out_shardings=shardings).lower(*args).compile()
 
 
-# %% What the compiler put in ---------------------------------------------------------------------------
+# %% What the compiler put in -------------------------------------------------------------------------------
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1}
 COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
@@ -152,7 +170,7 @@ COLLECTIVE = re.compile(
 
 
 class Collective(NamedTuple):
-    """One message among devices: its kind, the mesh axis along which they talk, bytes on each device."""
+    """One message among devices: its kind, the mesh axis along which they communicate, bytes per device."""
 
     kind: str
     axis: str
@@ -177,17 +195,17 @@ def collectives(program: str, mesh: Mesh) -> list[Collective]:
 
 
 def replica_groups(line: str) -> set[frozenset[int]]:
-    """Which devices talk to each other, from the two ways in which XLA writes it.
+    """Which devices communicate, from the two notations that XLA uses.
 
     Raises:
-        ValueError: it is written in a third way.
+        ValueError: another notation.
     """
     if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):  # mesh['a'=4,'b'=2] {'a'}
         names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", match[1]))
         grid = np.arange(math.prod(map(int, sizes))).reshape([int(n) for n in sizes])
-        talking = [names.index(name) for name in re.findall(r"'(\w+)'", match[2])]
-        groups = np.moveaxis(grid, talking, range(-len(talking), 0))
-        groups = groups.reshape(-1, math.prod(grid.shape[i] for i in talking))
+        axes = [names.index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        groups = np.moveaxis(grid, axes, range(-len(axes), 0))
+        groups = groups.reshape(-1, math.prod(grid.shape[i] for i in axes))
     elif match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape = [int(n) for n in match[3].split(",")]  # [2,4]<=[4,2]T(1,0): an array transposed, reshaped
         order = [int(n) for n in (match[4] or "").split(",") if n] or range(len(shape))
@@ -198,18 +216,22 @@ def replica_groups(line: str) -> set[frozenset[int]]:
 
 
 def axis_of(groups: set[frozenset[int]], mesh: Mesh) -> str:
-    """The mesh axis along which the groups lie; both names if all devices talk to all."""
+    """The mesh axis along which the groups communicate; both names if all devices do with all.
+
+    Raises:
+        ValueError: neither.
+    """
     ids = np.vectorize(lambda device: device.id)(mesh.devices)
     for name, rows in zip(mesh.axis_names, (ids.T, ids)):  # along 'data': one column of the grid each
         if groups == {frozenset(row) for row in rows.tolist()}:
             return name
     if groups == {frozenset(ids.ravel().tolist())}:
         return " and ".join(mesh.axis_names)
-    raise ValueError(f"devices {groups} talk along no axis of {mesh}")
+    raise ValueError(f"devices {groups} communicate along no axis of {mesh}")
 
 
-# %% One layer under every strategy ---------------------------------------------------------------------
-def run_strategy(strategy: Strategy) -> dict[str, Any]:
+# %% One layer under every strategy -------------------------------------------------------------------------
+def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """The layer's forward pass and one training step.
 
     Returns:
@@ -217,12 +239,13 @@ def run_strategy(strategy: Strategy) -> dict[str, Any]:
         step, input gradient; `forward` and `step`: their collectives.
     """
     mesh = make_mesh(strategy)
-    layer = make_layer(strategy, mesh)
-    inputs, targets = make_batch(strategy, mesh)
+    layer = make_layer(c, strategy, mesh)
+    inputs, targets = make_batch(c, strategy, mesh)
     specs = {name: spec_of(axes, strategy.rules) for name, axes in LOGICAL_AXES.items()}
     program = compile_for(forward, mesh, specs["outputs"], layer, inputs)
     step_specs = (PartitionSpec(), specs["weights"], specs["inputs"])
-    step = compile_for(train_step, mesh, step_specs, layer, inputs, targets)
+    sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
+    step = compile_for(sgd, mesh, step_specs, layer, inputs, targets)
     outputs = program(layer, inputs)
     loss, weights, input_grads = step(layer, inputs, targets)
     named = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
@@ -235,18 +258,18 @@ def run_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Over all results, relative to the largest number of each."""
+    """The largest difference over all results, relative to the largest number of each."""
     return max(
         float(np.abs(results[name] - value).max() / np.abs(value).max()) for name, value in expected.items()
     )
 
 
-# %% The memory ledger of Llama 3.1 8B ------------------------------------------------------------------
+# %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """Shape and logical axes of each array of Llama 3.1 8B, as MaxText names them; nothing is allocated."""
     config = pyconfig.initialize(
-        ["", os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, "base.yml")],
-        model_name="llama3.1-8b", per_device_batch_size=1, max_target_length=16, hardware="cpu",
+        ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"],
+        model_name=llama.ARCHITECTURE, per_device_batch_size=1, max_target_length=16, hardware="cpu",
         skip_jax_distributed_system=True, enable_checkpointing=False, log_config=False, jax_cache_dir="",
         run_name="ledger", base_output_directory="runs",
     )  # fmt: skip
@@ -261,13 +284,13 @@ def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
-    """Shape of the piece of an array that one device holds.
+    """Shape of the shard of an array that one device holds.
 
     Args:
         shape: of the whole array.
         logical_axes: MaxText's name of each dimension.
         strategy: mesh and rules.
-        words: the rules' word for each of MaxText's names; a name that is not in it is not cut.
+        words: the rules' word for each of MaxText's names; a name that is not in it is not sharded.
     """
     spec = spec_of(tuple(words.get(axis) for axis in logical_axes), strategy.rules)
     return NamedSharding(make_mesh(strategy), spec).shard_shape(shape)
@@ -278,32 +301,38 @@ def ledger(axes: dict, strategy: Strategy, words=LLAMA_AXES) -> int:
     return sum(math.prod(shard_shape(shape, names, strategy, words)) for shape, names in axes.values())
 
 
-# %% The same rules on a Llama --------------------------------------------------------------------------
-def run_llama(strategy: Strategy) -> dict[str, Any]:
+# %% The same rules on a Llama ------------------------------------------------------------------------------
+def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """MaxText's Llama (the tiny one) on the strategy's mesh.
 
-    MaxText's own book of rules has a mesh axis for each way to cut: what is "data" here is its 'data' where
-    only the batch is cut, its 'fsdp' where the weights are, too; "model" is its 'tensor'.
+    MaxText's own rules have a mesh axis for each way to shard. What is "data" here is its 'data' where only
+    the batch is sharded, and its 'fsdp' where the weights are, too; "model" is its 'tensor'.
 
     Returns:
-        `axes`: shape and logical axes of each array; `shards`: the shape of a device's piece; `logits`
+        `axes`: shape and logical axes of each array; `shards`: the shape of a device's shard; `logits`
         [8, 24, V]; `forward`: the collectives' kinds, each with its count.
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
-    folder, hf = demo.load_hf_config("tiny_llama")
-    config = demo.to_maxtext_config(
-        hf, rows=8, prompt_tokens=20, new_tokens=4,
-        ici_data_parallelism=parts // fsdp, ici_fsdp_parallelism=fsdp, ici_tensor_parallelism=tensor,
-    )  # fmt: skip
-    llama, mesh = demo.load_llama(folder, hf, config, pad_id=0, devices=jax.devices()[: parts * tensor])
-    state = nnx.to_flat_state(nnx.state(llama.base, nnx.Param))
-    tokens = jax.random.randint(jax.random.key(SEED), (8, 24), 5, hf.vocab_size)
-    positions = jnp.broadcast_to(jnp.arange(24), tokens.shape)
+    folder, hf = llama.load_hf_config("tiny_llama")
+    config = llama.to_maxtext_config(
+        hf,
+        rows=LLAMA_ROWS,
+        prompt_tokens=LLAMA_TOKENS - 1,
+        new_tokens=1,
+        ici_data_parallelism=parts // fsdp,
+        ici_fsdp_parallelism=fsdp,
+        ici_tensor_parallelism=tensor,
+    )
+    devices = jax.devices()[: parts * tensor]
+    adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=devices)
+    state = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
+    tokens = jax.random.randint(jax.random.key(c.SEED), (LLAMA_ROWS, LLAMA_TOKENS), 5, hf.vocab_size)
+    positions = jnp.broadcast_to(jnp.arange(LLAMA_TOKENS), tokens.shape)
     with jax.set_mesh(mesh), linen.logical_axis_rules(config.logical_axis_rules):
-        program = jax.jit(lambda llama, *x: llama(*x, None, None)[0]).lower(llama, tokens, positions)
+        program = jax.jit(lambda adapter, *x: adapter(*x, None, None)[0]).lower(adapter, tokens, positions)
         program = program.compile()
-        logits = program(llama, tokens, positions)
+        logits = program(adapter, tokens, positions)
     kinds = [match["kind"] for match in map(COLLECTIVE.search, program.as_text().splitlines()) if match]
     return {
         "axes": {"/".join(map(str, p)): (v.shape, v.get_metadata()["out_sharding"]) for p, v in state},
@@ -313,9 +342,9 @@ def run_llama(strategy: Strategy) -> dict[str, Any]:
     }
 
 
-# %% What a reader sees ---------------------------------------------------------------------------------
+# %% What a reader sees -------------------------------------------------------------------------------------
 def show_grid(strategy: Strategy) -> None:
-    """The devices' numbers, at their places in the mesh."""
+    """Prints the devices' numbers at their coordinates in the mesh."""
     mesh = make_mesh(strategy)
     rows, columns = mesh.devices.shape
     print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(columns)))
@@ -324,17 +353,17 @@ def show_grid(strategy: Strategy) -> None:
 
 
 def show_layer(strategy: Strategy, result: dict[str, Any]) -> None:
-    """Where every piece of the layer's arrays lies."""
+    """Prints which device holds which shard of the layer's arrays."""
     for name, array in result["arrays"].items():
         print(
             f"\n{name} {LOGICAL_AXES[name]} -> {tuple(array.sharding.spec)}: "
-            f"{list(array.shape)} in pieces of {list(array.sharding.shard_shape(array.shape))}"
+            f"{list(array.shape)} in shards of {list(array.sharding.shard_shape(array.shape))}"
         )
         jax.debug.visualize_array_sharding(array, use_color=False)
 
 
 def strategy_table(results: dict[str, dict[str, Any]]) -> str:
-    """One row for each strategy: pieces, messages, agreement with one device; Markdown."""
+    """One row per strategy: shards, messages, agreement with one device; Markdown."""
     expected = results["one device"]["results"]
     lines = [
         "| | mesh | rules | weights on a device | forward pass | training step | difference |",
@@ -344,17 +373,17 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
         rules = ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut"
         shard = " x ".join(map(str, weights.sharding.shard_shape(weights.shape)))
-        told = ["; ".join(map(str, result[part])) or "silent" for part in ("forward", "step")]
+        messages = ["; ".join(map(str, result[part])) or "silent" for part in ("forward", "step")]
         mesh = " x ".join(map(str, strategy.mesh_shape))
-        difference = largest_difference(result["results"], expected)
-        lines.append(f"| {name} | {mesh} | {rules} | {shard} | {told[0]} | {told[1]} | {difference:.1e} |")
+        difference = f"{largest_difference(result['results'], expected):.1e}"
+        lines.append(f"| {' | '.join([name, mesh, rules, shard, *messages, difference])} |")
     return "\n".join(lines)
 
 
 def ledger_table(axes: dict) -> str:
-    """Training memory a device, in GB (1e9 bytes) as in the notes; Markdown."""
+    """Training memory per device, in GB (1e9 bytes); Markdown."""
     lines = [
-        "| | parameters a device | bfloat16: weights + gradients + Adam | float32 | float32 fits, alone |",
+        "| | parameters per device | bfloat16: weights + gradients + Adam | float32 | float32 fits, alone |",
         "|---|---|---|---|---|",
     ]
     rows = [(name, ledger(axes, strategy)) for name, strategy in STRATEGIES.items()]
@@ -367,25 +396,25 @@ def ledger_table(axes: dict) -> str:
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
             cells.append(f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB")
         total = parameters * sum(BYTES["float32"]) / 2**30  # GiB, as the limits are
-        fits = ", ".join(chip for chip, limit in CHIPS.items() if total < limit) or "none"
+        fits = ", ".join(chip for chip, limit in HBM_GIB.items() if total < limit) or "none"
         lines.append(f"| {name} | {parameters:,} | {cells[0]} | {cells[1]} | {fits} |")
     return "\n".join(lines)
 
 
 def llama_table(results: dict[str, dict[str, Any]]) -> str:
-    """One row for each strategy; Markdown."""
+    """One row per strategy; Markdown."""
     lines = ["| | weights on a device | forward pass | difference |", "|---|---|---|---|"]
     expected = results["one device"]["logits"]
     for name, result in results.items():
         held = sum(math.prod(shape) for shape in result["shards"].values())
-        told = ", ".join(f"{count} x {kind}" for kind, count in result["forward"].items()) or "silent"
+        messages = ", ".join(f"{count} x {kind}" for kind, count in result["forward"].items()) or "silent"
         difference = np.abs(result["logits"] - expected).max() / np.abs(expected).max()
-        lines.append(f"| {name} | {held:,} | {told} | {difference:.1e} |")
+        lines.append(f"| {name} | {held:,} | {messages} | {difference:.1e} |")
     return "\n".join(lines)
 
 
 def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    """Each array as a rectangle, cut as it is, with the numbers of the devices that hold each piece."""
+    """Each array as a rectangle with its shards, and the numbers of the devices that hold each."""
     names = [name for name in results if name != "one device"]
     figure, axes = plt.subplots(
         3, len(names), figsize=(13, 6.5), facecolor="white", layout="constrained", squeeze=False
@@ -393,14 +422,14 @@ def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
     for column, name in zip(axes.T, names):
         column[0].set_title(f"{name}\nmesh {' x '.join(map(str, STRATEGIES[name].mesh_shape))}", fontsize=10)
         for panel, (array_name, array) in zip(column, results[name]["arrays"].items()):
-            pieces = {}  # corner and size -> devices
+            shards = {}  # corner and size -> devices
             for shard in array.addressable_shards:
                 (top, bottom), (left, right) = (
                     part.indices(size)[:2] for part, size in zip(shard.index, array.shape)
                 )
-                pieces.setdefault((left, top, right - left, bottom - top), []).append(shard.device.id)
-            for (x, y, width, height), ids in pieces.items():
-                color = plt.cm.Set3(min(ids)) if len(pieces) > 1 else "#dddddd"
+                shards.setdefault((left, top, right - left, bottom - top), []).append(shard.device.id)
+            for (x, y, width, height), ids in shards.items():
+                color = plt.cm.Set3(min(ids)) if len(shards) > 1 else "#dddddd"
                 panel.add_patch(plt.Rectangle((x, y), width, height, facecolor=color, edgecolor="black"))
                 text = ",".join(map(str, ids)) if len(ids) < 8 else "all 8"
                 upright = width < array.shape[1] / 4
@@ -417,65 +446,44 @@ def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
     plt.close(figure)
 
 
-# %% Main -----------------------------------------------------------------------------------------------
-def configure(arguments: list[str]) -> None:
-    """Sets this module's constants from `NAME=value` arguments.
-
-    Raises:
-        UserError: an unknown name, a wrong type, a size that 8 devices cannot share.
-    """
-    overridable = {name: value for name, value in DEFAULTS.items() if isinstance(value, int | float | str)}
-    globals().update(overridable | demo.parse_overrides(arguments, overridable))
-    for name in ("BATCH_SIZE", "EMBED", "MLP"):
-        if globals()[name] < 1 or globals()[name] % 8:
-            raise UserError(f"{name}={globals()[name]}: 8 devices share it; use a multiple of 8")
-
-
+# %% Main ---------------------------------------------------------------------------------------------------
 def use_virtual_devices() -> None:
-    """8 devices on this CPU, whatever else the machine has; before jax is first used."""
+    """Virtual devices on this CPU, whatever else the machine has; before jax is first used."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_num_cpu_devices", DEVICES)
 
 
-def run(arguments: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Shows it all; see the module's docstring."""
-    configure(arguments)
-    demo.configure([])
+    c = settings.read(Constants, arguments)
+    refuse(c)
+    settings.quiet()
+    check_versions()
     use_virtual_devices()
     started = time.perf_counter()
-    run_dir = Path(RUN_DIR or time.strftime("runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S"))
+    run_dir = Path(c.RUN_DIR or time.strftime("runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S"))
     run_dir.mkdir(parents=True, exist_ok=True)
 
     both = STRATEGIES["both"]
     print("1. The mesh: 8 devices as 4 x 2\n")
     show_grid(both)
-    results = {name: run_strategy(strategy) for name, strategy in STRATEGIES.items()}
+    results = {name: run_strategy(c, strategy) for name, strategy in STRATEGIES.items()}
     print(f"\n2. One layer, outputs = inputs @ weights, under the rules {both.rules}")
     show_layer(both, results["both"])
     draw_picture(run_dir / "mesh_and_axis_rules.png", results)
     tables = {"strategies": strategy_table(results)}
-    print(f"\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
+    print("\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
           f"updated weights and gradients\n\n{tables['strategies']}")  # fmt: skip
     tables["ledger"] = ledger_table(llama_8b_axes())
-    print(f"\n4. The memory ledger of Llama 3.1 8B, a device (no activations yet)\n\n{tables['ledger']}")
-    llamas = {name: run_llama(STRATEGIES[name]) for name in ("one device", "both", "FSDP")}
+    print(f"\n4. The memory ledger of Llama 3.1 8B, per device (no activations yet)\n\n{tables['ledger']}")
+    llamas = {name: run_llama(c, STRATEGIES[name]) for name in ("one device", "both", "FSDP")}
     tables["llama"] = llama_table(llamas)
-    print(f"\n5. The same rules on the tiny MaxText Llama, {' x '.join(map(str, (8, 24)))} tokens\n\n"
+    print(f"\n5. The same rules on the tiny MaxText Llama, {LLAMA_ROWS} x {LLAMA_TOKENS} tokens\n\n"
           f"{tables['llama']}")  # fmt: skip
     seconds = time.perf_counter() - started
     (run_dir / "result.json").write_text(json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n")
     print(f"\npicture: {run_dir}/mesh_and_axis_rules.png, total {seconds:.0f} s after imports")
 
 
-def main() -> None:
-    """Runs the script with the command line's constants; exit code 2 on the user's errors."""
-    absl.logging.set_verbosity(absl.logging.ERROR)
-    try:
-        run(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    settings.run(main)

@@ -4,27 +4,39 @@ import json
 import shutil
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from parts import llama
+from parts.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope"]
 
 
-def maxtext_logits(folder, golden, **overrides):
-    """Logits [B, L, V] of the checkpoint in `folder`, loaded as the main script loads it."""
-    demo.configure([])
-    for name, value in overrides.items():
-        setattr(demo, name, value)
-    folder, hf = demo.load_hf_config(str(folder))
-    config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
-    adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0)
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly():
+    """Without XLA's optimisations: most of the time here is compilation, and only correctness counts."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def logits_of(adapter, mesh, golden):
+    """Logits [B, L, V] of a model, for the tokens and positions of a golden file."""
+    forward = jax.jit(lambda adapter, *inputs: adapter(*inputs, None, None)[0])
     with mesh:
-        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
-    return np.asarray(logits)
+        return np.asarray(forward(adapter, jnp.array(golden["tokens"]), jnp.array(golden["positions"])))
+
+
+def maxtext_logits(folder, golden, **changes):
+    """Logits [B, L, V] of the checkpoint in `folder`, loaded as the main script loads it."""
+    folder, hf = llama.load_hf_config(str(folder))
+    rows = len(golden["tokens"])
+    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=20, new_tokens=4, **changes)
+    return logits_of(*llama.load_llama(folder, hf, config, pad_id=0), golden)
 
 
 def tolerance(golden):
@@ -41,7 +53,7 @@ def tolerance(golden):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_transformers(name, scan_layers):
     golden = np.load(GOLDEN / name / "logits.npz")
-    logits = maxtext_logits(GOLDEN / name, golden, SCAN_LAYERS=scan_layers)
+    logits = maxtext_logits(GOLDEN / name, golden, scan_layers=scan_layers)
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
@@ -81,7 +93,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, message):
     folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
     edit_weights(folder, FAULTS[message])
     golden = np.load(GOLDEN / "grouped_kv_heads" / "logits.npz")
-    with pytest.raises(demo.UserError, match=message):
+    with pytest.raises(UserError, match=message):
         maxtext_logits(folder, golden)
 
 
@@ -97,5 +109,5 @@ def test_another_architecture_is_refused_in_one_line(tmp_path, change, message):
     folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | change
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(demo.UserError, match=message):
-        demo.load_hf_config(str(folder))
+    with pytest.raises(UserError, match=message):
+        llama.load_hf_config(str(folder))

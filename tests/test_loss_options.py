@@ -1,20 +1,24 @@
-"""Each option's number is the one computed by hand, on two answers of up to three tokens.
+"""The loss on the page and each option's number, on two answers of up to three tokens.
 
-The model is a table of logits, the numbers beside it are plain NumPy; the loss under test is the one that the
-main script's constants give Tunix's trainer.
+The model is a table of logits. The numbers beside it are plain NumPy, or Tunix's own loss; the loss under
+test is the one that the main script's constants give Tunix's trainer.
 """
 
 import gc
+import inspect
+import typing
 from types import SimpleNamespace
 
 import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
-import loss_options
 import numpy as np
 import optax
 import pytest
+import reward_func
 from flax import nnx
+from parts import checks, llama, lora, loss_options, run_log, settings, task_rewards
+from tunix.rl import algo_core, function_registry
 from tunix.rl import trainer as rl_trainer
 from tunix.rl.rl_cluster import Mode, RLTrainingConfig, Role
 
@@ -49,22 +53,31 @@ def example(**changes):
     return loss_options.Example(**arrays)
 
 
+GRADER = task_rewards.make_grader("", "", reward_func, [])
+
+
+def constants_of(*arguments):
+    """The constants of a run, checked."""
+    c = settings.read(demo.Constants, arguments)
+    checks.refuse(c)
+    return c
+
+
 def make_trainer(*constants, optimizer=None, model=None):
     """Tunix's trainer of the table, with the loss that the constants ask for."""
-    demo.configure(list(constants))
-    batch = demo.BATCH_SIZE
+    c = constants_of(*constants)
     config = RLTrainingConfig(
-        actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=batch,
-        train_micro_batch_size=demo.TRAIN_MICRO_BATCH_SIZE or None,
+        actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=c.BATCH_SIZE,
+        train_micro_batch_size=c.TRAIN_MICRO_BATCH_SIZE or None,
     )  # fmt: skip
     trainer = rl_trainer.Trainer(model or Table(), optimizer or optax.sgd(0.1), config, dict)
     cluster = SimpleNamespace(
         actor_trainer=trainer,
         rollout=SimpleNamespace(pad_id=lambda: PAD, eos_id=lambda: EOS, model=lambda: trainer.model),
         cluster_config=SimpleNamespace(training_config=config, role_to_mesh={Role.ACTOR: 0, Role.ROLLOUT: 0}),
-        get_rollout_config=lambda mode: demo.RolloutConfig(**demo.generation_config("train")),
+        get_rollout_config=lambda mode: demo.sampling(c),
     )
-    demo.make_learner(cluster)
+    demo.make_learner(c, cluster, GRADER)
     return trainer
 
 
@@ -73,12 +86,6 @@ def loss_of(*constants, **changes):
     inputs = trainer.gen_model_input_fn(example(**changes))
     loss, aux = trainer.loss_fn(trainer.model, **inputs)
     return float(loss), aux
-
-
-@pytest.fixture(autouse=True)
-def defaults_afterwards():
-    yield
-    demo.configure([])
 
 
 # --- by hand
@@ -115,11 +122,9 @@ def test_the_example_leaves_the_clip_range_on_both_sides():
 @pytest.mark.parametrize(
     ("mode", "by_hand"),
     [
-        ("sequence-mean-token-mean", mean_of_means),
+        ("seq-mean-token-mean", mean_of_means),
         ("token-mean", lambda x: (x * MASK).sum() / 5),
         ("seq-mean-token-sum", lambda x: (x * MASK).sum() / 2),
-        ("sequence-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2),
-        ("sequence-mean-token-scale", lambda x: (x * MASK).sum() / 2 / 3),
         ("seq-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2 / 3),
     ],
 )
@@ -130,7 +135,137 @@ def test_each_aggregation_is_the_sum_by_hand(mode, by_hand):
 
 def test_every_aggregation_is_tested():
     marks = test_each_aggregation_is_the_sum_by_hand.pytestmark
-    assert [row[0] for row in marks[0].args[1]] == list(loss_options.LOSS_AGG_MODES)
+    assert [row[0] for row in marks[0].args[1]] == list(loss_options.TOKEN_WEIGHTS)
+
+
+def test_every_choice_of_a_constant_has_its_function():
+    """The choices are declared once, in Constants; here are the tables that serve them."""
+    choices = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(demo.Constants).items()}
+    assert choices["LOSS_ALGO"] == tuple(loss_options.LOG_RATIOS)
+    assert set(choices["KL_LOSS_MODE"]) == set(loss_options.KL_ESTIMATORS)
+    assert choices["LOSS_AGG_MODE"] == tuple(loss_options.TOKEN_WEIGHTS)
+    assert tuple(lora.TARGETS) == checks.LORA_TARGETS
+    for advantage in choices["ADVANTAGE"]:
+        for by_std in (True, False):
+            name = loss_options.advantage_name(advantage, by_std)
+            assert function_registry.get_advantage_estimator(name) is not None
+
+
+# --- against Tunix's own loss, on the same numbers
+
+
+def tunix_loss(c, **changes):
+    """Loss, figures and gradient of `tunix.rl.algo_core.grpo_loss_fn` under the constants."""
+    names = {  # Tunix's names of the aggregations
+        "seq-mean-token-mean": "sequence-mean-token-mean",
+        "seq-mean-token-sum-norm": "sequence-mean-token-scale",
+    }
+    config = loss_options.LossConfig(
+        num_generations=2, beta=c.BETA, epsilon=c.EPSILON, epsilon_high=c.EPSILON_HIGH or c.EPSILON,
+        loss_algo=c.LOSS_ALGO, loss_agg_mode=names.get(c.LOSS_AGG_MODE, c.LOSS_AGG_MODE),
+        kl_loss_mode=c.KL_LOSS_MODE,
+    )  # fmt: skip
+    config.temperature = c.TEMPERATURE
+
+    def loss(model):
+        return algo_core.grpo_loss_fn(model, example(**changes), config, PAD, EOS)
+
+    (value, figures), gradient = nnx.value_and_grad(loss, has_aux=True)(Table())
+    return value, figures, gradient.table[...]
+
+
+def our_loss(*constants, **changes):
+    """The same of the loss that the constants give the trainer."""
+    trainer = make_trainer(*constants)
+
+    def loss(model):
+        return trainer.loss_fn(model, **trainer.gen_model_input_fn(example(**changes)))
+
+    (value, figures), gradient = nnx.value_and_grad(loss, has_aux=True)(Table())
+    return value, figures, gradient.table[...]
+
+
+NO_REFERENCE = dict(ref_per_token_logps=None)
+ONE_UPDATE = dict(old_per_token_logps=None)
+MASKED = dict(completion_mask=np.array([[0, 0, 0], [1, 1, 0]]) != 0)
+PLAIN = [
+    ([], {}),
+    (["EPSILON=0.05", "BETA=0.5"], {}),
+    (["BETA=0.0"], NO_REFERENCE),
+    ([], ONE_UPDATE),
+    (["TEMPERATURE=0.7"], {}),
+    ([], MASKED),
+]
+VARIANTS = [
+    (["EPSILON_HIGH=0.28"], {}),
+    (["LOSS_ALGO=gspo-token", "EPSILON=0.5", "BETA=0.0"], NO_REFERENCE),
+    (["LOSS_AGG_MODE=token-mean"], MASKED),
+    (["LOSS_AGG_MODE=seq-mean-token-sum"], {}),
+    (["LOSS_AGG_MODE=seq-mean-token-sum-norm"], MASKED),
+    (["KL_LOSS_MODE=kl"], {}),
+    (["KL_LOSS_MODE=mse_kl"], {}),
+]
+
+
+@pytest.mark.parametrize(("constants", "changes"), [*PLAIN, *VARIANTS])
+def test_loss_figures_and_gradients_equal_tunixs_own(constants, changes):
+    c = constants_of(*constants)
+    assert loss_options.is_plain(c) == ((constants, changes) in PLAIN)
+    expected, tunix_figures, gradient = tunix_loss(c, **changes)
+    value, figures, our_gradient = our_loss(*constants, **changes)
+    np.testing.assert_allclose(value, expected, **CLOSE)
+    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
+    assert np.abs(gradient).max() > 0.01
+    for name in ("kl", "pg_clipfrac", "is_ratio/max", "is_ratio/min"):
+        np.testing.assert_allclose(figures[name], tunix_figures[name], err_msg=name, **CLOSE)
+    if c.LOSS_AGG_MODE == "seq-mean-token-mean":  # Tunix aggregates the entropy as it does the loss
+        np.testing.assert_allclose(figures["entropy"], tunix_figures["entropy"], **CLOSE)
+
+
+@pytest.mark.parametrize(("estimator", "tunixs"), [("group", "grpo"), ("centered", "drgrpo"),
+                                                   ("leave_one_out", "rloo")])  # fmt: skip
+def test_each_advantage_equals_tunixs_own(estimator, tunixs):
+    rewards = np.random.default_rng(3).normal(size=24)
+    ours, theirs = (function_registry.get_advantage_estimator(name) for name in (estimator, tunixs))
+    # float64, a few roundings
+    np.testing.assert_allclose(ours(rewards, 4), np.asarray(theirs(rewards, 4)), rtol=1e-6, atol=1e-7)
+    assert np.isfinite(ours(np.ones(8), 4)).all()
+
+
+def test_the_loss_on_the_page_is_what_trains_and_an_option_replaces_it():
+    """The function that Tunix calls is the one in the main script, not one of the same numbers."""
+    page, options = demo.grpo_loss, loss_options.policy_loss
+    for constants, expected in (
+        ([], page), (["NUM_ITERATIONS=2"], page), (["LORA_RANK=4"], page), (["MASK_OVERLONG=True"], page),
+        (["TARGET_KL=0.1"], options), (["TEMPERATURE_END=0.5"], options), (["LOGITS_CLIP=9"], options),
+        (["TRAIN_MICRO_BATCH_SIZE=4"], options), (["EPSILON_HIGH=0.3"], options),
+    ):  # fmt: skip
+        used = inspect.getclosurevars(make_trainer(*constants).loss_fn).nonlocals["policy_loss_fn"]
+        assert used is expected, constants
+    for constants, expected in (
+        ([], demo.group_advantage),
+        (["NORM_ADV_BY_STD=False"], loss_options.centered_advantage),
+        (["ADVANTAGE=rloo"], loss_options.leave_one_out_advantage),
+    ):
+        c = constants_of(*constants)
+        name = loss_options.advantage_name(c.ADVANTAGE, c.NORM_ADV_BY_STD)
+        assert function_registry.get_advantage_estimator(name) is expected
+
+
+def test_padding_never_counts():
+    """What follows the end of an answer; such a fault cost MaxText's users 0.15 of reward (its PR 4016)."""
+    value, figures, gradient = our_loss()
+    padding = 9.0 * (MASK == 0)
+    for changes in (dict(ref_per_token_logps=REFERENCE + padding), dict(old_per_token_logps=OLD - padding)):
+        again, more_figures, other_gradient = our_loss(**changes)
+        np.testing.assert_array_equal(again, value)
+        np.testing.assert_array_equal(other_gradient, gradient)
+        assert jax.tree.map(float, more_figures) == jax.tree.map(float, figures)
+
+
+def test_a_huge_log_ratio_overflows_neither_the_loss_nor_its_gradient():
+    value, _, gradient = our_loss(old_per_token_logps=OLD - 200)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +370,8 @@ def learn(rewards, answers, *constants):
         answers: tokens [B * G, T], of every batch.
     """
     count = len(rewards[0]) // 2  # NUM_GENERATIONS=2 throughout
-    trainer = make_trainer(f"TOTAL_GENERATION_STEPS={answers.shape[1]}", *constants, f"BATCH_SIZE={count}")
+    constants = (f"TOTAL_GENERATION_STEPS={answers.shape[1]}", *constants, f"BATCH_SIZE={count}")
+    c, trainer = constants_of(*constants), make_trainer(*constants)
     asked, logged = [], {}
 
     def generate(prompts, mode, micro_batch_size, trace_tags):
@@ -246,7 +382,7 @@ def learn(rewards, answers, *constants):
             tokens=tokens, text=list(map(str, tokens)), left_padded_prompt_tokens=prompt_tokens
         )
 
-    config = demo.RolloutConfig(**demo.generation_config("train"))
+    config = demo.sampling(c)
     spans = SimpleNamespace(span=trainer._perf_tracer.span)
     cluster = SimpleNamespace(
         actor_trainer=trainer, generate=generate, global_steps=0, perf=spans, r2m={},
@@ -267,12 +403,12 @@ def learn(rewards, answers, *constants):
              weight="1")
         for i in range(10 * count)
     ]  # fmt: skip
-    learner = demo.make_learner(cluster, rows)
+    learner = demo.make_learner(c, cluster, GRADER, rows)
     learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = count
     graded = iter(rewards)
     learner.reward_manager = lambda **_: dict(rewards=np.array(next(graded), float), log_metrics={})
     learner.metric_fns = []
-    first = np.repeat([row["prompts"] for row in rows[:count]], demo.NUM_GENERATIONS)
+    first = np.repeat([row["prompts"] for row in rows[:count]], c.NUM_GENERATIONS)
     return learner._generate_and_compute_advantage({"prompts": first}, Mode.TRAIN), asked, logged
 
 
@@ -324,10 +460,10 @@ def test_zero_variance_groups_are_refilled_with_other_questions():
     assert asked[1] != asked[2] and len(asked[1]) == 4 and asked[1][0] == asked[1][1]
 
 
-def test_refilling_ends_and_skips_what_is_left():
+def test_refilling_ends_and_skips_what_is_left(monkeypatch):
+    monkeypatch.setattr(loss_options, "MAX_REFILLS", 2)
     rewards = [[2, 2, 1, 4], [3, 3, 0, 0], [5, 5, 5, 5]]
-    constants = ("ZERO_VARIANCE_GROUPS=refill", "MAX_REFILLS=2")
-    made, asked, _ = learn(rewards, FULL, *TWO, *constants)
+    made, asked, _ = learn(rewards, FULL, *TWO, "ZERO_VARIANCE_GROUPS=refill")
     assert len(asked) == 3
     assert np.asarray(made.completion_mask).all(axis=1).tolist() == [True, True, False, False]
 
@@ -340,7 +476,7 @@ def test_refilling_costs_nothing_where_all_groups_have_a_signal():
 # --- gradient accumulation
 
 
-@pytest.mark.parametrize("mode", loss_options.LOSS_AGG_MODES)
+@pytest.mark.parametrize("mode", loss_options.TOKEN_WEIGHTS)
 def test_accumulated_micro_batches_equal_the_full_batch(mode):
     """Weights after one update by Tunix's trainer: whole, and in 4 parts of 2 answers of unequal lengths.
 
@@ -398,20 +534,21 @@ def test_the_kl_controller_by_hand():
 
 def test_the_schedule_uses_the_log_up_to_the_step_before_the_last():
     """The last step's KL is known a step late; a resumed run must not use more than a whole one did."""
-    demo.configure(["BETA=0.5", "TARGET_KL=0.1", "TEMPERATURE=1.0", "TEMPERATURE_END=0.5", "NUM_BATCHES=11"])
+    c = constants_of("BETA=0.5", "TARGET_KL=0.1", "TEMPERATURE=1.0", "TEMPERATURE_END=0.5", "NUM_BATCHES=11")
     log = {1: dict(kl=9.0), 2: dict(kl=0.0), 3: dict(kl=9.0)}
-    weights, temperatures = zip(*(demo.schedule(step, log) for step in range(4)))
+    weights, temperatures = zip(*(demo.schedule(c, step, log) for step in range(4)))
     np.testing.assert_allclose(weights, [0.5, 0.5, 0.51, 0.51 * 0.98], rtol=1e-12)
     np.testing.assert_allclose(temperatures, [1.0, 0.95, 0.9, 0.85], rtol=1e-12)
-    assert demo.schedule(10, log | {n: dict(kl=0.1) for n in range(4, 11)})[1] == 0.5  # the last of 11 steps
+    assert (
+        demo.schedule(c, 10, log | {n: dict(kl=0.1) for n in range(4, 11)})[1] == 0.5
+    )  # the last of 11 steps
     lost = {
         1: log[1],
         3: log[3],
         4: {"reward": 1.0},
     }  # SIGKILL took the second row; the fourth is not done yet
-    np.testing.assert_allclose(demo.schedule(4, lost)[0], 0.51 * 1.02, rtol=1e-12)
-    demo.configure(["BETA=0.5"])
-    assert demo.schedule(7, {}) == (0.5, 1.0)
+    np.testing.assert_allclose(demo.schedule(c, 4, lost)[0], 0.51 * 1.02, rtol=1e-12)
+    assert demo.schedule(constants_of("BETA=0.5"), 7, {}) == (0.5, 1.0)
 
 
 def test_schedules_reach_the_batch_and_the_log():
@@ -420,7 +557,7 @@ def test_schedules_reach_the_batch_and_the_log():
     np.testing.assert_allclose(made.temperature, [0.8] * 4, rtol=1e-6)
     assert logged["schedule/temperature"] == [0.8] and logged["schedule/beta"] == [0.0]
     constant, _, logged = learn([[1, 4, 2, 2]], FULL, *TWO)
-    assert logged["schedule/temperature"] == [1.0] and not hasattr(constant, "temperature")
+    assert logged["schedule/temperature"] == [1.0] and constant.temperature is None
 
 
 # --- guards
@@ -434,7 +571,6 @@ def test_schedules_reach_the_batch_and_the_log():
         (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "group, rloo"]),
         (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
         (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "keep, skip, refill"]),
-        (["MAX_REFILLS=0"], ["MAX_REFILLS=0:", "1 or more"]),
         (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "0 or more"]),
         (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
         (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1.0:"]),
@@ -446,8 +582,8 @@ def test_schedules_reach_the_batch_and_the_log():
     ],
 )
 def test_a_bad_option_is_named_with_its_remedy(arguments, words):
-    with pytest.raises(demo.UserError) as error:
-        demo.configure(arguments)
+    with pytest.raises(settings.UserError) as error:
+        constants_of(*arguments)
     assert "\n" not in str(error.value) and all(word in str(error.value) for word in words)
 
 
@@ -455,8 +591,7 @@ def test_a_bad_option_is_named_with_its_remedy(arguments, words):
 def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch):
     """AdamW would hide the gradient's length: it is replaced by plain descent."""
     monkeypatch.setattr(optax, "adamw", lambda *_, **__: optax.sgd(1.0))
-    demo.configure([f"MAX_GRAD_NORM={limit}"])
-    optimizer = demo.make_optimizer()
+    optimizer = demo.make_optimizer(constants_of(f"MAX_GRAD_NORM={limit}"))
     weights = jnp.zeros(2)
     update, _ = optimizer.update(jnp.array([3.0, 0.0]), optimizer.init(weights), weights)
     np.testing.assert_allclose(np.abs(update), [length, 0.0], rtol=1e-6)
@@ -464,17 +599,17 @@ def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch)
 
 def test_a_nan_update_changes_no_weight_and_stops_the_run_only_beyond_the_limit(tmp_path):
     for limit in (0, 2):
-        demo.configure([f"MAX_NONFINITE_UPDATES={limit}", "NUM_BATCHES=9"])
-        optimizer = demo.make_optimizer()
+        c = constants_of(f"MAX_NONFINITE_UPDATES={limit}", "NUM_BATCHES=9")
+        optimizer = demo.make_optimizer(c)
         weights = jnp.ones(2)
         update, _ = optimizer.update(jnp.array([np.nan, 1.0]), optimizer.init(weights), weights)
         assert np.asarray(update).tolist() == [0.0, 0.0]
         history = SimpleNamespace(get_metric_history=lambda *_: [float("nan")])
-        log = demo.TrainingLog(tmp_path / f"{limit}.csv", 0, [])
+        log = run_log.TrainingLog(tmp_path / f"{limit}.csv", c, 0, [], lambda rows, constants: {})
         steps = iter(range(1, 9))
         for _ in range(limit):
             log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
-        with pytest.raises(demo.UserError, match=r"MAX_NONFINITE_UPDATES"):
+        with pytest.raises(settings.UserError, match=r"MAX_NONFINITE_UPDATES"):
             log.on_train_step_end(SimpleNamespace(metrics_logger=history), next(steps), float("nan"))
         log.close()
 
@@ -483,9 +618,9 @@ def test_a_nan_update_changes_no_weight_and_stops_the_run_only_beyond_the_limit(
 
 
 def make_cluster(tmp_path, *constants):
-    demo.configure([*constants, "BATCH_SIZE=2", "NUM_GENERATIONS=2", f"RUN_DIR={tmp_path}/run"])
-    folder, hf = demo.load_hf_config("tiny_llama")
-    return demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
+    c = constants_of(*constants, "BATCH_SIZE=2", "NUM_GENERATIONS=2")
+    folder, hf = llama.load_hf_config("tiny_llama")
+    return c, demo.make_cluster(c, folder, hf, llama.load_tokenizer(folder), str(tmp_path / "checkpoints"))
 
 
 def weights_in_memory(kind):
@@ -497,7 +632,7 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
     used = {}
     for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
         before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
-        cluster = make_cluster(tmp_path, *constants)
+        _, cluster = make_cluster(tmp_path, *constants)
         used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
         params = jax.tree.leaves(nnx.state(cluster.actor_trainer.model, nnx.Param))
         weights = sum(x.nbytes for x in params)
@@ -511,9 +646,9 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
 
 def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
     """Old, new and frozen log-probs agree while the weights do; a new temperature compiles nothing."""
-    cluster = make_cluster(tmp_path, "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5", "REFERENCE_OFFLOAD=True")
-    learner = demo.make_learner(cluster)
-    prompts = np.repeat([row["prompts"] for row in short_questions(cluster, 2)], 2)
+    c, cluster = make_cluster(tmp_path, "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5", "REFERENCE_OFFLOAD=True")
+    learner = demo.make_learner(c, cluster, GRADER)
+    prompts = np.repeat([row["prompts"] for row in short_questions(c, cluster, tmp_path, 2)], 2)
     columns = dict(
         answer=np.repeat("1", 4), question=prompts, line=prompts,
         data_source=np.repeat("gsm8k", 4), extra_info=np.repeat("", 4),
@@ -521,7 +656,7 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
     learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = 2
     batches = []
     for temperature in (1.0, 0.25):
-        learner._schedule = lambda step, t=temperature: (demo.BETA, t)
+        learner._schedule = lambda step, t=temperature: (c.BETA, t)
         batches.append(learner._generate_and_compute_advantage(columns | dict(prompts=prompts)))
     assert cluster.rollout._generate._cache_size() == 1
     config, loss_fn, likelihoods = learner.algo_config, cluster.actor_trainer.loss_fn, []
@@ -538,7 +673,7 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
     assert likelihoods[1] > likelihoods[0]  # cold answers are likely ones under the cold policy
 
 
-def short_questions(cluster, count):
-    return demo.make_prompts(cluster.tokenizer._tokenizer, demo.read_questions("tiny_gsm8k", "test")[0], "t")[
-        :count
-    ]
+def short_questions(c, cluster, tmp_path, count):
+    rows, source = demo.read_data(c)[1]
+    tokenizer = cluster.tokenizer._tokenizer
+    return demo.make_prompts(c, rows, source, tokenizer, False, tmp_path / "too_long.csv")[:count]

@@ -3,6 +3,8 @@
 What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, an environment of its own).
 """
 
+import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,9 +20,10 @@ import transformers
 from flax import nnx
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import maxtext_utils, model_creation_utils
+from parts import devices, llama, settings
+from parts.vllm_config import engine_config
+from parts.vllm_weights import check_mapping, engine_mapping
 from tunix.generate.utils import transfer_state_with_mappings
-from tunix.rl.rollout.base_rollout import RolloutConfig
-from vllm_weights import check_mapping, engine_mapping
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -33,36 +36,35 @@ LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def tpu_column():
-    """With halves, and gradients prompt by prompt: more can go wrong than with the defaults."""
-    halves = ["TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5", "TRAIN_MICRO_BATCH_SIZE=1"]
-    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct", *halves])
-    yield
-    demo.configure([])
+# With halves, and gradients prompt by prompt: more can go wrong than with the defaults of the TPU column.
+TPU_COLUMN = ["MODEL=meta-llama/Llama-3.1-8B-Instruct", "TRAINER_DEVICES_FRACTION=0.5",
+              "SAMPLER_DEVICES_FRACTION=0.5", "TRAIN_MICRO_BATCH_SIZE=1"]  # fmt: skip
+
+
+def constants_of(changes):
+    """The constants of TPU_COLUMN, some of them changed; changed ones are not checked here."""
+    return dataclasses.replace(settings.read(demo.Constants, TPU_COLUMN), **changes)
 
 
 # --- devices
 
 
 @pytest.mark.parametrize(
-    ("count", "settings", "trainer", "data", "model"),
+    ("count", "changes", "trainer", "data", "model"),
     [  # v5p-8 has 4 chips, v6e-8 has 8
         (4, {}, range(2), 1, 2),
         (8, {}, range(4), 1, 4),
-        (8, dict(TRAINER_DEVICES_FRACTION=0.25, SAMPLER_DEVICES_FRACTION=0.75, SAMPLER_TENSOR_PARALLEL=2,
-                 SAMPLER_DATA_PARALLEL=-1), range(2), 3, 2),
+        (8, dict(TRAINER_DEVICES_FRACTION=0.25, SAMPLER_DEVICES_FRACTION=0.75, SAMPLER_DATA_PARALLEL=3),
+         range(2), 3, 2),
         (8, dict(TRAINER_DEVICES_FRACTION=1.0, SAMPLER_DEVICES_FRACTION=1.0), range(8), 1, 8),
         (32, dict(TRAINER_TENSOR_PARALLEL=2), range(16), 1, 16),  # 16 chips, 8 key/value heads: repeated
         (1, {}, range(1), 1, 1),
         (8, dict(ROLLOUT_ENGINE="maxtext"), range(8), None, None),
     ],
 )  # fmt: skip
-def test_devices_are_split_between_trainer_and_sampler(monkeypatch, count, settings, trainer, data, model):
-    for name, value in settings.items():
-        monkeypatch.setattr(demo, name, value)
-    devices, mesh = demo.plan_devices(LLAMA_8B, list(range(count)))  # any objects will do
-    assert devices == list(trainer)
+def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, data, model):
+    found, mesh = devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))  # any objects do
+    assert found == list(trainer)
     if data is None:
         assert mesh is None
         return
@@ -71,27 +73,23 @@ def test_devices_are_split_between_trainer_and_sampler(monkeypatch, count, setti
 
 
 @pytest.mark.parametrize(
-    ("count", "settings", "words"),
+    ("count", "changes", "words"),
     [
         (4, dict(TRAINER_DEVICES_FRACTION=0.3), "TRAINER_DEVICES_FRACTION=0.3: of 4 devices that is 1.2"),
         (8, dict(SAMPLER_DEVICES_FRACTION=0.05), "SAMPLER_DEVICES_FRACTION=0.05: of 8 devices that is 0.4"),
         (4, dict(SAMPLER_DEVICES_FRACTION=0.75), "SAMPLER_DEVICES_FRACTION=0.75 add up to more than 1"),
-        (8, dict(TRAINER_FSDP=3), "TRAINER_FSDP=3 and TRAINER_TENSOR_PARALLEL=1: .* 4; set one"),
-        (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=3"),
-        (8, dict(TRAINER_TENSOR_PARALLEL=-1), "TRAINER_FSDP=-1 and TRAINER_TENSOR_PARALLEL=-1"),
-        (8, dict(SAMPLER_TENSOR_PARALLEL=3), "SAMPLER_DATA_PARALLEL=1 and SAMPLER_TENSOR_PARALLEL=3"),
-        (6, dict(NUM_GENERATIONS=9), "SAMPLER_TENSOR_PARALLEL=3: must divide the 32 heads"),
-        (96, dict(NUM_GENERATIONS=48), "SAMPLER_TENSOR_PARALLEL=48: must divide the 32 heads"),
-        (6, dict(SAMPLER_TENSOR_PARALLEL=1, SAMPLER_DATA_PARALLEL=3), "TRAINER_FSDP=3: .* the 8 sequences"),
-        (32, {}, "TRAINER_FSDP=16: must divide the 8 sequences"),
-        (32, dict(TRAINER_FSDP=1, TRAINER_TENSOR_PARALLEL=16), "TRAINER_TENSOR_PARALLEL=16: .* 8 key/value"),
+        (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_TENSOR_PARALLEL=3: must divide the 4 devices"),
+        (32, dict(TRAINER_TENSOR_PARALLEL=16), "TRAINER_TENSOR_PARALLEL=16: .* 8 key/value"),
+        (8, dict(SAMPLER_DATA_PARALLEL=3), "SAMPLER_DATA_PARALLEL=3: must divide the 4 devices"),
+        (6, dict(NUM_GENERATIONS=9), "SAMPLER_DATA_PARALLEL=1: leaves 3 chips .* the 32 heads"),
+        (96, dict(NUM_GENERATIONS=48), "SAMPLER_DATA_PARALLEL=1: leaves 48 chips .* the 32 heads"),
+        (6, dict(SAMPLER_DATA_PARALLEL=3), "BATCH_SIZE=2: the 8 sequences .* among 3 devices"),
+        (32, {}, "BATCH_SIZE=2: the 8 sequences .* among 16 devices"),
     ],
 )
-def test_devices_that_do_not_divide_are_refused_by_name(monkeypatch, count, settings, words):
-    for name, value in settings.items():
-        monkeypatch.setattr(demo, name, value)
-    with pytest.raises(demo.UserError, match=words):
-        demo.plan_devices(LLAMA_8B, list(range(count)))
+def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
+    with pytest.raises(settings.UserError, match=words):
+        devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
 
 
 ON_8_DEVICES = """
@@ -99,16 +97,19 @@ import sys
 import numpy as np
 import grpo_llama3_1_8b_demo as demo
 import jax, jax.numpy as jnp
+from parts import devices, llama, settings
 
-demo.configure(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_FSDP=2", "TRAINER_TENSOR_PARALLEL=-1",
-                "SAMPLER_DATA_PARALLEL=2", "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
-demo.join_hosts()
-assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
-folder, hf = demo.load_hf_config("tiny_llama")
-devices, rollout_mesh = demo.plan_devices(hf, jax.devices())
+c = settings.read(demo.Constants, [
+    "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
+    "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
+with devices.all_hosts(c):
+    assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
+folder, hf = llama.load_hf_config("tiny_llama")
+trainers, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
 golden = np.load(sys.argv[1])
-config = demo.to_maxtext_config(hf, len(golden["tokens"]), 20, 4)
-adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0, devices=devices)
+config = llama.to_maxtext_config(
+    hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=True, ici_tensor_parallelism=2)
+adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=trainers)
 assert (mesh.shape["fsdp"], mesh.shape["tensor"], mesh.size) == (2, 2, 4), mesh
 assert not set(mesh.devices.flatten()) & set(rollout_mesh.devices.flatten())
 assert dict(rollout_mesh.shape) == {"data": 2, "model": 2}, rollout_mesh
@@ -121,7 +122,7 @@ np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=1e-4 * golden[
 
 
 def python(code, *arguments, **environment):
-    path = os.pathsep.join([str(demo.HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(settings.HERE), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True,
@@ -140,10 +141,12 @@ import sys
 import grpo_llama3_1_8b_demo as demo
 import jax
 
-assert not {"vllm", "tpu_inference", "vllm_rollout"} & set(sys.modules)  # TPU packages: only when asked for
+from parts import devices, settings
+
+assert not {"vllm", "tpu_inference", "parts.vllm_rollout"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
-demo.join_hosts()
-print(jax.config.jax_enable_compilation_cache)
+with devices.all_hosts(settings.read(demo.Constants, [])):
+    print(jax.config.jax_enable_compilation_cache)
 """
 
 
@@ -155,9 +158,9 @@ def test_in_a_pathways_environment_pathwaysutils_takes_over():
 
 def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if not installed, wherever this test runs
-    with pytest.raises(demo.UserError, match=r"vllm is not installed.*requirements-tpu.txt"):
-        demo.run(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # wherever this test runs
+    with pytest.raises(settings.UserError, match=r"vllm is not installed.*requirements-tpu.txt"):
+        demo.main(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"])
     assert not list(tmp_path.iterdir())
 
 
@@ -166,8 +169,9 @@ def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_
 
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
-    options = demo.vllm_rollout_config(Path("folder"), mesh)
-    config = RolloutConfig(**demo.generation_config("train"), **options)  # an unknown field: TypeError
+    c = constants_of({})
+    options = engine_config(c, Path("folder"), mesh)
+    config = demo.sampling(c, **options)  # an unknown field: TypeError
     for name, value in options.items():
         assert getattr(config, name) == value
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
@@ -181,7 +185,15 @@ def test_tunix_knows_every_option_that_is_set():
 
 def abstract_actor(hf):
     """The MaxText model under Tunix's adapter, all shapes and no memory."""
-    config = demo.to_maxtext_config(hf, 16, 256, 768)
+    config = llama.to_maxtext_config(
+        hf,
+        rows=16,
+        prompt_tokens=256,
+        new_tokens=768,
+        dtype="bfloat16",
+        scan_layers=True,
+        remat_policy="full",
+    )
     mesh = maxtext_utils.get_mesh_from_config(config)
     with mesh:
         return nnx.eval_shape(
@@ -219,7 +231,6 @@ def transfer(source, target, mapping):
 @pytest.fixture(scope="module")
 def llama_8b():
     """Abstract actor and engine of Llama 3.1 8B; vllm_engine.py compares the JSON file with the engine."""
-    demo.configure(["MODEL=meta-llama/Llama-3.1-8B-Instruct", "ATTENTION=dot_product"])
     shapes = json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
     assert sum(map(np.prod, shapes.values())) == 8_030_261_248
     return abstract_actor(LLAMA_8B), shapes
@@ -266,10 +277,9 @@ def test_a_map_with_a_hole_is_refused(llama_8b, named):
 @pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
-    for setting, value in dict(DTYPE="float32", ATTENTION="dot_product", REMAT_POLICY="none").items():
-        setattr(demo, setting, value)
-    folder, hf = demo.load_hf_config(str(GOLDEN / name))
-    adapter, _ = demo.load_llama(folder, hf, demo.to_maxtext_config(hf, 1, 4, 4), pad_id=0)
+    folder, hf = llama.load_hf_config(str(GOLDEN / name))
+    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
+    adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
     E, H = hf.hidden_size, hf.head_dim
     pad = ((0, 0), (0, 0), (0, 128 - H))

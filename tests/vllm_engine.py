@@ -19,10 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reward_func
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
-from rollout import MaxTextRollout
+from parts import checks, llama, lora, run_log, settings, task_rewards
+from parts.rollout import MaxTextRollout
+from parts.tunix_api import Role
 from test_vllm_path import GOLDEN, LLAMA_8B
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
@@ -33,34 +36,41 @@ TOLERANCE = 1e-4  # of a log-prob: float32, two programs that sum in another ord
 class Session:
     """A cluster with its engine, and the questions it is asked."""
 
-    def __init__(self, run_dir, *settings):
-        demo.configure([*SETTINGS, f"RUN_DIR={run_dir}", *settings])
-        folder, hf = demo.load_hf_config(demo.MODEL)
-        self.tokenizer = demo.load_tokenizer(folder)
-        questions, _ = demo.read_questions("tiny_gsm8k", "test")
-        self.rows = demo.make_prompts(self.tokenizer, questions[:64], "tiny_gsm8k")
-        self.cluster = demo.make_cluster(folder, hf, self.tokenizer)
-        self.config = demo.to_maxtext_config(hf, 64, demo.MAX_PROMPT_LENGTH, demo.TOTAL_GENERATION_STEPS)
+    def __init__(self, folder, *arguments):
+        self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
+        checks.refuse(self.c)
+        self.run = run_log.Run(folder, folder, str(folder / "checkpoints"))
+        model, self.hf = llama.load_hf_config(self.c.MODEL)
+        self.tokenizer = llama.load_tokenizer(model)
+        questions, source = demo.read_data(self.c)[1]
+        too_long = folder / "too_long.csv"
+        self.rows = demo.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
+        self.grader = task_rewards.make_grader("", "", reward_func, self.rows)
+        self.cluster = demo.make_cluster(self.c, model, self.hf, self.tokenizer, self.run.checkpoints)
+        self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
 
-    def ask(self, rollout, sampling):
+    def train(self):
+        return demo.train(self.c, self.cluster, self.grader, self.rows, self.run)
+
+    def ask(self, rollout, sampling=""):
         prompts = [row["prompts"] for row in self.rows]
         seed = jax.random.key(0) if rollout is not self.cluster.rollout else None
-        return rollout.generate(prompts, demo.RolloutConfig(**demo.generation_config(sampling), seed=seed))
+        return rollout.generate(prompts, demo.sampling(self.c, sampling, seed=seed))
 
     def by_rollout_py(self):
         """Greedy answers of the trainer's own model, decoded by rollout.py."""
-        cluster = self.cluster
+        cluster, c = self.cluster, self.c
         rollout = MaxTextRollout(
-            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[demo.rl_cluster_lib.Role.ACTOR],
-            demo.RolloutConfig(**demo.generation_config("greedy")),
-            maxtext_config=self.config, current_step=lambda: 0, seed=0,
-            merge=functools.partial(demo.lora.merge, scale=demo.LORA_ALPHA / (demo.LORA_RANK or 1)),
+            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[Role.ACTOR],
+            demo.sampling(c, "greedy"),
+            maxtext_config=self.config, hf=self.hf, current_step=lambda: 0, seed=0,
+            merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
         return self.ask(rollout, "greedy")
 
     def trainer_logps(self, output):
         """Log-probs of the answers under the trainer's weights; a list of arrays."""
-        T = demo.TOTAL_GENERATION_STEPS
+        T = self.c.TOTAL_GENERATION_STEPS
         completions = np.full((len(output.tokens), T), self.tokenizer.pad_token_id, np.int32)
         for row, tokens in zip(completions, output.tokens):
             row[: len(tokens)] = tokens
@@ -84,9 +94,9 @@ def trained(run_dir):
     """Before and after two steps of GRPO."""
     session = Session(run_dir)
     session.before = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
-    session.samples = [session.ask(session.cluster.rollout, "train") for _ in range(2)]
+    session.samples = [session.ask(session.cluster.rollout) for _ in range(2)]
     session.logps = session.trainer_logps(session.samples[0])
-    session.log = demo.train(session.cluster, session.rows)
+    session.log = session.train()
     session.after = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
     return session
 
@@ -111,7 +121,7 @@ def test_two_steps_of_training_change_what_the_engine_answers(trained):
 
 def test_log_probs_of_the_engine_are_those_of_the_trainer(trained):
     assert largest_difference(trained.samples[0].logprobs, trained.logps) < TOLERANCE
-    new = trained.ask(trained.cluster.rollout, "train")
+    new = trained.ask(trained.cluster.rollout)
     assert largest_difference(new.logprobs, trained.trainer_logps(new)) < TOLERANCE
 
 
@@ -119,7 +129,7 @@ def test_answers_of_a_group_and_of_two_calls_differ(trained):
     first, second = (sample.text for sample in trained.samples)
     assert first != second
     prompts = [trained.rows[0]["prompts"]] * 16
-    group = trained.cluster.rollout.generate(prompts, demo.RolloutConfig(**demo.generation_config("train")))
+    group = trained.cluster.rollout.generate(prompts, demo.sampling(trained.c))
     assert len(set(group.text)) > 1
 
 
@@ -132,7 +142,7 @@ def test_answers_end_with_the_end_of_sequence_token_and_their_text_does_not(trai
 
 def test_a_request_with_a_seed_is_refused(trained):
     with pytest.raises(ValueError, match="seed"):
-        config = demo.RolloutConfig(**demo.generation_config("train"), seed=1)
+        config = demo.sampling(trained.c, seed=1)
         trained.cluster.rollout.generate([trained.rows[0]["prompts"]], config)
 
 
@@ -148,11 +158,11 @@ def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
     session = Session(tmp_path, *settings)
     before = session.ask(session.cluster.rollout, "greedy")
     assert before.text == session.by_rollout_py().text
-    demo.train(session.cluster, session.rows)
+    session.train()
     after = session.ask(session.cluster.rollout, "greedy")
     assert after.text == session.by_rollout_py().text
     assert sum(a != b for a, b in zip(before.text, after.text, strict=True)) >= 5  # of 64
-    sample = session.ask(session.cluster.rollout, "train")
+    sample = session.ask(session.cluster.rollout)
     assert largest_difference(sample.logprobs, session.trainer_logps(sample)) < TOLERANCE
     resumed = Session(tmp_path, *settings)
     assert resumed.cluster.actor_trainer.train_steps == 2
@@ -180,8 +190,8 @@ def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
 
 def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path):
     """Evaluate, train, evaluate, report: weights cross from a mesh of FSDP 2 to one of tensor parallel 2."""
-    code = "import vllm_cpu_shim, grpo_llama3_1_8b_demo as demo; demo.main()"
-    path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(demo.HERE)])
+    code = "import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo; demo.main(sys.argv[1:])"
+    path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
     flags = "--xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, "-c", code, *SETTINGS, "NUM_TEST_QUESTIONS=64", f"RUN_DIR={tmp_path}"],

@@ -1,0 +1,114 @@
+"""Folder 5's house rules, read from the source: who imports whom, and in which order the story is told."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
+SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+PARTS = {
+    f"{path.parent.name}.{path.stem}": path
+    for folder in ("parts", "sandbox")
+    for path in sorted((FOLDER / folder).glob("*.py"))
+    if path.stem != "__init__"
+}
+FILES = SCRIPTS | PARTS
+EXAMPLES = sorted((FOLDER / "examples").glob("*.py"))
+MAIN = "grpo_llama3_1_8b_demo"
+
+
+def tree(path):
+    return ast.parse(path.read_text())
+
+
+def imported(path):
+    """The files of the folder that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}: a relative import"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names & FILES.keys()
+
+
+ARROWS = {name: imported(path) for name, path in FILES.items()}
+
+
+def test_the_rules_see_the_folder():
+    assert {MAIN, "inference", "reward_func", "parts.settings", "sandbox.box"} <= FILES.keys()
+    assert "parts.settings" in ARROWS[MAIN] and "parts.run_log" in ARROWS["parts.report"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_never_imports_a_script(part):
+    assert not ARROWS[part] & SCRIPTS.keys()
+
+
+def test_only_the_fit_check_imports_the_main_script():
+    assert {name for name, arrows in ARROWS.items() if MAIN in arrows} == {"tpu_fit_check"}
+
+
+def test_there_is_no_circle():
+    left = {name: set(arrows) for name, arrows in ARROWS.items()}
+    while free := [name for name, arrows in left.items() if not arrows & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
+@pytest.mark.parametrize("path", [*FILES.values(), *EXAMPLES], ids=lambda path: path.stem)
+def test_no_globals_and_no_path_is_touched(path):
+    """A constant is not changed after it was read, and no file makes itself importable."""
+    for node in ast.walk(tree(path)):
+        assert getattr(node, "id", "") != "globals", (path.name, node.lineno)
+        assert not isinstance(node, ast.Global), (path.name, node.lineno)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) != ("sys", "path"), (path.name, node.lineno)
+
+
+def test_tunix_is_imported_in_one_file_only():
+    """Its next version renames what is used here."""
+    for name, path in FILES.items():
+        for node in ast.walk(tree(path)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+            if any(module.split(".")[0] == "tunix" for module in modules):
+                # vLLM's engine is a class that needs the TPU packages as soon as it is imported
+                assert name in ("parts.tunix_api", "parts.vllm_rollout"), name
+
+
+def test_the_main_script_tells_its_story_in_order():
+    """Sections and calls come in the order in which a run needs them; the constants are the only class."""
+    text = (FOLDER / f"{MAIN}.py").read_text()
+    marks = [line.split(" -")[0] for line in text.splitlines() if line.startswith("# %%")]
+    told = ("Constants", "Prompts", "GRPO", "Sampling and evaluation", "Training", "Main")
+    assert marks == [f"# %% {name}" for name in told]
+    body = tree(FOLDER / f"{MAIN}.py").body
+    assert [node.name for node in body if isinstance(node, ast.ClassDef)] == ["Constants"]
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    order = list(functions)
+    assert order.index("group_advantage") < order.index("grpo_loss") < order.index("evaluate")
+    assert order[-1] == "main"
+    told = [
+        "read", "refuse", "check_versions", "load_hf_config", "load_tokenizer", "read_data", "make_grader",
+        "all_hosts", "plan_devices", "open_run", "make_cluster", "check_disk", "once", "train", "once",
+        "write",
+    ]  # fmt: skip
+    calls = [node for node in ast.walk(functions["main"]) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+    assert [name for name in names if name in told] == told
+
+
+def test_a_function_is_given_its_constants():
+    """An upper-case name in the main script belongs to the module, or to the constants it was handed."""
+    module = tree(FOLDER / f"{MAIN}.py")
+    [constants] = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    fields = {node.target.id for node in constants.body if isinstance(node, ast.AnnAssign)}
+    assert len(fields) > 50
+    for node in ast.walk(module):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            assert node.id not in fields, (node.id, node.lineno)
