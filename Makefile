@@ -5,6 +5,13 @@ PYTHON ?= python3.12
 BIN := .venv/bin
 REQUIREMENTS := requirements.txt
 
+# Before anything is installed: one line, instead of what the shell says of a missing command.
+ifeq ($(wildcard .venv/installed),)
+ifneq ($(shell ($(PYTHON) -c "import sys; print(sys.version_info[:2] == (3, 12))") 2>/dev/null),True)
+$(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make PYTHON=/path/to/python3.12)
+endif
+endif
+
 .PHONY: setup demo test test-slow test-vllm lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed

@@ -71,8 +71,9 @@ def refuse(c: Constants) -> None:
     at_least(c, CHUNK_BYTES=1)
 
 
-if __name__ == "__main__":  # a constant that is wrong is answered here, before ten seconds of imports
-    settings.run(lambda arguments: refuse(settings.read(Constants, arguments)))
+# %% Imports ------------------------------------------------------------------------------------------------
+if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+    settings.refuse_early(Constants, refuse)
 
 import huggingface_hub
 import jax

@@ -120,7 +120,9 @@ class Constants:
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
     ] = pair(laptop="none", tpu="full")  # full: recompute activations in the backward pass, to save memory
-    ATTENTION: str = pair(laptop="dot_product", tpu="flash")  # MaxText's attention kernel
+    ATTENTION: Literal[
+        "dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"
+    ] = pair(laptop="dot_product", tpu="flash")  # MaxText's attention kernel; cudnn_* are for GPUs
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     TRAINER_DEVICES_FRACTION: float = 1.0  # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
     SAMPLER_DEVICES_FRACTION: float = 1.0  # share that generates
@@ -130,8 +132,9 @@ class Constants:
     HBM_UTILIZATION_VLLM: float = 0.35  # share of a sampler chip's memory, what is already there included
 
 
-if __name__ == "__main__":  # a constant that is wrong is answered here, before ten seconds of imports
-    settings.run(lambda arguments: checks.refuse(settings.read(Constants, arguments)))
+# %% Imports ------------------------------------------------------------------------------------------------
+if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+    settings.refuse_early(Constants, checks.refuse)
 
 import health
 import jax
@@ -540,7 +543,14 @@ def make_learner(
 def train(
     c: Constants, cluster: RLCluster, grader, rows: list[dict[str, str]], run: run_log.Run
 ) -> list[dict[str, float]]:
-    """Runs GRPO from the step the cluster has reached to the last.
+    """Runs GRPO from the step the cluster has reached to the last. Tunix's learner runs the loop; one step is
+
+        training_batches     B questions, each asked G times
+        MaxTextRollout       B * G answers from the current policy (or vLLM's)
+        grader.functions     rewards, summed over the functions
+        group_advantage      each answer against its group
+        Cluster              log-probs under the frozen reference and, with NUM_ITERATIONS > 1, the old policy
+        grpo_loss            NUM_ITERATIONS updates by `make_optimizer`
 
     Ctrl-C (or SIGTERM) ends the loop after the step in progress; Tunix then saves a checkpoint.
 

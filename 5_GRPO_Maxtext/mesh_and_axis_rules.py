@@ -82,8 +82,9 @@ def refuse(c: Constants) -> None:
     settings.at_least(c, SEED=0)
 
 
-if __name__ == "__main__":  # a constant that is wrong is answered here, before ten seconds of imports
-    settings.run(lambda arguments: refuse(settings.read(Constants, arguments)))
+# %% Imports ------------------------------------------------------------------------------------------------
+if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+    settings.refuse_early(Constants, refuse)
 
 import jax
 import jax.numpy as jnp

@@ -28,7 +28,7 @@ HOME_OF_FILES = ROOT  # the tests write elsewhere
 
 
 # %% Tables that several runs share ---------------------------------------------------------------------
-# One function a table: the lines that one run adds to it, from the files in the run's folder.
+# One function per table: the lines that one run adds to it, from the files in the run's folder.
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The lines of a CSV file."""
     with open(path, newline="") as file:
@@ -36,7 +36,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def q_learning_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 1's seeds.csv: one line a run."""
+    """Folder 1's seeds.csv: one line per run."""
     constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
     log = read_csv(run / "log.csv")
     last = [float(row["return"]) for row in log if int(row["episode"]) > constants["NUM_EPISODES"] - 1000]
@@ -48,7 +48,7 @@ def q_learning_rows(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def seeds_of_one_run(run: Path) -> Iterator[dict[str, Any]]:
-    """seeds.csv of folders 2 and 3: one line a seed."""
+    """seeds.csv of folders 2 and 3: one line per seed."""
     constants, result = (json.loads((run / f"{name}.json").read_text()) for name in ("constants", "result"))
     for i in range(constants["NUM_SEEDS"]):
         yield {"seed": constants["SEED"] + i} | {
@@ -57,7 +57,7 @@ def seeds_of_one_run(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def mnist_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 4's seeds.csv: one line a seed, all methods side by side."""
+    """Folder 4's seeds.csv: one line per seed, all methods side by side."""
     result = json.loads((run / "result.json").read_text())
     last = {(row["seed"], row["method"]): row for row in read_csv(run / "log.csv")}
     for seed in dict.fromkeys(seed for seed, _ in last):
@@ -69,12 +69,12 @@ def mnist_rows(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def mnist_exercise_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 4's exercises.csv: one line a seed, GRPO only."""
+    """Folder 4's exercises.csv: one line per seed, GRPO only."""
     yield from {row["seed"]: row for row in read_csv(run / "log.csv") if row["method"] == "grpo"}.values()
 
 
 def language_model_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 5's seeds.csv: one line a run."""
+    """Folder 5's seeds.csv: one line per run."""
     result = json.loads((run / "result.json").read_text())
     row = result | {f"{when}_{k}": v for when in ("before", "after") for k, v in result[when].items()}
     yield row | {
@@ -85,7 +85,7 @@ def language_model_rows(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def task_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 5's own_tasks.csv: one line a run, and one for each data_source where it has several."""
+    """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has several."""
     result = json.loads((run / "result.json").read_text())
     before, after = (
         {"all": result[when]} | result[when].get("by_data_source", {}) for when in ("before", "after")

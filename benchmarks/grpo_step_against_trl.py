@@ -1,4 +1,4 @@
-"""Seconds a GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same machine.
+"""Seconds per GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same machine.
 
 Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the same
 four reward functions; the first 10 steps (compilation, warm-up) are left out. `ours_4` accumulates the
@@ -8,7 +8,7 @@ cache. TRL lives in an environment of its own:
     python3 -m venv /tmp/trl && /tmp/trl/bin/pip install torch trl accelerate datasets
     python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=3]
 
-Writes benchmarks/grpo_step_against_trl.csv: one row a run, in the order they ran.
+Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
 """
 
 import csv
@@ -30,7 +30,7 @@ BETAS = (0.08, 0.0)  # with and without the reference model
 
 
 def ours(beta: float, *constants: str) -> dict[str, float]:
-    """Median seconds a step and the first and last rewards of our script."""
+    """Median seconds per step and the first and last rewards of our script."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["NUM_BATCHES=60", "NUM_TEST_QUESTIONS=16", f"BETA={beta}", f"RUN_DIR={folder}/run"]
         arguments += constants
@@ -54,7 +54,7 @@ def trl(peer: str, beta: float) -> dict[str, float]:
 
 
 def report(seconds: dict[str, float]) -> str:
-    """One line: seconds a step, and the ratio to TRL's."""
+    """One line: seconds per step, and the ratio to TRL's."""
     return ", ".join(f"{name} {s:.3f} s ({s / seconds['trl']:.2f} x TRL)" for name, s in seconds.items())
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/grpo_variants.py        # 15 runs one after another, about 40 minutes on 2 cores
 
-The table, the curves and the picture lie in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
+The table, the curves and the picture are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
 `variants.png`. What the constants mean stands in folder 5's README, under "Options of the loss".
 """
 
@@ -28,7 +28,7 @@ SCRIPT = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
 SEEDS = (0, 1, 2)
 WINDOW = 10  # steps of the moving mean in the picture: one step's 128 answers are noisy
 
-# Two updates a batch: at the first one the ratio is 1, and neither clips nor GSPO's ratio make a difference.
+# Two updates per batch: at the first one the ratio is 1, and neither a clip nor GSPO's ratio matters.
 COMMON = "NUM_ITERATIONS=2 LEARNING_RATE=5e-4 NUM_BATCHES=100"
 VARIANTS = {
     "GRPO": "",

@@ -1,4 +1,4 @@
-"""Puts the line links of the READMEs right after a change in a script.
+"""Fixes the line links of the READMEs after a change in a script.
 
 A link like [`td_error = ...`](1_Q_Learning/Q_Learning.py#L207) promises that line 207 holds the text in
 backticks; tests/test_course.py keeps the promise. The text must stand on exactly one line of the file: so a

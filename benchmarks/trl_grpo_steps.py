@@ -13,12 +13,15 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as without folder 5's parts, which switch it off
 
 import datasets
-import reward_func
 import torch
 import transformers
 import trl
+
+import reward_func
+from parts.grading import extract_hash_answer
 
 STEPS, PROMPTS, GENERATIONS, PROMPT_TOKENS, NEW_TOKENS = 60, 16, 8, 28, 28
 
@@ -43,7 +46,7 @@ def main() -> None:
         [
             {
                 "prompt": [{"role": "user", "content": row["question"]}],
-                "answer": reward_func.extract_hash_answer(row["answer"]),
+                "answer": extract_hash_answer(row["answer"]),
             }
             for row in rows
         ]

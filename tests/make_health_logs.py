@@ -18,22 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "golden" / "health"
 sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
 
-# what is spoilt (a function below), and the constants of the run
-CASES = {
-    "healthy": ("", []),
-    "alike": ("", ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
-    "no_signal": ("unreadable_answers", ["BETA=0.0"]),
-    "solved": ("easy_questions", ["NUM_BATCHES=60"]),
-    "never_stops": ("another_end_of_sequence", []),
-    "cut_off": ("", ["TOTAL_GENERATION_STEPS=15"]),
-    "longer": ("pay_for_length", ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
-    "kl": ("", ["LEARNING_RATE=0.01"]),
-    "format_only": ("wrong_answers", ["NUM_BATCHES=30"]),
-    "entropy": ("pay_for_brevity", ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
-    "clipped": ("", ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
-    "gradient": ("", ["MAX_GRAD_NORM=0.01"]),
-    "worse": ("", ["LEARNING_RATE=0.1", "MAX_GRAD_NORM=100.0"]),
-}
+from parts.task_rewards import COURSE_REWARDS
 
 
 def changed_questions(change) -> list[str]:
@@ -44,48 +29,69 @@ def changed_questions(change) -> list[str]:
     return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
 
 
-def wrong_answers(demo) -> list[str]:
+def wrong_answers() -> list[str]:
     """Gold answers that no answer of the model equals, nor comes near."""
     return changed_questions(lambda row: row | {"answer": "#### 100000"})
 
 
-def unreadable_answers(demo) -> list[str]:
+def unreadable_answers() -> list[str]:
     """The same, and rewards that look at nothing else."""
-    for name in ("match_format_exactly", "match_format_approximately", "check_answer"):
-        setattr(demo.reward_func, name, demo.reward_func.check_numbers)
+    import reward_func
+
+    for name in COURSE_REWARDS:
+        setattr(reward_func, name, reward_func.check_numbers)
     return changed_questions(lambda row: row | {"answer": "#### 100000"})
 
 
-def easy_questions(demo) -> list[str]:
+def easy_questions() -> list[str]:
     """One kind of question that the model is good at, over and over."""
     rows = []
     return changed_questions(lambda row: rows.append(row) or row if len(rows) < 16 else None)
 
 
-def another_end_of_sequence(demo) -> list[str]:
+def another_end_of_sequence() -> list[str]:
     """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
     shutil.copytree(ROOT / "5_GRPO_Maxtext" / "tiny_llama", "model")
     path = Path("model/tokenizer_config.json")
-    settings = json.loads(path.read_text())
+    written = json.loads(path.read_text())
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
-    path.write_text(json.dumps(settings | {"eos_token": max(tokens, key=tokens.get)}))
+    path.write_text(json.dumps(written | {"eos_token": max(tokens, key=tokens.get)}))
     return ["MODEL=model"]
 
 
-def pay_for_length(demo, sign: int = 1) -> list[str]:
+def pay_for_length(sign: int = 1) -> list[str]:
     """Rewards that grow with the answer, and look at nothing else."""
+    import reward_func
 
     def length(prompts, completions, **columns):
         return [sign * float(len(completion)) for completion in completions]
 
-    for name in ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers"):
-        setattr(demo.reward_func, name, length)
+    for name in COURSE_REWARDS:
+        setattr(reward_func, name, length)
     return []
 
 
-def pay_for_brevity(demo) -> list[str]:
+def pay_for_brevity() -> list[str]:
     """Rewards that fall with the answer's length."""
-    return pay_for_length(demo, sign=-1)
+    return pay_for_length(sign=-1)
+
+
+# What is spoilt (a function above, which returns constants), and the constants of the run.
+CASES = {
+    "healthy": (None, []),
+    "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
+    "no_signal": (unreadable_answers, ["BETA=0.0"]),
+    "solved": (easy_questions, ["NUM_BATCHES=60"]),
+    "never_stops": (another_end_of_sequence, []),
+    "cut_off": (None, ["TOTAL_GENERATION_STEPS=15"]),
+    "longer": (pay_for_length, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "kl": (None, ["LEARNING_RATE=0.01"]),
+    "format_only": (wrong_answers, ["NUM_BATCHES=30"]),
+    "entropy": (pay_for_brevity, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
+    "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
+    "worse": (None, ["LEARNING_RATE=0.1", "MAX_GRAD_NORM=100.0"]),
+}
 
 
 def run_case(name: str) -> None:
@@ -93,13 +99,12 @@ def run_case(name: str) -> None:
     import grpo_llama3_1_8b_demo as demo
 
     spoil, constants = CASES[name]
-    more = globals()[spoil](demo) if spoil else []
-    demo.quiet()
-    demo.run(["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", "RUN_DIR=run", *more, *constants])
+    more = spoil() if spoil else []
+    demo.main(["NUM_BATCHES=20", "NUM_TEST_QUESTIONS=8", "RUN_DIR=run", *more, *constants])
 
 
 def start(name: str, folder: Path) -> subprocess.CompletedProcess:
-    """Runs one case in a process of its own, in `folder`."""
+    """Runs one case in a process of its own, in `folder`; returns what it printed."""
     code = f"import make_health_logs; make_health_logs.run_case({name!r})"
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, check=True,

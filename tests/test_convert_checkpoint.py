@@ -6,17 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import convert_checkpoint as convert
-import grpo_llama3_1_8b_demo as demo
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 from flax import nnx
 from maxtext.utils import model_creation_utils
-from test_load_llama import tolerance
+from test_load_llama import compiled_quickly, logits_of, tolerance  # noqa: F401  (a fixture of every test here)
+
+import convert_checkpoint as convert
+from parts import llama
+from parts.settings import HERE, UserError
+from parts.tunix_api import CheckpointManager
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an output layer of its own
@@ -25,8 +29,6 @@ LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an out
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    yield
-    demo.configure([])
 
 
 def load_weights(folder):
@@ -55,40 +57,37 @@ def in_bfloat16(name):
     return folder
 
 
-def maxtext_logits(monkeypatch, checkpoint, golden, scan_layers):
+def maxtext_logits(checkpoint, golden, scan_layers):
     """Logits [B, L, V] of MaxText with an Orbax checkpoint, loaded by MaxText's own loader."""
-    demo.configure([f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", f"SCAN_LAYERS={scan_layers}"])
-    _, hf = demo.load_hf_config(str(GOLDEN / LLAMA8B_LAYOUT))
-    settings = dict(load_parameters_path=str(checkpoint), enable_checkpointing=True)
-    original = demo.pyconfig.initialize
-    with monkeypatch.context() as patch:
-        patch.setattr(demo.pyconfig, "initialize", lambda argv, **kw: original(argv, **kw | settings))
-        config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
+    _, hf = llama.load_hf_config(str(GOLDEN / LLAMA8B_LAYOUT))
+    config = llama.to_maxtext_config(
+        hf,
+        rows=len(golden["tokens"]),
+        prompt_tokens=20,
+        new_tokens=4,
+        scan_layers=scan_layers,
+        load_parameters_path=str(checkpoint),
+        enable_checkpointing=True,
+    )
     adapter, mesh = model_creation_utils.from_pretrained(
         config, wrap_with_tunix_adapter=True, tokenizer_pad_id=0
     )
-    with mesh:
-        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
-    return np.asarray(logits)
+    llama.use_rope_scaling(adapter.base, hf)
+    return logits_of(adapter, mesh, golden)
 
 
-def loaded_logits(folder, golden):
-    """Logits [B, L, V] of a Hugging Face folder, loaded by the main script."""
-    folder, hf = demo.load_hf_config(str(folder))
-    config = demo.to_maxtext_config(hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4)
-    adapter, mesh = demo.load_llama(folder, hf, config, pad_id=0)
-    with mesh:
-        logits, _ = adapter(jnp.array(golden["tokens"]), jnp.array(golden["positions"]), None, None)
-    return np.asarray(logits)
+def load(folder, rows=2, **changes):
+    """Adapter and mesh of a Hugging Face folder, loaded as the main script loads it."""
+    folder, hf = llama.load_hf_config(str(folder))
+    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=20, new_tokens=4, **changes)
+    return llama.load_llama(folder, hf, config, pad_id=0)
 
 
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(
-    monkeypatch, tmp_path, scan_layers
-):
+def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(tmp_path, scan_layers):
     golden = np.load(GOLDEN / LLAMA8B_LAYOUT / "logits.npz")
-    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
-    logits = maxtext_logits(monkeypatch, tmp_path / "mt" / "0" / "items", golden, scan_layers)
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
+    logits = maxtext_logits(tmp_path / "mt" / "0" / "items", golden, scan_layers)
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
@@ -96,8 +95,8 @@ def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transfor
 @pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "grouped_kv_heads", "tied_embeddings"])
 def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_layers):
     model = in_bfloat16(name)
-    convert.run([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
-    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
+    convert.main([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
+    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     assert_same_bits(model, "hf")
     assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
 
@@ -105,8 +104,8 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
 def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_only():
     """MaxText stores query weights divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
     model = GOLDEN / LLAMA8B_LAYOUT
-    convert.run([f"SOURCE={model}", "TARGET=mt"])
-    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
+    convert.main([f"SOURCE={model}", "TARGET=mt"])
+    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     before, after = load_weights(model), load_weights("hf")
     for name in before:
         if "q_proj" in name:
@@ -119,10 +118,7 @@ def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_o
 def test_query_weights_keep_all_their_bits_when_the_main_script_loads_bfloat16():
     """In float32 the stored weight is the checkpoint's / sqrt(head_dim), rounded once."""
     model = in_bfloat16(LLAMA8B_LAYOUT)
-    demo.configure([f"MODEL={model}", "SCAN_LAYERS=True"])
-    folder, hf = demo.load_hf_config(str(model))
-    config = demo.to_maxtext_config(hf, rows=2, prompt_tokens=20, new_tokens=4)
-    adapter, _ = demo.load_llama(folder, hf, config, pad_id=0)
+    adapter, _ = load(model, scan_layers=True)
     stored = np.asarray(adapter.base.decoder.layers.self_attention.query.kernel.get_value())
     q_proj = load_weights(model)["model.layers.1.self_attn.q_proj.weight"].astype(np.float64)  # [heads*D, E]
     heads = q_proj.T.reshape(32, 2, 2, 16)  # [E, head, half, D/2]
@@ -133,28 +129,28 @@ def test_query_weights_keep_all_their_bits_when_the_main_script_loads_bfloat16()
 
 def test_large_models_are_split_into_files_with_an_index():
     model = in_bfloat16(LLAMA8B_LAYOUT)
-    convert.run([f"SOURCE={model}", "TARGET=mt"])
-    convert.run(["SOURCE=mt", f"MODEL={model}", "TARGET=hf", "MAX_SHARD_SIZE=9KB"])
+    convert.main([f"SOURCE={model}", "TARGET=mt"])
+    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf", "MAX_SHARD_SIZE=9KB"])
     files = sorted(path.name for path in Path("hf").glob("*.safetensors"))
     index = json.loads(Path("hf/model.safetensors.index.json").read_text())
     assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
     for name, file in index["weight_map"].items():
         assert name in safetensors.numpy.load_file(Path("hf") / file)
     assert_same_bits(model, "hf")
-    convert.run(["SOURCE=hf", "TARGET=again", "CHUNK_BYTES=4096"])  # and such a folder can be read
-    for _, leaf in convert.stored_leaves(convert.find_checkpoint("again")).values():
+    convert.main(["SOURCE=hf", "TARGET=again", "CHUNK_BYTES=4096"])  # and such a folder can be read
+    for _, leaf in convert.stored_leaves(convert.find_checkpoint(Path("again"))).values():
         assert np.prod(leaf.storage.chunk_shape) * 4 <= 4096
     described = json.loads(Path("again/0/_CHECKPOINT_METADATA").read_text())
     assert described["custom_metadata"] == {"scan_layers": True}
-    convert.run(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
+    convert.main(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
     assert_same_bits(model, "hf2")
 
 
 def test_the_type_that_is_asked_for_is_written():
-    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
-    leaves = convert.stored_leaves(convert.find_checkpoint("mt"))
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
+    leaves = convert.stored_leaves(convert.find_checkpoint(Path("mt")))
     assert {str(leaf.dtype) for _, leaf in leaves.values()} == {"bfloat16"}
-    convert.run(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
+    convert.main(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
     assert {str(weight.dtype) for weight in load_weights("hf").values()} == {"float16"}
     assert json.loads(Path("hf/config.json").read_text())["dtype"] == "float16"
 
@@ -174,36 +170,34 @@ def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(m
 
     monkeypatch.setattr(lazy, "__array__", make)
     monkeypatch.setattr(convert.OneAtATime, "_open_and_write", watched)
-    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
     assert made == 12 and waiting == [1] * 12
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
-    """The checkpoint is written by the main script's own cluster, after a change to every weight."""
-    constants = demo.configure([f"SCAN_LAYERS={scan_layers}", "BETA=0.0"])
-    demo.RUN_DIR = "run"
-    demo.open_run_dir(constants)
-    folder, hf = demo.load_hf_config("tiny_llama")
-    cluster = demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
-    trainer = cluster.actor_trainer
-    changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trainer.model, nnx.Param))
-    nnx.update(trainer.model, changed)
+    """The checkpoint is written as Tunix's trainer writes it, after a change to every weight."""
+    trained, mesh = load("tiny_llama", scan_layers=scan_layers)
+    changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trained, nnx.Param))
+    nnx.update(trained, changed)
+    Path("run").mkdir()
+    Path("run/constants.json").write_text(json.dumps({"MODEL": "tiny_llama"}))
+    manager = CheckpointManager(root_directory=str(Path("run/checkpoints/actor").resolve()))
+    optimizer = nnx.Optimizer(trained, optax.adamw(1e-3), wrt=nnx.Param)
     for step in (9, 10):  # the latest is taken: by number, not by name
-        trainer.checkpoint_manager.save(step, trainer.model, trainer.optimizer, force=True)
-    trainer.checkpoint_manager.close()
+        manager.save(step, trained, optimizer, force=True)
+    manager.close()
+    assert Path("run/checkpoints/actor/10/optimizer_state").is_dir()
 
-    convert.run(["SOURCE=run", "TARGET=hf"])
-    assert convert.find_checkpoint("run").parent.name == "10"
+    convert.main(["SOURCE=run", "TARGET=hf"])
+    assert convert.find_checkpoint(Path("run")).parent.name == "10"
     golden = np.load(GOLDEN / "tiny_llama.npz")
-    tokens, positions = jnp.array(golden["tokens"]), jnp.array(golden["positions"])
-    with cluster.r2m[demo.rl_cluster_lib.Role.ACTOR]:
-        trained, _ = trainer.model(tokens, positions, None, None)
-    exported = loaded_logits("hf", golden)
-    np.testing.assert_allclose(exported, trained, rtol=0, atol=1e-4 * golden["logits"].std())
+    exported = logits_of(*load("hf"), golden)
+    atol = 1e-4 * golden["logits"].std()
+    np.testing.assert_allclose(exported, logits_of(trained, mesh, golden), rtol=0, atol=atol)
     assert np.abs(exported - golden["logits"]).max() > 0.1  # and they are not the untrained model's
-    tokenizer = demo.load_tokenizer(Path("hf"))
-    assert tokenizer.encode("Tom has 2 apples") == demo.load_tokenizer(folder).encode("Tom has 2 apples")
+    tokenizer, original = (llama.load_tokenizer(folder) for folder in (Path("hf"), HERE / "tiny_llama"))
+    assert tokenizer.encode("Tom has 2 apples") == original.encode("Tom has 2 apples")
 
 
 FAULTS = {
@@ -212,12 +206,16 @@ FAULTS = {
     "'TARGT=x': no such constant": ["TARGT=x"],
     "TARGET=.: exists already": ["SOURCE=tiny_llama", "TARGET=."],
     "WEIGHT_DTYPE=int8": ["SOURCE=tiny_llama", "TARGET=t", "WEIGHT_DTYPE=int8"],
+    "CHUNK_BYTES=0: use 1 or more": ["SOURCE=tiny_llama", "TARGET=t", "CHUNK_BYTES=0"],
     "SOURCE=nowhere: neither a folder nor": ["SOURCE=nowhere", "TARGET=t"],
     "SOURCE=[^ ]*: .* has no config.json": ["SOURCE=lacking", "TARGET=t"],
     "MODEL is empty and SOURCE=mt": ["SOURCE=mt", "TARGET=t"],
     "MODEL=nobody: neither": ["SOURCE=mt", "TARGET=t", "MODEL=nobody"],
     "MODEL=.*grouped_kv_heads: its weight .* is .*, SOURCE=mt holds": [
         "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / 'grouped_kv_heads'}",
+    ],
+    "MAX_SHARD_SIZE=huge: use a number and a unit": [
+        "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "MAX_SHARD_SIZE=huge",
     ],
     "lacks weight model.layers.1.mlp.up_proj.weight": ["SOURCE=torn", "TARGET=t"],
 }  # fmt: skip
@@ -227,7 +225,7 @@ FAULTS = {
 def faulty(tmp_path_factory):
     """A folder with a MaxText checkpoint `mt`, a model without one weight `torn`, and an empty `lacking`."""
     folder = tmp_path_factory.mktemp("faulty")
-    convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", f"TARGET={folder / 'mt'}"])
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", f"TARGET={folder / 'mt'}"])
     shutil.copytree(GOLDEN / LLAMA8B_LAYOUT, folder / "torn")
     weights = load_weights(folder / "torn")
     weights.pop("model.layers.1.mlp.up_proj.weight")
@@ -240,21 +238,27 @@ def faulty(tmp_path_factory):
 def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, message):
     monkeypatch.chdir(faulty)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(demo.UserError, match=message) as error:
-        convert.run(FAULTS[message])
+    with pytest.raises(UserError, match=message) as error:
+        convert.main(FAULTS[message])
     assert "\n" not in str(error.value) and not Path("t").exists()
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(demo.UserError, match=r"TARGET=mt: 0\.00 GiB are needed, 0\.00 GiB are free"):
-        convert.run([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
+    with pytest.raises(UserError, match=r"TARGET=mt: 0\.00 GiB are needed, 0\.00 GiB are free"):
+        convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
 
 
 def test_the_command_line():
-    script = demo.HERE / "convert_checkpoint.py"
+    script = HERE / "convert_checkpoint.py"
     done = subprocess.run([sys.executable, script, "SOURCE=tiny_llama"], capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "error: TARGET is empty; give it on the command line: TARGET=folder"
-    )
+    assert done.stderr == "error: TARGET is empty; give it on the command line: TARGET=folder\n"
+
+
+def test_orbaxs_own_handlers_stay_as_they_were():
+    lazy = convert.maxtext_converter.LazyTensor
+    before = ocp.type_handlers.get_type_handler(lazy)
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
+    assert ocp.type_handlers.get_type_handler(lazy) is before
+    assert not isinstance(before, convert.OneAtATime)

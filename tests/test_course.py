@@ -284,6 +284,16 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(folders, tmp_pa
 # --- commands
 
 
+def constants_of(script):
+    """Names that a script takes as NAME=value: fields of its dataclass in folder 5, elsewhere any name."""
+    text = script.read_text()
+    if "class Constants:" not in text:
+        return set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
+    if "import grpo_llama3_1_8b_demo as demo" in text:  # takes the main script's constants, too
+        text += (script.parent / "grpo_llama3_1_8b_demo.py").read_text()
+    return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
@@ -297,11 +307,9 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
         if words[:1] == ["make"]:
             assert words[1] in targets, line
         elif words and words[0].endswith("python") and words[1].endswith(".py"):
-            text = (ROOT / words[1]).read_text()
-            if "import grpo_llama3_1_8b_demo as demo" in text:  # takes the main script's constants, too
-                text += (ROOT / "5_GRPO_Maxtext" / "grpo_llama3_1_8b_demo.py").read_text()
+            names = constants_of(ROOT / words[1])
             for name in re.findall(r"(?<!\S)([A-Z][A-Z0-9_]*)=", line):
-                assert re.search(rf"\b{name}\b", text), line
+                assert name in names, line
 
 
 # --- make figures
@@ -340,6 +348,7 @@ def test_a_commands_script_exists_and_names_what_it_writes(job):
         return
     assert program == "python"
     text = (ROOT / script).read_text()
+    text += "".join(path.read_text() for path in (ROOT / script).parent.glob("parts/*.py"))
     for name in job.files:
         assert name in text or job.writes_itself or job.rows, name
 

@@ -1,14 +1,30 @@
 """Bad input: one clear line that names the constant, the value and the remedy; exit code 2; nothing lost."""
 
+import dataclasses
+import importlib.metadata
+import inspect
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
+import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
+from short_runs import SCRIPT, SHORT, compiled_quickly
+from tunix.rl import common
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import llama, questions, run_log, settings, task_rewards, versions
+from parts.settings import HERE, UserError
 
 GOOD_ROW = {
     "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
@@ -28,41 +44,313 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with compiled_quickly():
+        yield
+
+
+def read(*arguments):
+    return settings.read(demo.Constants, arguments)
+
+
+# %% Constants
+
+
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
         ("NUM_BATCH=3", ["NUM_BATCH=3", "NUM_BATCHES"]),
         ("LERNING_RATE=1e-3", ["LEARNING_RATE"]),
-        ("--help", ["NAME=value"]),
+        ("help", ["NAME=value"]),
+        ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
         ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "int"]),
         ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "int"]),
         ("NUM_BATCHES=[", ["NUM_BATCHES=[", "int"]),
         ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "float"]),
         ("BETA=yes", ["BETA=yes", "float"]),
-        ("SCAN_LAYERS=1", ["SCAN_LAYERS=1", "bool"]),
+        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "bool"]),
         ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "2 or more"]),
         ("TEMPERATURE=0", ["TEMPERATURE=0.0", "above 0"]),
         ("TOP_P=1.5", ["TOP_P=1.5"]),
         ("TOP_K=0", ["TOP_K=0", "-1"]),
         ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
         ("LEARNING_RATE=-1.0", ["LEARNING_RATE=-1.0"]),
-        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild", "greedy, standard, liberal"]),
+        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: use one of greedy, standard, liberal"]),
         ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
         ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
         ("WARMUP_FRACTION=2.0", ["WARMUP_FRACTION=2.0", "at most 1"]),
-        ("DTYPE=float7", ["DTYPE=float7", "MaxText refuses"]),
+        ("DTYPE=float7", ["DTYPE=float7: use one of float32, bfloat16"]),
         ("REMAT_POLICY=some", ["REMAT_POLICY=some", "minimal"]),
         ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
         ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
     ],
 )
 def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(demo.UserError) as error:
-        demo.run([argument])
+    with pytest.raises(UserError) as error:
+        demo.main([argument])
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+def test_what_maxtext_refuses_is_one_line():
+    _, hf = llama.load_hf_config("tiny_llama")
+    with pytest.raises(
+        UserError, match=r"^DTYPE=float7, .*MaxText refuses one of these \(.*\); see its base.yml$"
+    ):
+        llama.to_maxtext_config(hf, rows=1, prompt_tokens=1, new_tokens=1, dtype="float7")
+
+
+def test_a_flag_may_be_written_as_a_number():
+    assert read("SCAN_LAYERS=1").SCAN_LAYERS is read("SCAN_LAYERS=True").SCAN_LAYERS is True
+
+
+def test_help_shows_every_constant_with_its_value_and_its_remark(capsys):
+    with pytest.raises(SystemExit) as done:
+        demo.main(["NUM_BATCHES=3", "--help"])
+    assert not done.value.code
+    said = capsys.readouterr().out
+    remarks, first, comment = {}, None, ""  # the remark of a line of code, that is, of its last comment
+    for token in tokenize.generate_tokens(iter(inspect.getsource(demo.Constants).splitlines(True)).__next__):
+        if token.type == tokenize.NAME:
+            first = first or token.string
+        elif token.type == tokenize.COMMENT:
+            comment = token.string.removeprefix("# ")
+        elif token.type == tokenize.NEWLINE:
+            remarks[first], first = comment, None
+    fields = dataclasses.fields(demo.Constants)
+    assert len(fields) > 60
+    for field in fields:
+        values = [repr(value) for value in field.metadata.values()] or [repr(field.default)]
+        shown, remark = re.search(rf"^{field.name} = (.*)\n    (.*)$", said, re.M).groups()
+        assert all(value in shown for value in values), field.name
+        assert remark == remarks[field.name] and remark, field.name
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "words"),
+    [
+        ("NUM_BATCH=3", 2, "error: 'NUM_BATCH=3': no such constant"),
+        ("NUM_GENERATIONS=1", 2, "error: NUM_GENERATIONS=1: use 2 or more"),
+        ("EVAL_CONFIG=wild", 2, "error: EVAL_CONFIG=wild: use one of"),
+        ("REWARDS=mark_reward,match_format_exactly", 2, "error: REWARDS="),
+        ("RUN_DIR=gs://bucket/run", 2, "error: RUN_DIR="),
+        ("--help", 0, ""),
+    ],
+)
+def test_the_command_line_answers_with_one_line_and_before_the_imports(argument, code, words):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", SCRIPT, argument], capture_output=True, text=True
+    )
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == code and len(said) == (code != 0)
+    assert not said or said[0].startswith(words)
+    assert "parts.checks" in imported
+    heavy = {
+        "jax",
+        "numpy",
+        "flax",
+        "maxtext",
+        "tunix",
+        "transformers",
+        "grain",
+        "scipy",
+        "matplotlib",
+        "tensorflow",
+    }
+    assert not imported & heavy
+    assert not Path("runs").exists()
+
+
+# %% Stopping, and going on
+
+
+def run_script(monkeypatch, main, *arguments):
+    """`settings.run` as of a script whose name has a space in it; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["my scripts/grpo.py", *arguments])
+    with pytest.raises(SystemExit) as done:
+        settings.run(main)
+    return done.value.code
+
+
+def raising(error):
+    def main(arguments):
+        raise error
+
+    return main
+
+
+def test_ctrl_c_before_there_is_a_run_names_no_folder(monkeypatch, capsys):
+    assert run_script(monkeypatch, raising(KeyboardInterrupt()), "SEED=1", "RUN_DIR=mine") == 130
+    err = capsys.readouterr().err
+    assert "no run was begun" in err and "RUN_DIR" not in err and "python" not in err
+
+
+def test_ctrl_c_in_a_run_prints_a_command_that_a_shell_understands(monkeypatch, capsys):
+    arguments = ["DATASET=my files/a.jsonl", "RUN_DIR=", "TEMPLATE={question} 'now'"]
+    assert run_script(monkeypatch, raising(settings.Stopped(Path("my runs/one"))), *arguments) == 130
+    command = capsys.readouterr().err.splitlines()[-1].removeprefix("stopped. To go on: ")
+    assert shlex.split(command) == [
+        "python",
+        "my scripts/grpo.py",
+        arguments[0],
+        arguments[2],
+        "RUN_DIR=my runs/one",
+    ]
+
+
+def test_an_error_of_the_user_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    assert run_script(monkeypatch, raising(UserError("SEED=-1: use 0 or more"))) == 2
+    assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
+
+
+@pytest.mark.parametrize("where", ["read_data", "make_prompts"])
+def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
+    """Before the folder of the run is made, and after: then it is named, though RUN_DIR was not given."""
+
+    def interrupt(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, where, interrupt)
+    assert run_script(monkeypatch, demo.main, "TEMPLATE={question} now") == 130
+    err = capsys.readouterr().err
+    folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))
+    if where == "read_data":
+        assert "RUN_DIR" not in err and not folders
+    else:
+        command = ["python", "my scripts/grpo.py", "TEMPLATE={question} now", f"RUN_DIR={folders[0]}"]
+        assert shlex.split(err.splitlines()[-1].removeprefix("stopped. To go on: ")) == command
+
+
+def begin(*arguments):
+    """Opens the run's folder as `main` does."""
+    with run_log.open_run(read(*arguments)) as run:
+        return run
+
+
+def test_other_constants_than_the_run_in_run_dir_are_refused():
+    begin("RUN_DIR=run", "NUM_BATCHES=5")
+    with pytest.raises(UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
+        begin("RUN_DIR=run", "NUM_BATCHES=6")
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [
+        ("MASK_OVERLONG", "False", "True"),
+        ("BATCH_SIZE", "16", "2"),
+        ("LOSS_AGG_MODE", "seq-mean-token-mean", "token-mean"),
+    ],
+)
+def test_a_constant_that_is_newer_than_the_run_had_its_default(name, default, other):
+    begin("RUN_DIR=run")
+    path = Path("run/constants.json")
+    saved = json.loads(path.read_text())
+    assert str(saved.pop(name)) == default
+    path.write_text(json.dumps(saved | {"NUM_EPOCHS": 1}))  # and one that is no more
+    begin("RUN_DIR=run")
+    begin("RUN_DIR=run", f"{name}={default}")
+    with pytest.raises(UserError, match=rf"{name}={other}: .*was started with {default};"):
+        begin("RUN_DIR=run", f"{name}={other}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sequence-mean-token-mean", "seq-mean-token-mean"),
+        ("sequence-mean-token-sum-norm", "seq-mean-token-sum"),
+        ("sequence-mean-token-scale", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_an_aggregation_of_an_older_run_is_known_under_its_new_name(old, new):
+    begin("RUN_DIR=run", f"LOSS_AGG_MODE={new}")
+    path = Path("run/constants.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"LOSS_AGG_MODE": old}))
+    begin("RUN_DIR=run", f"LOSS_AGG_MODE={new}")
+    with pytest.raises(UserError, match=rf"LOSS_AGG_MODE=token-mean: .*was started with {new};"):
+        begin("RUN_DIR=run", "LOSS_AGG_MODE=token-mean")
+
+
+def test_a_run_dir_that_cannot_be_made_is_named():
+    Path("taken").write_text("a file")
+    with pytest.raises(UserError, match="RUN_DIR=taken/run: "):
+        begin("RUN_DIR=taken/run")
+
+
+# %% Versions
+
+
+def other_version(monkeypatch, package):
+    original = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.9" if name == package else original(name)
+    )
+
+
+@pytest.mark.parametrize("package", versions.VERSIONS)
+def test_another_version_is_refused_at_every_start(monkeypatch, package):
+    versions.check_versions()
+    other_version(monkeypatch, package)
+    with pytest.raises(
+        UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={versions.VERSIONS[package]}$"
+    ):
+        demo.main([])
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-tpu.txt"])
+def test_the_versions_are_the_pinned_ones(name):
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (HERE.parent / name).read_text(), re.M))
+    assert {package: pins[package] for package in versions.VERSIONS} == versions.VERSIONS
+
+
+class Library:
+    """Of which another version may call things by another name."""
+
+    def helper(self):
+        return "theirs"
+
+    def unused(self): ...
+
+    def caller(self):
+        return next(self.helper() for _ in range(1))
+
+
+def test_a_name_that_is_no_longer_looked_up_is_refused():
+    versions.require(Library, "helper", Library.caller)
+    for name in ("unused", "gone"):  # there, but not called; not even there
+        with pytest.raises(
+            UserError, match=rf"^Library.{name}: not what .*caller calls; reinstall .*tunix==0.1.7"
+        ):
+            versions.require(Library, name, Library.caller)
+        with (
+            pytest.raises(UserError, match=f"Library.{name}"),
+            versions.patched(Library, name, None, Library.caller),
+        ):
+            pass
+    assert not hasattr(Library, "gone") and Library.unused is not None
+
+
+def test_a_patch_holds_for_its_block_alone():
+    original = Library.helper
+    with versions.patched(Library, "helper", lambda self: "ours", Library.caller):
+        assert Library().caller() == "ours"
+    with (
+        pytest.raises(ZeroDivisionError),
+        versions.patched(Library, "helper", lambda self: 1 / 0, Library.caller),
+    ):
+        Library().caller()
+    assert Library.helper is original and Library().caller() == "theirs"
+
+
+# %% Data and model
 
 
 @pytest.mark.parametrize(
@@ -78,50 +366,60 @@ def test_a_bad_constant_is_named_with_its_remedy(argument, words):
 )
 def test_bad_data_is_named_with_file_and_row(text, words):
     Path("mine.jsonl").write_text(text)
-    with pytest.raises(demo.UserError) as error:
-        demo.run(["DATASET=mine.jsonl", "TEST_DATASET=tiny_gsm8k"])
+    with pytest.raises(UserError) as error:
+        demo.main(["DATASET=mine.jsonl", "TEST_DATASET=tiny_gsm8k"])
     for word in ["mine.jsonl", *words]:
         assert word in str(error.value)
 
 
 def test_training_and_testing_on_one_file_is_refused():
     Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
-    with pytest.raises(demo.UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
-        demo.run(["DATASET=mine.jsonl"])
+    with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
+        demo.main(["DATASET=mine.jsonl"])
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
 def test_a_model_folder_with_a_part_missing(lost):
-    folder = shutil.copytree(demo.HERE / "tiny_llama", "model")
+    folder = shutil.copytree(HERE / "tiny_llama", "model")
     (Path(folder) / lost).unlink()
-    with pytest.raises(demo.UserError, match=r"MODEL=model: .*" + lost.replace("model.", "")):
-        demo.run(["MODEL=model"])
-
-
-def test_the_command_line_shows_one_line_and_exit_code_2():
-    script = demo.HERE / "grpo_llama3_1_8b_demo.py"
-    done = subprocess.run([sys.executable, script, "NUM_BATCH=3"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: 'NUM_BATCH=3': no such constant")
-    assert "Traceback" not in done.stderr
-    assert not Path("runs").exists()
+    with pytest.raises(UserError, match=r"MODEL=model: .*" + lost.replace("model.", "")):
+        demo.main(["MODEL=model"])
 
 
 def test_long_questions_are_left_out_counted_and_named(capsys):
-    demo.configure(["MAX_PROMPT_LENGTH=24"])
-    demo.RUN_DIR = "."
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    questions, source = demo.read_questions("tiny_gsm8k", "test")
-    kept = demo.make_prompts(tokenizer, questions, source)
-    lengths = [len(tokenizer.encode(demo.to_prompt(tokenizer, q["question"]))) for q in questions]
+    c = read("MAX_PROMPT_LENGTH=24")
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    rows, source = demo.read_data(c)[1]
+    kept = demo.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
+    texts = [
+        questions.to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
+        for row in rows
+    ]
+    lengths = [len(tokenizer.encode(text)) for text in texts]
     too_long = [i for i, n in enumerate(lengths, start=1) if n > 24]
-    assert 0 < len(too_long) == len(questions) - len(kept)
+    assert 0 < len(too_long) == len(rows) - len(kept)
     said = capsys.readouterr().out
     assert (
         f"{len(too_long)} of 512 questions" in said
         and f"row {too_long[0]} ({lengths[too_long[0] - 1]} tokens)" in said
     )
     assert len(Path("too_long.csv").read_text().splitlines()) == len(too_long)
+
+
+# %% Rewards and updates that are not numbers
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory):
+    """What `main` hands to `train`: constants, cluster, rows, run."""
+    folder = tmp_path_factory.mktemp("learning")
+    c = read(*SHORT, f"RUN_DIR={folder}/run")
+    with run_log.open_run(c) as run:
+        model, hf = llama.load_hf_config(c.MODEL)
+        tokenizer = llama.load_tokenizer(model)
+        rows, source = demo.read_data(c)[0]
+        rows = demo.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
+        return c, demo.make_cluster(c, model, hf, tokenizer, run.checkpoints), rows, run
 
 
 def raises(prompts, completions, **columns):
@@ -139,24 +437,54 @@ def not_a_number(prompts, completions, **columns):
 @pytest.mark.parametrize(
     ("reward_fn", "words"),
     [
-        (raises, ["raises", "ZeroDivisionError"]),
-        (wrong_length, ["wrong_length", "(1,)", "4 completions"]),
-        (not_a_number, ["not_a_number", "nan", "finite"]),
+        (raises, ["check_answer", "raised ZeroDivisionError", "by zero"]),
+        (wrong_length, ["check_answer", "shape (1,)", "16 completions"]),
+        (not_a_number, ["check_answer", "nan", "finite"]),
     ],
 )
-def test_a_faulty_reward_function_stops_the_run_and_is_named(monkeypatch, reward_fn, words):
-    monkeypatch.setattr(demo.reward_func, "check_answer", reward_fn)
-    with pytest.raises(demo.UserError) as error:
-        demo.run(SMALL)
+def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
+    c, cluster, rows, run = learning
+    monkeypatch.setattr(reward_func, "check_answer", reward_fn)
+    grader = task_rewards.make_grader("", "", reward_func, rows)
+    with pytest.raises(UserError) as error:
+        demo.train(c, cluster, grader, rows, run)
+    assert cluster.actor_trainer.train_steps == 0
     for word in words:
         assert word in str(error.value)
 
 
+def test_log_probs_of_the_rollout_follow_the_temperature_of_the_step(learning):
+    """TEMPERATURE_END: the one at which the engine was built holds for the first step only."""
+    c, cluster, rows, _ = learning
+    rollout, seed = cluster.rollout, jax.random.key(0)
+    output = rollout.generate([row["prompts"] for row in rows[:16]], demo.sampling(c, seed=seed))
+    completions = np.full((16, c.TOTAL_GENERATION_STEPS), rollout.pad_id(), np.int32)
+    for row, tokens in zip(completions, output.tokens):
+        row[: len(tokens)] = tokens
+    batch = jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
+    generated = completions != rollout.pad_id()
+    graphdef, state = nnx.split(rollout.model())
+    seen = []
+    try:
+        for temperature in (c.TEMPERATURE, 0.5, 0.25):
+            cluster.set_temperature(temperature)
+            with rollout._mesh:
+                seen.append(np.asarray(rollout.get_per_token_logps(*batch))[generated])
+                expected = common.compute_per_token_logps(
+                    graphdef, state, *batch, rollout.pad_id(), rollout.eos_id(), temperature=temperature
+                )
+            # two programs sum float32 in another order, and divide by the temperature afterwards
+            np.testing.assert_allclose(seen[-1], np.asarray(expected)[generated], atol=2e-4 / temperature)
+    finally:
+        cluster.set_temperature(c.TEMPERATURE)
+    assert np.abs(seen[0] - seen[1]).max() > 0.1 and np.abs(seen[1] - seen[2]).max() > 0.1
+
+
 def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
     """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
-    with pytest.raises(demo.UserError, match=r"the gradient norm of update 2 is nan.*LEARNING_RATE"):
-        demo.run(
-            [*SMALL, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "RUN_DIR=run"]
+    with pytest.raises(UserError, match=r"the gradient norm of update 2 is nan.*LEARNING_RATE"):
+        demo.main(
+            [*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "RUN_DIR=run"]
         )
     saved = sorted(int(p.name) for p in Path("run/checkpoints/actor").iterdir())
     assert saved
@@ -167,9 +495,6 @@ def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_check
 
 def load_weights(run_dir, step):
     """Weights and optimizer state of a checkpoint, as numpy arrays by name."""
-    import jax
-    import orbax.checkpoint as ocp
-
     folder = Path(run_dir).resolve() / "checkpoints" / "actor" / str(step)
     arrays = {}
     for item in ("model_params", "optimizer_state"):
@@ -181,17 +506,7 @@ def load_weights(run_dir, step):
     return arrays
 
 
-def test_other_constants_than_the_run_in_run_dir_are_refused():
-    demo.configure([])
-    demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=5"]))
-    with pytest.raises(demo.UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
-        demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=6"]))
-
-
-def test_a_run_dir_that_cannot_be_made_is_named():
-    Path("taken").write_text("a file")
-    with pytest.raises(demo.UserError, match="RUN_DIR=taken/run: "):
-        demo.open_run_dir(demo.configure(["RUN_DIR=taken/run"]))
+# %% A full disk
 
 
 @pytest.fixture
@@ -208,30 +523,30 @@ def small_disk(tmp_path):
 
 def test_a_disk_too_full_for_the_log_ends_the_training(small_disk):
     # tensorboardX's own SummaryWriter would wait for ever, once its thread has died of the full disk
-    with pytest.raises(OSError, match="No space left"), demo.tensorboard_log(small_disk / "tensorboard"):
-        (small_disk / "ballast").write_bytes(bytes(demo.shutil.disk_usage(small_disk).free))
+    with pytest.raises(OSError, match="No space left"), run_log.tensorboard_log(small_disk / "tensorboard"):
+        (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
         for step in range(10_000):
-            demo.jax.monitoring.record_scalar("actor/train/loss", 0.5, step=step)
+            jax.monitoring.record_scalar("actor/train/loss", 0.5, step=step)
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(small_disk):
     (small_disk / "ballast").write_bytes(bytes(12_000_000))
-    with pytest.raises(demo.UserError, match=r"MAX_TO_KEEP=4: the checkpoints need 0.02 GiB"):
-        demo.run([*SMALL, f"RUN_DIR={small_disk}/run"])
+    with pytest.raises(UserError, match=r"MAX_TO_KEEP=4: 0.02 GiB are needed"):
+        demo.main([*SHORT, f"RUN_DIR={small_disk}/run"])
 
 
 def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch):
     original = demo.training_batches
 
-    def filling(rows, start_step):  # somebody else fills the disk while the run is under way
-        (small_disk / "ballast").write_bytes(bytes(demo.shutil.disk_usage(small_disk).free - 2_000_000))
-        return original(rows, start_step)
+    def filling(c, rows, start_step):  # somebody else fills the disk while the run is under way
+        (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2_000_000))
+        return original(c, rows, start_step)
 
-    arguments = [*SMALL, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=2", f"RUN_DIR={small_disk}/run"]
+    arguments = [*SHORT, f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
         patch.setattr(demo, "training_batches", filling)
-        with pytest.raises(demo.UserError, match="the disk is full"):
-            demo.run(arguments)
+        with pytest.raises(UserError, match="the disk is full"):
+            demo.main(arguments)
     (small_disk / "ballast").unlink()
-    demo.run(arguments)  # the same command goes on
-    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
+    demo.main(arguments)  # the same command goes on
+    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 12

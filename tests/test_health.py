@@ -6,10 +6,11 @@ import shutil
 import subprocess
 import sys
 
-import grpo_llama3_1_8b_demo as demo
 import health
 import make_health_logs
 import pytest
+from parts.log_csv import read_log
+from parts.settings import HERE
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn
     "alike": ["sampling is too narrow", "TEMPERATURE=0.05"],
@@ -27,9 +28,19 @@ SHOWN = {  # what the line has to say: the cause, and the constants to turn
 }
 
 
+@pytest.fixture(scope="module")
+def main_scripts_constants():
+    """Their names, as `--help` lists them: without the imports of the main script."""
+    command = [sys.executable, HERE / "grpo_llama3_1_8b_demo.py", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.M))
+    assert {"MODEL", "BATCH_SIZE", "LEARNING_RATE"} < names
+    return names
+
+
 def log(name):
     folder = make_health_logs.FOLDER
-    rows = health.read_log(folder / f"{name}.csv")
+    rows = read_log(folder / f"{name}.csv")
     constants = json.loads((folder / f"{name}.json").read_text())
     assert len(rows) == constants["NUM_BATCHES"]
     return rows, constants
@@ -41,7 +52,7 @@ def kinds(rows, constants):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
+def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name, main_scripts_constants):
     rows, constants = log(name)
     lines = [found[name] for found in kinds(rows, constants) if name in found]
     assert lines, f"no such line in {name}.csv"
@@ -49,9 +60,9 @@ def test_a_spoilt_run_is_named_with_its_cause_and_the_constant_to_turn(name):
         assert words in lines[-1]
     assert "\n" not in lines[-1]
     for constant, value in re.findall(r"\b([A-Z][A-Z_0-9]+)=([^\s,;)]+)", lines[-1]):
-        assert str(constants[constant]) == value and constant in demo.DEFAULTS
+        assert str(constants[constant]) == value and constant in main_scripts_constants
     for constant in re.findall(r"\b[A-Z]+_[A-Z_]+\b|\bTEMPLATE\b", lines[-1]):
-        assert constant in demo.DEFAULTS
+        assert constant in main_scripts_constants
 
 
 def test_a_norm_that_is_not_limited_is_not_judged():
@@ -61,7 +72,7 @@ def test_a_norm_that_is_not_limited_is_not_judged():
 
 
 def test_every_kind_of_line_is_provoked():
-    text = (demo.HERE / "health.py").read_text()
+    text = (HERE / "health.py").read_text()
     assert (
         set(re.findall(r'found\["(\w+)"\]', text)) == set(SHOWN) == set(make_health_logs.CASES) - {"healthy"}
     )
@@ -71,7 +82,7 @@ def test_healthy_runs_are_left_in_peace():
     """The default run's first steps; and all 200 of the committed one, which is older than some columns."""
     rows, constants = log("healthy")
     assert list(health.history(rows, constants)) == []
-    rows = health.read_log(demo.HERE / "assets" / "train_log.csv")
+    rows = read_log(HERE / "assets" / "train_log.csv")
     assert len(rows) == 200 and list(health.history(rows, constants)) == []
 
 
@@ -112,11 +123,17 @@ def test_the_command_reads_a_runs_folder(tmp_path):
     rows, constants = log("kl")
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
-    script = demo.HERE / "health.py"
+    script = HERE / "health.py"
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
     assert done.stdout.splitlines() == list(health.history(rows, constants)) and done.returncode == 0
-    done = subprocess.run([sys.executable, script, tmp_path / "nothing"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: give the folder of a run")
+    for arguments in ([tmp_path / "nothing"], []):
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("error: give the folder of a run")
+
+
+def test_the_command_does_not_import_jax(tmp_path):
+    code = "import health, sys; assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_the_main_script_tells_its_story_in_order():
     """Sections and calls come in the order in which a run needs them; the constants are the only class."""
     text = (FOLDER / f"{MAIN}.py").read_text()
     marks = [line.split(" -")[0] for line in text.splitlines() if line.startswith("# %%")]
-    told = ("Constants", "Prompts", "GRPO", "Sampling and evaluation", "Training", "Main")
+    told = ("Constants", "Imports", "Prompts", "GRPO", "Sampling and evaluation", "Training", "Main")
     assert marks == [f"# %% {name}" for name in told]
     body = tree(FOLDER / f"{MAIN}.py").body
     assert [node.name for node in body if isinstance(node, ast.ClassDef)] == ["Constants"]

@@ -2,12 +2,19 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from test_load_llama import compiled_quickly  # noqa: F401  (a fixture of every test here, too)
+
 import grpo_llama3_1_8b_demo as demo
 import inference
-import pytest
+import reward_func
+from parts import llama, run_log, settings, task_rewards
+from parts.grading import extract_answer, grade
+from parts.settings import HERE, UserError
 
 RUN = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0",
        "LEARNING_RATE=3e-3", "BETA=0.0"]  # fmt: skip
@@ -16,36 +23,43 @@ RUN = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "SAVE_INTERVAL_STEP
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    yield
-    demo.configure([])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, compiled_quickly):  # noqa: F811
     """A run of two steps, its questions, and its own rollout engine's greedy answers, before and after."""
     run_dir = tmp_path_factory.mktemp("inference") / "run"
-    demo.open_run_dir(demo.configure([*RUN, f"RUN_DIR={run_dir}"]))
-    folder, hf = demo.load_hf_config("tiny_llama")
-    tokenizer = demo.load_tokenizer(folder)
-    rows = demo.make_prompts(tokenizer, demo.read_questions("tiny_gsm8k", "test")[0][:16], "test")
-    cluster = demo.make_cluster(folder, hf, tokenizer)
-    config = demo.RolloutConfig(**demo.generation_config("greedy"))
-    before = cluster.rollout.generate([row["prompts"] for row in rows], config).text
-    demo.train(cluster, rows)
-    after = cluster.rollout.generate([row["prompts"] for row in rows], config).text
+    c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={run_dir}"])
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    _, (test_questions, source) = demo.read_data(c)
+    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, test_questions)
+    with run_log.open_run(c) as run:
+        rows = demo.make_prompts(c, test_questions[:16], source, tokenizer, False, run_dir / "too_long.csv")
+        cluster = demo.make_cluster(c, folder, hf, tokenizer, run.checkpoints)
+        prompts, greedy = [row["prompts"] for row in rows], demo.sampling(c, "greedy")
+        before = cluster.rollout.generate(prompts, greedy).text
+        demo.train(c, cluster, grader, rows, run)
+        after = cluster.rollout.generate(prompts, greedy).text
     changed = [i for i in range(16) if before[i] != after[i]]
     assert changed  # or the tests below would show nothing
     return run_dir, rows, before, after, changed[0]
+
+
+@pytest.fixture
+def course():
+    """The four rewards of the course, as where no row has a data_source."""
+    return inference.make_grader(inference.Constants(**settings.defaults(inference.Constants, "laptop")), [])
 
 
 def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkeypatch):
     run_dir, rows, _, after, i = trained
     pieces = []
     monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
-    inference.run([f"CHECKPOINT={run_dir}", *rows[i]["question"].split()])  # quotation marks forgotten
+    inference.main([f"CHECKPOINT={run_dir}", *rows[i]["question"].split()])  # quotation marks forgotten
     assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/actor/2, trained from tiny_llama"
     assert "".join(pieces[1:]) == after[i]
-    tokens = len(demo.load_tokenizer(demo.HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
+    tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
 
 
@@ -54,15 +68,15 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     lines = [{"question": r["question"], "answer": f"so it is\n#### {r['answer']}", "id": i}
              for i, r in enumerate(rows)]  # fmt: skip
     Path("in.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
-    inference.run([f"CHECKPOINT={run_dir}/2", "INPUT=in.jsonl", "COMPARE=True"])
+    inference.main([f"CHECKPOINT={run_dir}/2", "INPUT=in.jsonl", "COMPARE=True"])
     written = [json.loads(line) for line in Path("in.answers.jsonl").read_text().splitlines()]
     assert [row["before"] for row in written] == before
     assert [row["completion"] for row in written] == after
-    right = [demo.reward_func.grade(text, row["answer"]) for text, row in zip(after, rows)]
+    right = [grade(text, row["answer"]) for text, row in zip(after, rows)]
     assert [row["correct"] for row in written] == right
     assert [{key: row[key] for key in line} for row, line in zip(written, lines)] == lines
     said = capsys.readouterr().out
-    was = sum(demo.reward_func.grade(text, row["answer"]) for text, row in zip(before, rows))
+    was = sum(grade(text, row["answer"]) for text, row in zip(before, rows))
     assert f"right:    {was} of 16, after {sum(right)} of 16" in said
     assert "before: <reasoning>" in said and " | after: " in said
 
@@ -71,11 +85,11 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
     run_dir, rows, *_ = trained
     answers = {}
     for name in ("base", f"{run_dir}/1", f"{run_dir}/checkpoints/actor/2"):
-        inference.run([f"CHECKPOINT={name}", "--samples", "16", "SAMPLING=liberal", rows[0]["question"]])
+        inference.main([f"CHECKPOINT={name}", "--samples", "16", "SAMPLING=liberal", rows[0]["question"]])
         first, *said = capsys.readouterr().out.splitlines()
         answers[first] = [line.removeprefix("answer:   ") for line in said if line.startswith("answer:")]
         assert len(answers[first]) == 16 and said[-1].startswith("vote:     ")
-        numbers = [demo.reward_func.extract_answer(text) for text in answers[first]]
+        numbers = [extract_answer(text) for text in answers[first]]
         most = max(numbers.count(n) for n in numbers if n is not None)
         assert f"({most} of 16)" in said[-1]
     assert "base, tiny_llama untrained" in next(iter(answers))
@@ -84,7 +98,7 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
 
 
 def test_without_a_question_the_built_in_ones_are_asked(capsys):
-    inference.run(["CHECKPOINT=base"])
+    inference.main(["CHECKPOINT=base"])
     said = capsys.readouterr().out
     assert (
         said.count("question: ") == len(inference.QUESTIONS) > 2 and f"of {len(inference.QUESTIONS)}" in said
@@ -92,7 +106,7 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
     grades = [line.partition("[")[2] for line in said.splitlines() if line.startswith("answer:")]
     shipped = {
         row["question"]: row["answer"].split("#### ")[1]
-        for row in map(json.loads, (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines())
+        for row in map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines())
     }
     for (question, gold), grade in zip(inference.QUESTIONS, grades, strict=True):
         assert shipped[question] == gold
@@ -100,20 +114,46 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
 
 
 def test_the_newest_run_is_taken_and_where_there_is_none_the_base():
-    inference.configure([])
-    assert inference.find_run() is None
+    assert inference.read_arguments([])[2] is None
     for name in ("older", "newer"):
         folder = Path("runs/grpo_llama3_1_8b_demo") / name
         (folder / "checkpoints" / "actor" / "7" / "model_params").mkdir(parents=True)
-        (folder / "constants.json").write_text("{}")
+        (folder / "constants.json").write_text('{"MODEL": "tiny_llama"}')
     os.utime("runs/grpo_llama3_1_8b_demo/older/checkpoints/actor/7/model_params", (1, 1))
-    assert inference.find_run() == (Path("runs/grpo_llama3_1_8b_demo/newer"), None)
+    *_, checkpoint = inference.read_arguments([])
+    assert (checkpoint.run, checkpoint.step) == (Path("runs/grpo_llama3_1_8b_demo/newer"), None)
+    assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
+    assert inference.read_arguments(["MODEL="])[2] == checkpoint
 
 
-def test_the_vote_counts_numbers():
+@pytest.mark.parametrize("column", ["laptop", "tpu"])
+def test_the_defaults_of_a_runs_constants_are_those_of_the_main_script(column):
+    mine, its = settings.defaults(inference.Constants, column), settings.defaults(demo.Constants, column)
+    names = set(inference.RUNS_CONSTANTS)
+    assert names == mine.keys() & its.keys() - {"BATCH_SIZE", "SEED"}
+    for name in names - {"MODEL"}:
+        assert mine[name] == its[name], name
+
+
+def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
+    saved = {"MODEL": "mine", "TEMPLATE": "Q: {question}", "MAX_PROMPT_LENGTH": 30, "LORA_RANK": 2,
+             "BATCH_SIZE": 3, "SEED": 9, "NUM_BATCHES": 1}  # fmt: skip
+    Path("run").mkdir()
+    Path("run/constants.json").write_text(json.dumps(saved))
+    c, question, checkpoint = inference.read_arguments(["CHECKPOINT=run/7", "MAX_PROMPT_LENGTH=40", "Why?"])
+    assert question == "Why?" and checkpoint.step == 7 and checkpoint.constants == saved
+    assert (c.MODEL, c.TEMPLATE, c.LORA_RANK) == ("mine", "Q: {question}", 2)  # the run's
+    assert c.MAX_PROMPT_LENGTH == 40  # the command line's
+    assert c.TOTAL_GENERATION_STEPS == 768  # the default's, in the column of a model that is not the tiny one
+    assert (c.BATCH_SIZE, c.SEED) == (64, 0)  # the run's mean something else
+    base, *_ = inference.read_arguments(["CHECKPOINT=base"])
+    assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
+
+
+def test_the_vote_counts_numbers(course):
     texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert inference.vote(texts) == (texts[1], "12 (2 of 4)")
-    assert inference.vote(["no tag", "none"]) == ("no tag", "no answer")
+    assert inference.vote(course, texts) == (texts[1], "12 (2 of 4)")
+    assert inference.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
 
 
 def test_an_inputs_data_source_says_who_grades():
@@ -121,27 +161,36 @@ def test_an_inputs_data_source_says_who_grades():
         '{"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"}\n'
         '{"prompt": "2 + 2?", "ground_truth": "4"}\n'
     )
-    inference.configure(["INPUT=in.jsonl"])
-    demo.configure([])
-    city, number = inference.read_rows("")
-    demo.choose_rewards([city])
-    assert inference.is_right("<answer>lima</answer>", city)
-    assert not inference.is_right("<answer>Quito</answer>", city)
-    assert inference.is_right("<answer>4.0</answer>", number)
-    assert inference.vote(["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "lima (2 of 2)"
+    c, *_ = inference.read_arguments(["INPUT=in.jsonl"])
+    city, number = inference.read_rows(c, "")
+    grader = inference.make_grader(c, [city, number])
+    assert inference.is_right(grader, "<answer>lima</answer>", city)
+    assert not inference.is_right(grader, "<answer>Quito</answer>", city)
+    assert inference.is_right(grader, "<answer>4.0</answer>", number)
+    voted = inference.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
+    assert voted[1] == "lima (2 of 2)"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_line_separators_in_a_text_and_a_byte_order_mark_are_read(mark):
+    """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
+    lines = ["How\u2028many?", "And\x85now?", "Why?"]
+    text = "".join(json.dumps({"question": line}, ensure_ascii=False) + "\n" for line in lines)
+    Path("in.jsonl").write_text(mark + text, encoding="utf-8")
+    rows = inference.read_rows(inference.read_arguments(["INPUT=in.jsonl"])[0], "")
+    assert [row["question"] for row in rows] == lines
 
 
 def test_an_unknown_data_source_in_the_input_is_named():
     Path("in.jsonl").write_text('{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}\n')
-    with pytest.raises(demo.UserError, match=r"in\.jsonl, row 1: .*cooking"):
-        inference.run(["INPUT=in.jsonl", "CHECKPOINT=base"])
+    with pytest.raises(UserError, match=r"in\.jsonl, row 1: .*cooking"):
+        inference.main(["INPUT=in.jsonl", "CHECKPOINT=base"])
 
 
 def test_words_the_model_does_not_know_are_named(capsys):
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    demo.configure([])
+    c, *_ = inference.read_arguments(["CHECKPOINT=base"])
     row = {"question": "Tom has 2 zebras. How many zebras does Tom have?"}
-    inference.add_prompts([row], tokenizer)
+    inference.add_prompts(c, [row], llama.load_tokenizer(HERE / "tiny_llama"))
     assert "'zebras'" in capsys.readouterr().out.replace(" zebras", "zebras")
 
 
@@ -171,6 +220,7 @@ LONG = "Tom has 2 apples and " * 9
         (["INPUT=nothing.jsonl"], ["INPUT=nothing.jsonl", "no rows"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
+        (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "1 or more"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
         (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
     ],
@@ -186,7 +236,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
         Path(name, "constants.json").write_text(text)
     monkeypatch.setattr(sys, "argv", ["inference.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        inference.main()
+        settings.run(inference.main)
     assert stopped.value.code == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("error: ") and "\n" not in line
@@ -195,5 +245,17 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(trained):
-    with pytest.raises(demo.UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 1, 2$"):
-        inference.run([f"CHECKPOINT={trained[0]}/5", "How many?"])
+    with pytest.raises(UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 1, 2$"):
+        inference.main([f"CHECKPOINT={trained[0]}/5", "How many?"])
+
+
+def test_what_can_be_refused_before_the_imports_is(tmp_path):
+    """A jax that cannot be imported shows it."""
+    Path("jax.py").write_text("raise SystemExit('jax was imported')")
+    Path("bad.jsonl").write_text("{")
+    for arguments, word in ((["--help"], "CHECKPOINT = ''"), (["INPUT=bad.jsonl"], "line 1 is not JSON")):
+        done = subprocess.run(
+            [sys.executable, HERE / "inference.py", *arguments],
+            env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert word in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -1,19 +1,26 @@
 """LoRA: frozen weights, two matrices beside each, merged where something else has to read the model."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
 
-import convert_checkpoint as convert
-import grpo_llama3_1_8b_demo as demo
-import inference
 import jax
 import jax.numpy as jnp
-import lora
 import numpy as np
 import pytest
 from flax import nnx
+from short_runs import compiled_quickly
 from test_guards import load_weights
+
+import convert_checkpoint as convert
+import grpo_llama3_1_8b_demo as demo
+import inference
+import reward_func
+from parts import llama, lora, memory, run_log, settings, task_rewards
+from parts.rollout import MaxTextRollout
+from parts.settings import HERE, UserError
+from parts.tunix_api import RolloutConfig, TokenizerAdapter
 
 ALL = ",".join(lora.TARGETS)
 RANK, ALPHA = 4, 12.0
@@ -21,23 +28,28 @@ RUN = ["LORA_RANK=4", "LORA_ALPHA=12.0", "NUM_BATCHES=4", "BATCH_SIZE=2", "NUM_G
        "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "LEARNING_RATE=0.02", "SEED=3"]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def defaults():
-    yield
-    demo.configure([])
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with compiled_quickly():
+        yield
 
 
-def load(folder="tiny_llama", rows=4):
-    folder, hf = demo.load_hf_config(str(folder))
-    config = demo.to_maxtext_config(hf, rows, demo.MAX_PROMPT_LENGTH, demo.TOTAL_GENERATION_STEPS)
-    return *demo.load_llama(folder, hf, config, pad_id=0), config, hf
+def constants(*arguments):
+    return settings.read(demo.Constants, arguments)
+
+
+@functools.cache  # nobody changes what is loaded
+def load(folder="tiny_llama", rows=4, scan_layers=False):
+    folder, hf = llama.load_hf_config(str(folder))
+    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=28, scan_layers=scan_layers)
+    return *llama.load_llama(folder, hf, config, pad_id=0), config, hf
 
 
 def logits(adapter, mesh):
     """[4, 20, V], of random tokens."""
     tokens = jnp.array(np.random.default_rng(0).integers(4, 70, (4, 20)), jnp.int32)
     with mesh:
-        return np.asarray(adapter(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])
+        return np.asarray(nnx.jit(lambda m: m(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])(adapter))
 
 
 def flat(model, kind=nnx.Param):
@@ -53,9 +65,8 @@ def fill_b(adapter):
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_layers):
-    demo.configure([f"SCAN_LAYERS={scan_layers}"])
-    base, mesh, config, hf = load()
-    adapted = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
+    base, mesh, config, hf = load(scan_layers=scan_layers)
+    adapted, merge = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
     expected = logits(base, mesh)
     np.testing.assert_array_equal(logits(adapted, mesh), expected)  # B is 0: to the bit
 
@@ -75,17 +86,16 @@ def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_lay
     fill_b(adapted)
     changed = logits(adapted, mesh)  # qwix: x W + scale (x A) B
     assert np.abs(changed - expected).max() > 1
-    plain = demo.copy_of(base)
-    nnx.update(plain, lora.merge(nnx.state(adapted, nnx.Param), ALPHA / RANK))  # x (W + scale A B)
+    plain = llama.copy_of(base)
+    nnx.update(plain, merge(nnx.state(adapted, nnx.Param)))  # x (W + scale A B)
     # float32 in another order, after three layers: 5e-5 seen of logits of size 10
     np.testing.assert_allclose(logits(plain, mesh), changed, atol=1e-3)
     np.testing.assert_array_equal(logits(base, mesh), expected)
 
 
 def test_only_the_named_weights_get_matrices():
-    demo.configure([])
     base, mesh, config, hf = load()
-    adapted = lora.add_lora(base, mesh, config, 2, 1.0, "q_proj, o_proj", seed=0)
+    adapted, _ = lora.add_lora(base, mesh, config, 2, 1.0, "q_proj, o_proj", seed=0)
     paths = {path[-3:-1] for path in flat(adapted, nnx.LoRAParam)}
     assert paths == {("self_attention", "query"), ("self_attention", "out")}
     # 3 layers x rank 2 x (96 + 96) x 2 weights, by hand
@@ -111,29 +121,31 @@ def test_product_is_a_plain_sum_over_the_rank(shape):
 
 def start(run_dir, rows):
     """The run's cluster, trained to the end."""
-    demo.open_run_dir(demo.configure([*RUN, f"RUN_DIR={run_dir}"]))
-    folder, hf = demo.load_hf_config("tiny_llama")
-    cluster = demo.make_cluster(folder, hf, demo.load_tokenizer(folder))
-    demo.train(cluster, rows)
+    c = constants(*RUN, f"RUN_DIR={run_dir}")
+    folder, hf = llama.load_hf_config(c.MODEL)
+    with run_log.open_run(c) as run:
+        cluster = demo.make_cluster(c, folder, hf, llama.load_tokenizer(folder), run.checkpoints)
+        demo.train(c, cluster, task_rewards.make_grader("", "", reward_func, rows), rows, run)
     return cluster
+
+
+def greedy_answers(rollout, rows):
+    return rollout.generate([row["prompts"] for row in rows], demo.sampling(constants(*RUN), "greedy")).text
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("lora") / "run"
-    demo.configure([])
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
-    demo.RUN_DIR = str(run_dir)
-    rows = demo.make_prompts(tokenizer, demo.read_questions("tiny_gsm8k", "test")[0][:16], "test")
-    cluster = start(run_dir, rows)
-    config = demo.RolloutConfig(**demo.generation_config("greedy"))
-    greedy = cluster.rollout.generate([row["prompts"] for row in rows], config).text
-    return cluster, run_dir, rows, greedy
+    folder = tmp_path_factory.mktemp("lora")
+    c = constants(*RUN)
+    questions, source = demo.read_data(c)[1]
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    rows = demo.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
+    cluster = start(folder / "run", rows)
+    return cluster, folder / "run", rows, greedy_answers(cluster.rollout, rows)
 
 
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
     cluster, run_dir, *_ = trained
-    demo.configure([])
     shipped = flat(load()[0])
     _, state = cluster.inference_worker._model_states["reference"]  # what the reference's log-probs come from
     reference = {p: v for p, v in nnx.to_flat_state(state) if isinstance(v, nnx.Param)}
@@ -163,28 +175,25 @@ def test_resumed_it_ends_with_the_very_same_matrices(trained, tmp_path):
     assert whole.keys() == broken.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, broken[name], err_msg=name)
-    config = demo.RolloutConfig(**demo.generation_config("greedy"))
-    assert cluster.rollout.generate([row["prompts"] for row in rows], config).text == greedy
+    assert greedy_answers(cluster.rollout, rows) == greedy
 
 
 def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
     cluster, run_dir, rows, greedy = trained
     monkeypatch.chdir(tmp_path)
-    convert.run([f"SOURCE={run_dir}", "TARGET=merged"])
-    demo.configure([])
-    exported, mesh, config, _ = load("merged", rows=16)
+    convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
+    exported, mesh, config, hf = load("merged", rows=16)
     adapted = logits(cluster.actor_trainer.model, mesh)
     # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
-    tokenizer = demo.load_tokenizer(tmp_path / "merged")
-    rollout = demo.MaxTextRollout(
-        exported, inference.TokenizerAdapter(tokenizer), mesh, demo.RolloutConfig(),
-        maxtext_config=config, current_step=lambda: 0, seed=0,
+    tokenizer = llama.load_tokenizer(tmp_path / "merged")
+    rollout = MaxTextRollout(
+        exported, TokenizerAdapter(tokenizer), mesh, RolloutConfig(),
+        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
-    settings = demo.RolloutConfig(**demo.generation_config("greedy"))
-    assert rollout.generate([row["prompts"] for row in rows], settings).text == greedy
-    base = json.loads((demo.HERE / "tiny_llama" / "config.json").read_text())
+    assert greedy_answers(rollout, rows) == greedy
+    base = json.loads((HERE / "tiny_llama" / "config.json").read_text())
     assert json.loads(Path("merged/config.json").read_text())["hidden_size"] == base["hidden_size"]
 
 
@@ -192,18 +201,20 @@ def test_an_export_without_the_runs_constants_or_of_another_model_is_refused(tra
     _, run_dir, *_ = trained
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run_dir / "checkpoints", "checkpoints")
-    with pytest.raises(demo.UserError, match=r"SOURCE=checkpoints: holds LoRA matrices and no constants"):
-        convert.run(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
+    with pytest.raises(
+        UserError, match=r"SOURCE=checkpoints: holds LoRA matrices, and there is no constants"
+    ):
+        convert.main(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
     other = Path(__file__).parent / "golden" / "llama31_rope"
-    with pytest.raises(demo.UserError, match=r"does not fit it; give the MODEL that was trained"):
-        convert.run([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])
+    with pytest.raises(UserError, match=r"does not fit it; give the MODEL that was trained"):
+        convert.main([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])
     assert not Path("merged").exists()
 
 
 def test_inference_answers_with_the_adapted_weights(trained, capsys):
     _, run_dir, rows, greedy = trained
     i = next(i for i, text in enumerate(greedy) if text)
-    inference.run([f"CHECKPOINT={run_dir}", rows[i]["question"]])
+    inference.main([f"CHECKPOINT={run_dir}", rows[i]["question"]])
     first, *said = capsys.readouterr().out.splitlines()
     assert "actor/4 (LoRA of rank 4), trained from tiny_llama" in first
     assert "\n".join(said) == greedy[i]
@@ -220,8 +231,8 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     ],
 )
 def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(demo.UserError) as error:
-        demo.configure([argument])
+    with pytest.raises(UserError) as error:
+        demo.main([argument])
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
@@ -229,13 +240,12 @@ def test_a_bad_constant_is_named_with_its_remedy(argument, words):
 
 def test_checkpoints_are_as_large_as_what_is_trained(trained):
     _, run_dir, *_ = trained
-    demo.configure([*RUN])
-    saved = load_weights(run_dir, 4)
-    counted = lora.count_parameters(demo.load_hf_config("tiny_llama")[1], RANK, ALL)
+    saved, c, hf = load_weights(run_dir, 4), constants(*RUN), llama.load_hf_config("tiny_llama")[1]
+    counted = lora.count_parameters(hf, RANK, ALL)
+    assert memory.trained_parameters(c, hf, 10**9) == counted
     size = sum(v.nbytes for v in saved.values() if v.size > 1)
-    assert demo.checkpoint_bytes(counted) == size == 3 * 4 * counted
+    assert memory.checkpoint_bytes(c, counted) == size == 3 * 4 * counted
 
 
 def test_rank_zero_leaves_tunix_to_train_everything():
-    demo.configure([])
-    assert demo.LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))
+    assert constants().LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))

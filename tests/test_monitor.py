@@ -9,20 +9,30 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import grpo_llama3_1_8b_demo as demo
-import health
 import jax
 import jax.numpy as jnp
-import monitor
 import numpy as np
 import pytest
+import short_runs
 from jax.profiler import ProfileData
+from short_runs import SCRIPT, compiled_quickly, finish
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from xprof.convert import raw_to_tool_data
+
+import grpo_llama3_1_8b_demo as demo
+import health
+from parts import run_log, settings, task_rewards
+from parts.rollout import MaxTextRollout
 
 STEPS, B, G, T = 6, 4, 4, 13
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}",
              "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "RUN_DIR=run"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with compiled_quickly():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +40,7 @@ def run(tmp_path_factory):
     """One short run in this process, and what its rollout and its rewards returned, call by call."""
     folder = tmp_path_factory.mktemp("monitor")
     seen = {"tokens": [], "rewards": {}, "folder": folder}
-    generate, guarded = demo.MaxTextRollout.generate, demo.guarded
+    generate, guarded = MaxTextRollout.generate, task_rewards.guarded
 
     def observed_generate(self, prompts, rollout_config, **kwargs):
         output = generate(self, prompts, rollout_config, **kwargs)
@@ -39,12 +49,12 @@ def run(tmp_path_factory):
             seen["eos"] = self.eos_id()
         return output
 
-    def observed_rewards(reward_fn):
-        checked = guarded(reward_fn)
+    def observed_rewards(name, reward_fn):
+        checked = guarded(name, reward_fn)
 
         def kept(prompts, completions, **columns):
             rewards = checked(prompts=prompts, completions=completions, **columns)
-            seen["rewards"].setdefault(reward_fn.__name__, []).append(rewards)
+            seen["rewards"].setdefault(name, []).append(rewards)
             return rewards
 
         kept.__name__ = checked.__name__
@@ -52,10 +62,9 @@ def run(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
-        patch.setattr(demo.MaxTextRollout, "generate", observed_generate)
-        patch.setattr(demo, "guarded", observed_rewards)
-        demo.run([*ARGUMENTS, "PROFILE_DIR=trace", "PROFILE_STEPS=3-4"])
+        patch.setattr(MaxTextRollout, "generate", observed_generate)
+        patch.setattr(task_rewards, "guarded", observed_rewards)
+        demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
     seen["rows"] = health.read_log(folder / "run" / "train_log.csv")
     assert len(seen["tokens"]) == STEPS == len(seen["rows"])
     return seen
@@ -63,7 +72,7 @@ def run(tmp_path_factory):
 
 def test_the_old_columns_come_first(run):
     header = (run["folder"] / "run" / "train_log.csv").read_text().splitlines()[0].split(",")
-    with open(demo.HERE / "assets" / "train_log.csv", newline="") as file:
+    with open(settings.HERE / "assets" / "train_log.csv", newline="") as file:
         old = next(csv.reader(file))
     assert header[:13] == old[:13] and len(header) > 20 and len(set(header)) == len(header)
 
@@ -135,14 +144,6 @@ def test_the_trace_holds_the_chosen_steps_and_no_others(run):
     assert any("jit" in name and "prefill_and_decode" in name for name in names)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "5-4", "7", "3-7", "-1", "1,2", "1.5"])
-def test_steps_that_the_run_does_not_have_are_refused(text):
-    with pytest.raises(demo.UserError, match=rf"PROFILE_STEPS={text}: .*from 1 to 6"):
-        demo.configure(["NUM_BATCHES=6", "PROFILE_DIR=trace", f"PROFILE_STEPS={text}"])
-    demo.configure(["NUM_BATCHES=6", f"PROFILE_STEPS={text}"])  # without a folder there is no trace
-    assert monitor.parse_steps("5", 6) == range(5, 6) and monitor.parse_steps("2-6", 6) == range(2, 7)
-
-
 @pytest.mark.parametrize(
     ("batches", "first", "expected"),
     [(9, 1, "1 2 on 3 4 wait off 5 6 7 8 9"), (4, 1, "1 2 on 3 4 wait off"), (2, 1, "1 2"),
@@ -156,16 +157,16 @@ def test_the_profiler_runs_from_before_the_first_step_to_after_the_last(
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: heard.append("on"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: heard.append("off"))
     steps = range(first, first + batches)
-    for step in monitor.traced(steps, first, range(3, 5), "trace", lambda: heard.append("wait")):
+    for step in run_log.traced(steps, first, range(3, 5), "trace", lambda: heard.append("wait")):
         heard.append(str(step))
     assert " ".join(heard) == expected
 
 
 def test_memory_counts_what_is_there():
-    before = monitor.memory_gib()
+    before = run_log.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
     on_host = np.ones(1 << 25)  # 256 MiB, touched
-    after = monitor.memory_gib()
+    after = run_log.memory_gib()
     used = {name: (after[name] - before[name]) * 1024 for name in before}
     assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32
     # the CPU device lies in the same process; the rest is the allocators'
@@ -183,16 +184,19 @@ def test_memory_is_the_runtimes_own_count_where_it_keeps_one(monkeypatch):
             return {"bytes_in_use": 3 << 30, "peak_bytes_in_use": 5 << 30, "bytes_limit": 95 << 30}
 
     monkeypatch.setattr(jax, "local_devices", lambda: [Chip()])
-    used = monitor.memory_gib()
+    used = run_log.memory_gib()
     assert used["memory_device_3_gib"] == 3 and used["memory_device_3_peak_gib"] == 5 and len(used) == 3
+
+
+def constants(*arguments):
+    return settings.read(demo.Constants, arguments)
 
 
 def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     """As after a resume on more devices: rows beyond the checkpoint go, columns of both stay."""
     path = tmp_path / "train_log.csv"
     path.write_text("step,reward,memory_device_1_gib\n1,2.5,0.5\n2,3.5,0.5\n3,4.5,0.5\n")
-    demo.configure([])
-    log = demo.TrainingLog(path, 2, [])
+    log = run_log.TrainingLog(path, constants(), 2, [], health.check)
     log.rows[3] = {"step": 3.0, "reward": 9.0, "reward_new": 1.0}
     log._rewrite()
     rows = log.close()
@@ -205,8 +209,7 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
 
 def test_what_is_scheduled_has_a_column(tmp_path):
     """Metrics named schedule/..., as a schedule of the loss reports them, beside those of a real step."""
-    demo.configure([])
-    log = demo.TrainingLog(tmp_path / "train_log.csv", 0, [])
+    log = run_log.TrainingLog(tmp_path / "train_log.csv", constants(), 0, [], health.check)
     names = ("rewards/score/mean", "groups/reward_std", "answers/correct", "answers/format_ok", "rewards/sum",
              "groups/zero_variance", "completions/mean_length", "groups/distinct", "completions/cut_off",
              "schedule/beta", "schedule/temperature")  # fmt: skip
@@ -218,10 +221,9 @@ def test_what_is_scheduled_has_a_column(tmp_path):
 
 def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    demo.open_run_dir(demo.configure(["RUN_DIR=run", "NUM_BATCHES=5"]))
-    demo.open_run_dir(
-        demo.configure(["RUN_DIR=run", "NUM_BATCHES=5", "PROFILE_DIR=trace", "PROFILE_STEPS=2"])
-    )
+    for more in ([], ["PROFILE_DIR=trace"]):
+        with run_log.open_run(constants("RUN_DIR=run", "NUM_BATCHES=5", *more)) as opened:
+            assert opened.folder.name == "run"
 
 
 # --- several devices: the run above once more, on virtual devices of this CPU
@@ -230,17 +232,9 @@ def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
 def start(folder, devices, *arguments, **environment):
     """The script in a process with so many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
-    return subprocess.Popen(
-        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", *ARGUMENTS, *arguments],
-        cwd=folder, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def finish(process):
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err[-3000:]
-    return out
+    return short_runs.start(
+        folder, *ARGUMENTS, *arguments, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", **environment
+    )
 
 
 def assert_same_curves(rows, expected):
@@ -287,8 +281,7 @@ def resumed_folder(run_on_8, folder):
 def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path, monkeypatch, capsys):
     copy = resumed_folder(run_on_8, tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["grpo_llama3_1_8b_demo.py"])
-    demo.run(ARGUMENTS)
+    demo.main(ARGUMENTS)
     assert "going on after step 3 of 6" in capsys.readouterr().out
     assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
 
@@ -323,7 +316,7 @@ def test_two_hosts_train_as_one(run, tmp_path):
 def test_a_host_alone_says_what_is_missing(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
     done = subprocess.run(
-        [sys.executable, demo.HERE / "grpo_llama3_1_8b_demo.py", "DISTRIBUTED=True"],
+        [sys.executable, SCRIPT, "DISTRIBUTED=True"],
         cwd=tmp_path, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2

@@ -1,13 +1,14 @@
 """What the READMEs say about the script is what the script says."""
 
 import csv
+import inspect
 import itertools
 import re
 import statistics
+import typing
 from pathlib import Path
 
 import cart_pole_dqn
-import grpo_llama3_1_8b_demo as demo
 import grpo_mnist
 import grpo_variants
 import mistakes
@@ -16,28 +17,78 @@ import pytest
 import Q_Learning
 import reinforce
 
+import convert_checkpoint
+import grpo_llama3_1_8b_demo as demo
+import inference
+import mesh_and_axis_rules
+from parts import settings
+
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [Q_Learning, cart_pole_dqn, pendulum, reinforce, grpo_mnist]  # folder 5 has two columns of values
+SCRIPTS = [Q_Learning, cart_pole_dqn, pendulum, reinforce, grpo_mnist]  # folder 5's have a dataclass
 FOLDERS = [ROOT, *sorted(ROOT.glob("[1-5]_*"))]
 
 
 def shown(value):
     """A constant's value as the tables write it."""
-    return "empty" if value == "" else f"{value}"
+    return "empty" if value == "" else f"{value}".replace("\n", "\\n")
+
+
+def remarks(kind):
+    """The remark beside each constant, as --help prints it."""
+    return dict(re.findall(r"^(\w+) = .*\n    (.*)$", settings.help_text(kind), re.M))
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_constants_table_equals_the_script(language):
-    text = (demo.HERE / language).read_text()
-    rows = re.findall(r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \|", text, re.M)
-    table = {name: (laptop, tpu) for name, laptop, tpu in rows}
-    long = {"SYSTEM_PROMPT", "TEMPLATE", "GENERATION_CONFIGS"}  # shown as text elsewhere
-    script = {
-        name: tuple(map(shown, value if isinstance(value, demo.Pair) else (value, value)))
-        for name, value in demo.DEFAULTS.items()
-        if name not in long
-    }
-    assert table == script
+    """Two tables, as the block of constants has two parts: names, order, both values, and the remark."""
+    text = (settings.HERE / language).read_text()
+    row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$"
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
+    laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
+    hints = typing.get_type_hints(demo.Constants)
+    parts = inspect.getsource(demo.Constants).split("# --- leave these until you need them")
+    for rows, part in zip(tables, parts, strict=True):
+        assert [name for name, *_ in rows] == re.findall(r"^    ([A-Z]\w*): ", part, re.M)
+        for name, *values, remark in rows:
+            if name != "SYSTEM_PROMPT":  # too long for a table
+                assert values == [shown(laptop[name]), shown(tpu[name])], name
+            choices = ", ".join(map(str, typing.get_args(hints[name])))
+            assert remark.endswith(choices), name
+            if language == "README.md":
+                expected = remarks(demo.Constants)[name] + (f"; one of {choices}" if choices else "")
+                assert remark.replace("`", "") == expected
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize(
+    "script", [inference, convert_checkpoint, mesh_and_axis_rules], ids=lambda script: script.__name__
+)
+def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
+    text = (settings.HERE / language).read_text()
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
+    own = settings.defaults(script.Constants, "laptop")
+    if script is inference:  # those that it takes over from a run are named in a sentence
+        for name in inference.RUNS_CONSTANTS:
+            assert f"`{name}`" in text
+            if name != "MODEL":
+                del own[name]
+    assert [(name, str(value)) for name, value in own.items()] in tables
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_table_of_files_has_every_file_of_folder_5(language):
+    text = (settings.HERE / language).read_text()
+    listed = re.findall(r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|", text.split("\n## ")[-2], re.M)
+    paths = [
+        *settings.HERE.glob("*.py"),
+        *settings.HERE.glob("parts/*.py"),
+        *settings.HERE.glob("sandbox/*.py"),
+    ]
+    files = {str(path.relative_to(settings.HERE)) for path in paths if path.name != "__init__.py"}
+    assert all(name == link for name, link in listed)
+    assert sorted(name for name, _ in listed) == sorted(files)
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
@@ -74,9 +125,9 @@ def test_every_local_link_resolves(folder, language):
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_variants_table_is_the_committed_csv(language):
-    with open(demo.HERE / "assets" / "variants.csv", newline="") as file:
+    with open(settings.HERE / "assets" / "variants.csv", newline="") as file:
         runs = list(csv.DictReader(file))
-    text = (demo.HERE / language).read_text()
+    text = (settings.HERE / language).read_text()
     by_variant = {name: list(rows) for name, rows in itertools.groupby(runs, lambda row: row["variant"])}
     assert list(by_variant) == list(grpo_variants.VARIANTS)
     for name, rows in by_variant.items():
@@ -92,10 +143,10 @@ def test_the_variants_table_is_the_committed_csv(language):
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_results_table_is_the_committed_csv(language):
-    with open(demo.HERE / "assets" / "seeds.csv", newline="") as file:
+    with open(settings.HERE / "assets" / "seeds.csv", newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) >= 3
-    text = (demo.HERE / language).read_text()
+    text = (settings.HERE / language).read_text()
     for run in runs:
         assert run["command"] in text
         for when in ("before", "after"):

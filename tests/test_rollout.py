@@ -3,32 +3,42 @@
 import functools
 import json
 
-import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rollout as rollout_module
 from scipy.stats import chisquare
-from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from test_load_llama import compiled_quickly  # noqa: F401  (a fixture of every test here, too)
+
+from parts import llama, questions, rollout
+from parts.settings import HERE
+from parts.tunix_api import RolloutConfig, TokenizerAdapter
 
 NEW_TOKENS = 28
 
 
 @functools.cache
+def shipped():
+    """Config, tokenizer, weights and mesh of the tiny Llama; all engines below decode with these weights."""
+    folder, hf = llama.load_hf_config("tiny_llama")
+    tokenizer = llama.load_tokenizer(folder)
+    config = llama.to_maxtext_config(hf, rows=16, prompt_tokens=28, new_tokens=NEW_TOKENS)
+    return hf, tokenizer, *llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+
+
+@functools.cache
 def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0):
     """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
-    demo.configure([])
-    folder, hf = demo.load_hf_config("tiny_llama")
-    tokenizer = demo.load_tokenizer(folder)
-    config = demo.to_maxtext_config(hf, rows, prompt_tokens, NEW_TOKENS)
-    actor, mesh = demo.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    engine = demo.MaxTextRollout(
+    hf, tokenizer, actor, mesh = shipped()
+    engine = rollout.MaxTextRollout(
         rollout_actor=actor,
         tokenizer=TokenizerAdapter(tokenizer),
         mesh=mesh,
-        rollout_config=demo.RolloutConfig(temperature=temperature),
-        maxtext_config=config,
+        rollout_config=RolloutConfig(temperature=temperature),
+        maxtext_config=llama.to_maxtext_config(
+            hf, rows=rows, prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS
+        ),
+        hf=hf,
         current_step=lambda: engine.step,
         seed=0,
     )
@@ -37,16 +47,22 @@ def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0):
 
 
 def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=NEW_TOKENS, seed=None):
-    return demo.RolloutConfig(
-        temperature=temperature, top_p=top_p, top_k=top_k, max_prompt_length=prompt_tokens,
-        max_tokens_to_generate=new_tokens, seed=None if seed is None else jax.random.key(seed),
-    )  # fmt: skip
+    return rollout.rollout_config(
+        dict(temperature=temperature, top_p=top_p, top_k=top_k),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        seed=None if seed is None else jax.random.key(seed),
+    )
 
 
 def prompts(n):
-    lines = (demo.HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n]
-    tokenizer = make_rollout()._tokenizer
-    return [demo.to_prompt(tokenizer, json.loads(line)["question"]) for line in lines]
+    lines = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n]
+    return [
+        questions.to_prompt(
+            shipped()[1], json.loads(line)["question"], template="{question}", system_prompt=""
+        )
+        for line in lines
+    ]
 
 
 def full_forward(engine, output):
@@ -58,8 +74,11 @@ def full_forward(engine, output):
     mask = tokens != engine.pad_id()
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
     causal = mask[:, None, :] & np.tril(np.ones((tokens.shape[1],) * 2, bool))
+    forward = jax.jit(lambda model, *inputs: model(*inputs)[0])
     with engine._mesh:
-        logits, _ = engine.model()(jnp.array(tokens), jnp.array(positions), None, jnp.array(causal))
+        logits = forward(
+            engine.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal)
+        )
     return np.asarray(logits)[:, -NEW_TOKENS - 1 : -1], completions
 
 
@@ -110,7 +129,7 @@ def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
     engine = make_rollout(rows=256)
     # in the middle of the working, where the operation, hence the reading, is chosen
     prompt = prompts(1)[0] + "<reasoning>8"
-    config = functools.partial(settings, temperature, top_p, top_k)
+    config = functools.partial(settings, temperature, top_p, top_k, new_tokens=2)  # the first one counts
     first = engine.generate([prompt], config(seed=0))
     logits, _ = full_forward(engine, first)
     expected = filtered(logits[0, 0].astype(np.float64), temperature, top_p, top_k)
@@ -139,27 +158,27 @@ def test_the_end_of_sequence_token_is_kept_and_not_shown():
 
 
 def test_batch_size_and_padding_do_not_change_a_row():
-    questions = prompts(16)
-    greedy = make_rollout().generate(questions, settings(temperature=0.0)).text
-    assert make_rollout(rows=4).generate(questions, settings(temperature=0.0)).text == greedy
+    asked = prompts(16)
+    greedy = make_rollout().generate(asked, settings(temperature=0.0)).text
+    assert make_rollout(rows=4).generate(asked, settings(temperature=0.0)).text == greedy
     wide = make_rollout(prompt_tokens=48)
-    assert wide.generate(questions, settings(temperature=0.0, prompt_tokens=48)).text == greedy
+    assert wide.generate(asked, settings(temperature=0.0, prompt_tokens=48)).text == greedy
     # sampled rows too: row i of a batch does not depend on the rows after it
-    sampled = make_rollout().generate(questions, settings(seed=3)).text
-    assert make_rollout().generate(questions[:5], settings(seed=3)).text == sampled[:5]
-    assert make_rollout(rows=32).generate(questions, settings(seed=3)).text == sampled
+    sampled = make_rollout().generate(asked, settings(seed=3)).text
+    assert make_rollout().generate(asked[:5], settings(seed=3)).text == sampled[:5]
+    assert make_rollout(rows=32).generate(asked, settings(seed=3)).text == sampled
 
 
 def test_the_key_is_a_function_of_the_step():
-    engine, questions = make_rollout(), prompts(16)
+    engine, asked = make_rollout(), prompts(16)
     engine.step = 7
-    first, second = (engine.generate(questions, settings()).text for _ in range(2))
+    first, second = (engine.generate(asked, settings()).text for _ in range(2))
     assert first != second  # two calls in one step: micro-batches must not share their noise
     engine.step = 8
-    assert engine.generate(questions, settings()).text not in (first, second)
+    assert engine.generate(asked, settings()).text not in (first, second)
     resumed = make_rollout(fresh=1)
     resumed.step = 7
-    assert resumed.generate(questions, settings()).text == first
+    assert resumed.generate(asked, settings()).text == first
 
 
 def test_decoding_stops_when_every_row_is_done(monkeypatch):
@@ -169,8 +188,8 @@ def test_decoding_stops_when_every_row_is_done(monkeypatch):
         jax.debug.callback(lambda: steps.append(1))
         return original(*args)
 
-    original = rollout_module.sample_top_p
-    monkeypatch.setattr(rollout_module, "sample_top_p", counting)
+    original = rollout.sample_top_p
+    monkeypatch.setattr(rollout, "sample_top_p", counting)
     engine = make_rollout(rows=4, fresh=2)  # not compiled yet, so it will call `counting`
     output = engine.generate(prompts(4), settings(temperature=0.01))
     jax.effects_barrier()

@@ -6,28 +6,29 @@ import re
 import subprocess
 import sys
 
-import grpo_llama3_1_8b_demo as demo
 import pytest
-import reward_func
+import transformers
+from parts.grading import extract_hash_answer
+from parts.settings import HERE
+
+SCRIPT = HERE / "make_tiny_llama.py"
 
 
 def read(split):
-    return [
-        json.loads(line) for line in (demo.HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
-    ]
+    return [json.loads(line) for line in (HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()]
 
 
-def checksums():
-    lines = (demo.HERE / "tiny.sha256").read_text().splitlines()
+def checksums(folder=HERE):
+    lines = (folder / "tiny.sha256").read_text().splitlines()
     return dict(reversed(line.split("  ")) for line in lines)
 
 
 def test_the_shipped_files_have_their_recorded_checksums():
     recorded = checksums()
-    shipped = [p for d in ("tiny_llama", "tiny_gsm8k") for p in (demo.HERE / d).iterdir()]
-    assert {p.relative_to(demo.HERE).as_posix() for p in shipped} == set(recorded)
+    shipped = [p for d in ("tiny_llama", "tiny_gsm8k") for p in (HERE / d).iterdir()]
+    assert {p.relative_to(HERE).as_posix() for p in shipped} == set(recorded)
     for path, checksum in recorded.items():
-        assert hashlib.sha256((demo.HERE / path).read_bytes()).hexdigest() == checksum, path
+        assert hashlib.sha256((HERE / path).read_bytes()).hexdigest() == checksum, path
     assert sum(p.stat().st_size for p in shipped) < 5e6  # bytes: "a few MB in all"
 
 
@@ -46,11 +47,11 @@ def test_every_written_step_is_true_and_leads_to_the_answer(split):
             a, operator, b, result = re.fullmatch(r"(\d+)([-+*])(\d+)=(\d+)", step).groups()
             assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator] == int(result)
         assert work.endswith(f"={gold}")
-        assert reward_func.extract_hash_answer(row["answer"]) == gold
+        assert extract_hash_answer(row["answer"]) == gold
 
 
 def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
-    tokenizer = demo.load_tokenizer(demo.HERE / "tiny_llama")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(HERE / "tiny_llama")
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
     answer = "<reasoning>15-4=11,11+3=14</reasoning><answer>14</answer>"
     for text in [row["question"] for row in read("test")] + [answer]:
@@ -58,8 +59,24 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
     assert tokenizer.decode(tokenizer.encode(answer), skip_special_tokens=True) == answer  # the tags stay
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["HEADS=5"], "HEADS=5: must divide HIDDEN=96"),
+        (["KV_HEADS=3"], "KV_HEADS=3"),
+        (["TRAINING_STEPS=0"], "TRAINING_STEPS=0: use 1 or more"),
+        (["TRAIN_QUESTIONS=50000"], "TRAIN_QUESTIONS=50000: with the test's at most 40,000"),
+        (["LAYER=3"], "LAYERS"),
+    ],
+)
+def test_a_bad_constant_is_one_line_and_writes_nothing(tmp_path, arguments, message):
+    command = [sys.executable, SCRIPT, f"FOLDER={tmp_path / 'made'}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow  # 6 to 8 minutes on 2 cores
-def test_rebuilding_gives_the_same_bytes():
-    recorded = checksums()
-    subprocess.run([sys.executable, demo.HERE / "make_tiny_llama.py"], check=True)
-    assert checksums() == recorded, "another machine may round differently: `git checkout` the two folders"
+def test_rebuilding_gives_the_same_bytes(tmp_path):
+    subprocess.run([sys.executable, SCRIPT, f"FOLDER={tmp_path}"], check=True)
+    assert checksums(tmp_path) == checksums(), "another machine may round differently"

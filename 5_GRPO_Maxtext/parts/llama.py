@@ -73,9 +73,13 @@ def load_tokenizer(folder: Path):
     and the model would never learn to stop.
 
     Raises:
-        UserError: no padding token of its own, or no chat template.
+        UserError: no tokenizer, no padding token of its own, or no chat template.
     """
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files") from None
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         if SPARE_TOKEN not in tokenizer.get_vocab():
             raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")

@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import os
 import shlex
 import sys
 import textwrap
@@ -127,11 +128,14 @@ def help_text(kind: type) -> str:
         for node in definition.body
         if isinstance(node, ast.AnnAssign)
     }
+    hints = typing.get_type_hints(kind)
     shown = ["NAME=value changes a constant for one run; so does editing it on top of the script."]
     for field in dataclasses.fields(kind):
         value = repr(field.default)
         if field.metadata:
             value = f"{field.metadata['laptop']!r} (laptop), {field.metadata['tpu']!r} (TPU)"
+        choices = typing.get_args(hints[field.name])
+        value += f"    one of {', '.join(map(repr, choices))}" if choices else ""
         shown.append(f"\n{field.name} = {value}\n    {remarks[field.name]}")
     return "\n".join(shown)
 
@@ -170,3 +174,17 @@ def run(main: Callable[[list[str]], Any]) -> None:
     except KeyboardInterrupt:
         print("\nstopped; no run was begun", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # `--help | head` closes our end before everything is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
+    """Answers `--help` and a wrong constant before a script's heavy imports.
+
+    Args:
+        kind: the dataclass.
+        check: refuses constants, as `checks.refuse`.
+    """
+    if "ipykernel" not in sys.modules:  # a notebook's arguments are its kernel's, not the reader's
+        run(lambda arguments: check(read(kind, arguments)))

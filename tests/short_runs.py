@@ -1,0 +1,57 @@
+"""Short runs of the main script for several test files: in this process, or in one that can be killed."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import jax
+from parts import settings
+
+SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
+SHORT = [
+    "NUM_BATCHES=12",
+    "BATCH_SIZE=4",
+    "NUM_GENERATIONS=4",
+    "NUM_TEST_QUESTIONS=16",
+    "SAVE_INTERVAL_STEPS=3",
+]
+HANGS = 3600  # seconds; only against a process that never ends
+
+
+@contextlib.contextmanager
+def compiled_quickly():
+    """XLA without its expensive passes: for programs that run a few times, where only correctness counts."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def start(folder, *arguments, **environment):
+    """The main script in a process of its own, compiled as in `compiled_quickly`."""
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        cwd=folder,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process):
+    """Waits for the process; its standard output."""
+    out, err = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def wait_for(condition, process):
+    """Waits until `condition` holds; the process has to live until then."""
+    end = time.monotonic() + HANGS
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, process.stderr.read()[-3000:]
+        time.sleep(0.002)
