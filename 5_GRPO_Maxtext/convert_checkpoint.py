@@ -84,6 +84,7 @@ import safetensors.numpy
 from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
+
 from parts import llama, lora
 from parts.memory import refuse_full_disk
 from parts.versions import check_versions

@@ -120,9 +120,9 @@ class Constants:
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
     ] = pair(laptop="none", tpu="full")  # full: recompute activations in the backward pass, to save memory
-    ATTENTION: Literal[
-        "dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"
-    ] = pair(laptop="dot_product", tpu="flash")  # MaxText's attention kernel; cudnn_* are for GPUs
+    ATTENTION: Literal["dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"] = pair(
+        laptop="dot_product", tpu="flash"
+    )  # MaxText's attention kernel; cudnn_* are for GPUs
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     TRAINER_DEVICES_FRACTION: float = 1.0  # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
     SAMPLER_DEVICES_FRACTION: float = 1.0  # share that generates

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from parts import settings
 from parts.log_csv import read_log
 from parts.settings import UserError

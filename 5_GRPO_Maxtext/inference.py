@@ -184,7 +184,7 @@ def named_run(path: Path) -> tuple[Path, int | None]:
     )
 
 
-# %% Questions in, answers out ------------------------------------------------------------------------------
+# %% Questions in -------------------------------------------------------------------------------------------
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     """The questions to ask: `question`, else those of INPUT, else the built-in ones.
 
@@ -196,11 +196,10 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     """
     if c.INPUT and not question:
         return questions.read_inputs(c.INPUT)
-    rows = [{"question": text, "answer": gold} for text, gold in QUESTIONS]
-    if question:
-        rows = [{"question": question}]
-    unknown = {"gold": None, "data_source": None, "extra_info": ""}
-    return [unknown | row | {"gold": row.get("answer"), "row": row} for row in rows]
+    built_in = [{"question": text, "answer": gold} for text, gold in QUESTIONS]
+    rows = [{"question": question}] if question else built_in
+    by_number = {"data_source": None, "extra_info": ""}
+    return [row | by_number | {"gold": row.get("answer"), "row": row} for row in rows]
 
 
 def output_path(c: Constants) -> Path | None:
@@ -222,12 +221,14 @@ def refuse(arguments: Sequence[str]) -> None:
     output_path(c)
 
 
-if __name__ == "__main__":  # what is wrong is answered here, before ten seconds of imports
+# %% Imports ------------------------------------------------------------------------------------------------
+if __name__ == "__main__":  # what is wrong is refused here, before seconds of imports
     settings.run(refuse)
 
 import jax
-import reward_func
 from etils import epath
+
+import reward_func
 from parts import llama, lora, run_log, task_rewards
 from parts.grading import grade
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
@@ -235,6 +236,7 @@ from parts.tunix_api import CheckpointManager, RolloutConfig, TokenizerAdapter
 from parts.versions import check_versions
 
 
+# %% Answers out --------------------------------------------------------------------------------------------
 def make_grader(c: Constants, rows: list[dict[str, Any]]) -> task_rewards.Grader:
     """The run's rewards, which grade the rows with a right answer and a data_source."""
     graded = [row for row in rows if row["gold"] and row["data_source"]]

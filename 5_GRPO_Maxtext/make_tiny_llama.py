@@ -83,10 +83,11 @@ from flax import nnx
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.utils import model_creation_utils
-from parts import llama
-from parts.versions import check_versions
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
+
+from parts import llama
+from parts.versions import check_versions
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.

@@ -95,6 +95,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from maxtext.configs import pyconfig
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
+
 from parts import llama
 from parts.memory import HBM_GIB
 from parts.versions import check_versions

@@ -7,6 +7,7 @@ import sys
 import time
 
 import jax
+
 from parts import settings
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"

@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import sys
 
-import health
 import make_health_logs
 import pytest
+
+import health
 from parts.log_csv import read_log
 from parts.settings import HERE
 

@@ -108,9 +108,9 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
         row["question"]: row["answer"].split("#### ")[1]
         for row in map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines())
     }
-    for (question, gold), grade in zip(inference.QUESTIONS, grades, strict=True):
+    for (question, gold), shown in zip(inference.QUESTIONS, grades, strict=True):
         assert shipped[question] == gold
-        assert grade in ("right]", f"wrong: {gold}]")
+        assert shown in ("right]", f"wrong: {gold}]")
 
 
 def test_the_newest_run_is_taken_and_where_there_is_none_the_base():

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import short_runs
+
 from parts import llama
 from parts.settings import UserError
 
@@ -18,10 +20,9 @@ CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope"
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_quickly():
-    """Without XLA's optimisations: most of the time here is compilation, and only correctness counts."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """Most of the time here is compilation."""
+    with short_runs.compiled_quickly():
+        yield
 
 
 def logits_of(adapter, mesh, golden):

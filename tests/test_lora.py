@@ -49,7 +49,7 @@ def logits(adapter, mesh):
     """[4, 20, V], of random tokens."""
     tokens = jnp.array(np.random.default_rng(0).integers(4, 70, (4, 20)), jnp.int32)
     with mesh:
-        return np.asarray(nnx.jit(lambda m: m(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])(adapter))
+        return np.asarray(adapter(tokens, jnp.broadcast_to(jnp.arange(20), (4, 20)), None, None)[0])
 
 
 def flat(model, kind=nnx.Param):
@@ -201,9 +201,7 @@ def test_an_export_without_the_runs_constants_or_of_another_model_is_refused(tra
     _, run_dir, *_ = trained
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run_dir / "checkpoints", "checkpoints")
-    with pytest.raises(
-        UserError, match=r"SOURCE=checkpoints: holds LoRA matrices, and there is no constants"
-    ):
+    with pytest.raises(UserError, match=r"SOURCE=checkpoints: holds LoRA .*, and there is no constants"):
         convert.main(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
     other = Path(__file__).parent / "golden" / "llama31_rope"
     with pytest.raises(UserError, match=r"does not fit it; give the MODEL that was trained"):

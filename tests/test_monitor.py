@@ -22,6 +22,7 @@ from xprof.convert import raw_to_tool_data
 import grpo_llama3_1_8b_demo as demo
 import health
 from parts import run_log, settings, task_rewards
+from parts.log_csv import read_log
 from parts.rollout import MaxTextRollout
 
 STEPS, B, G, T = 6, 4, 4, 13
@@ -65,7 +66,7 @@ def run(tmp_path_factory):
         patch.setattr(MaxTextRollout, "generate", observed_generate)
         patch.setattr(task_rewards, "guarded", observed_rewards)
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
-    seen["rows"] = health.read_log(folder / "run" / "train_log.csv")
+    seen["rows"] = read_log(folder / "run" / "train_log.csv")
     assert len(seen["tokens"]) == STEPS == len(seen["rows"])
     return seen
 
@@ -201,7 +202,7 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     log._rewrite()
     rows = log.close()
     assert [row["reward"] for row in rows] == [2.5, 3.5, 9.0]
-    read = health.read_log(path)
+    read = read_log(path)
     assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
     assert read[0]["memory_device_1_gib"] == 0.5 and np.isnan(read[2]["memory_device_1_gib"])
     assert [p.name for p in tmp_path.iterdir()] == ["train_log.csv"]
@@ -261,7 +262,7 @@ def run_on_8(run, tmp_path_factory):
 
 
 def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
-    rows = health.read_log(run_on_8 / "train_log.csv")
+    rows = read_log(run_on_8 / "train_log.csv")
     assert_same_curves(rows, run["rows"])
     # Weights, reference and moments are cut in eight; a few small arrays are whole on the first device. Only
     # later may a checkpoint that is being written hold copies of its own.
@@ -283,7 +284,7 @@ def test_a_checkpoint_of_8_devices_goes_on_on_one(run, run_on_8, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     demo.main(ARGUMENTS)
     assert "going on after step 3 of 6" in capsys.readouterr().out
-    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+    assert_same_curves(read_log(copy / "train_log.csv"), run["rows"])
 
 
 @pytest.mark.slow
@@ -291,7 +292,7 @@ def test_a_checkpoint_of_8_devices_goes_on_on_four(run, run_on_8, tmp_path):
     copy = resumed_folder(run_on_8, tmp_path)
     out = finish(start(tmp_path, 4))
     assert "going on after step 3 of 6" in out and "on 4 cpu device(s)" in out
-    assert_same_curves(health.read_log(copy / "train_log.csv"), run["rows"])
+    assert_same_curves(read_log(copy / "train_log.csv"), run["rows"])
 
 
 @pytest.mark.slow
@@ -308,7 +309,7 @@ def test_two_hosts_train_as_one(run, tmp_path):
     outs = [finish(process) for process in processes]
     assert "on 4 cpu device(s)" in outs[0] and "answers right" not in outs[1]
     for folder in (tmp_path / "run", tmp_path / "run" / "host_1"):
-        assert_same_curves(health.read_log(folder / "train_log.csv"), run["rows"])
+        assert_same_curves(read_log(folder / "train_log.csv"), run["rows"])
     assert not (tmp_path / "run" / "host_1" / "checkpoints").exists()
 
 

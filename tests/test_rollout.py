@@ -76,9 +76,7 @@ def full_forward(engine, output):
     causal = mask[:, None, :] & np.tril(np.ones((tokens.shape[1],) * 2, bool))
     forward = jax.jit(lambda model, *inputs: model(*inputs)[0])
     with engine._mesh:
-        logits = forward(
-            engine.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal)
-        )
+        logits = forward(engine.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal))
     return np.asarray(logits)[:, -NEW_TOKENS - 1 : -1], completions
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import transformers
+
 from parts.grading import extract_hash_answer
 from parts.settings import HERE
 

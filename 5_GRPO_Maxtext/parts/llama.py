@@ -79,7 +79,9 @@ def load_tokenizer(folder: Path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files") from None
+        raise UserError(
+            f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
+        ) from None
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         if SPARE_TOKEN not in tokenizer.get_vocab():
             raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")

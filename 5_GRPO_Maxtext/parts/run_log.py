@@ -30,6 +30,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from parts import devices, settings
+from parts.log_csv import read_log
 from parts.settings import UserError
 from parts.tunix_api import TrainingHooks
 
@@ -200,14 +201,6 @@ def full_disk(folder: Path, trainer) -> Iterator[None]:
 
 
 # %% Training log -------------------------------------------------------------------------------------------
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a `train_log.csv`; an empty list if there is none."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-
-
 def group_metrics(grader, num_generations: int, prompts, completions, advantages, rewards, **columns):
     """What to watch besides the loss, in the form of Tunix's metric functions.
 

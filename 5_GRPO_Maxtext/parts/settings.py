@@ -26,6 +26,8 @@ from typing import Any
 
 import pydantic
 
+from parts import late_imports
+
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
@@ -160,6 +162,12 @@ def quiet() -> None:
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
+    """Calls `main` with the command line, when all is imported; exit codes as in `answer`."""
+    late_imports.end_imports()
+    answer(main)
+
+
+def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C."""
     try:
         main(sys.argv[1:])
@@ -187,4 +195,4 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         check: refuses constants, as `checks.refuse`.
     """
     if "ipykernel" not in sys.modules:  # a notebook's arguments are its kernel's, not the reader's
-        run(lambda arguments: check(read(kind, arguments)))
+        answer(lambda arguments: check(read(kind, arguments)))

@@ -1,0 +1,166 @@
+"""Own data and rewards through the main script: what is refused, what is asked, graded and reported."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from short_runs import SHORT, compiled_quickly
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import llama, report, settings, task_rewards
+from parts.settings import HERE, UserError
+
+EXAMPLES = HERE / "examples"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with compiled_quickly():
+        yield
+
+
+def constants(*arguments):
+    return settings.read(demo.Constants, arguments)
+
+
+def grader_of(rewards, rows=()):
+    return task_rewards.make_grader(rewards, "", reward_func, rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["REWARDS=check_anser"],
+            r"no reward 'check_anser'; there are match_format_exactly, .*compute_score",
+        ),
+        (["REWARD_FUNC=gone.py"], r"REWARD_FUNC=.*gone.py: not a Python file"),
+        (["BAD_ROWS=drop"], "BAD_ROWS=drop: use one of refuse, skip"),
+    ],
+)
+def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(arguments, words):
+    with pytest.raises(UserError, match=words):
+        demo.main(arguments)
+    assert not Path("runs").exists()
+
+
+def prompt_of(*arguments):
+    """What `make_prompts` makes of the question "?"."""
+    c = constants("TEMPLATE={system_prompt} {question}", "MAX_PROMPT_LENGTH=1000", *arguments)
+    row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
+    think_tags = grader_of(c.REWARDS, [row]).think_tags
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    return demo.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, Path("too_long.csv"))[0][
+        "prompts"
+    ]
+
+
+def test_the_prompt_asks_for_the_tags_that_are_rewarded():
+    """With the script's own SYSTEM_PROMPT."""
+    assert "between <reasoning> and </reasoning>" in prompt_of()
+    prompt = prompt_of("REWARDS=correctness_reward,mark_reward")
+    assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
+    with pytest.raises(UserError, match="mark_reward wants <think>, match_format_"):
+        demo.main(["REWARDS=mark_reward,match_format_exactly"])
+
+
+def test_a_source_whose_questions_are_all_too_long_is_named():
+    """too_long.csv is written before the run is refused."""
+    # two-step problems take at least 22 tokens
+    c = constants("MAX_PROMPT_LENGTH=20", "DATASET=examples/one_step,examples/two_step")
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    rows, source = demo.read_data(c)[1]
+    with pytest.raises(UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"):
+        demo.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
+    assert "two_step/test.jsonl" in Path("too_long.csv").read_text()
+
+
+class Parrot:
+    """A rollout that gives prepared answers."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def generate(self, prompts, config):
+        texts, self.answers = self.answers[: len(prompts)], self.answers[len(prompts) :]
+        return type("Output", (), {"text": texts, "tokens": [[0] * 5] * len(texts)})
+
+
+def asked(*rows):
+    names = ("answer", "data_source", "extra_info", "prompts")
+    return [dict(zip(names, (*row, "", "?"), strict=True)) for row in rows]
+
+
+def test_the_evaluation_grades_by_task_and_splits_by_data_source():
+    c, grader = constants(), grader_of("compute_score")
+    rows = asked(("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa"))
+    parrot = Parrot(["paris", "<answer>13</answer>", "Bern"])
+    result = demo.evaluate(c, parrot, rows, grader, "greedy")
+    assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
+    assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
+    assert result["by_data_source"] == {
+        "gsm8k": {"questions": 1, "answer_accuracy": 0.0, "format_accuracy": 0.0},
+        "qa": {"questions": 2, "answer_accuracy": 0.5, "format_accuracy": 0.0},
+    }
+    table = report.data_source_table(result, result)
+    assert "| qa | 2 | 50.0% to 50.0% | 0.0% to 0.0% |" in table
+    one = demo.evaluate(c, Parrot(["paris"]), rows[:1], grader, "greedy")
+    assert "by_data_source" not in one and report.data_source_table(one, one) == ""
+
+
+def test_texts_are_voted_on_where_texts_are_graded():
+    answers = ["Rome", "the Paris", "paris", "<answer>12</answer>"]
+    grader = grader_of("compute_score")
+    assert grader.majority(answers) == 1
+    result = demo.evaluate(
+        constants(), Parrot(answers), asked(("Paris", "qa")), grader, "liberal", num_passes=4
+    )
+    assert (result["majority_at_k"], result["pass_at_k"], result["answer_accuracy"]) == (1.0, 1.0, 0.5)
+    course = grader_of("")
+    assert course.majority(answers) == 3 and course.majority(["Rome"]) == 0
+
+
+def run(*arguments):
+    demo.main([*arguments, *SHORT, "RUN_DIR=run"])
+    return json.loads(Path("run/result.json").read_text()), Path("run/report.md").read_text()
+
+
+def test_own_data_with_an_own_reward_file_runs_to_the_end():
+    shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
+    result, report = run(
+        "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,few_tokens"
+    )
+    before = result["before"]
+    # a right answer scores 0.25, 0.5 or 1; what is right in the report scores 1
+    assert before["answer_accuracy"] <= before["mean_score"] <= 1
+    assert "| mean score |" in report and "| two_step |" in report
+    assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
+
+
+def test_two_data_sets_run_to_the_end_and_the_report_is_split():
+    result, report = run(
+        "DATASET=examples/one_step:0.3,examples/two_step:0.7", "REWARDS=compute_score,match_format_exactly"
+    )
+    parts = result["after"]["by_data_source"]
+    assert set(parts) == {"gsm8k", "math_reasoning"} and parts["gsm8k"]["questions"] == 8
+    whole = (parts["gsm8k"]["answer_accuracy"] + parts["math_reasoning"]["answer_accuracy"]) / 2
+    assert result["after"]["answer_accuracy"] == pytest.approx(whole)
+    assert "| data_source | questions | answers right | format right |" in report
+
+
+def test_think_tags_run_to_the_end(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import make_examples
+
+    make_examples.make_think_model(Path("think"))
+    rewards = "REWARDS=correctness_reward,digit_reward,hard_format_reward,mark_reward"
+    result, report = run("MODEL=think", rewards)
+    assert result["before"]["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
+    assert "<think>" in report and "by_data_source" not in result["before"]
