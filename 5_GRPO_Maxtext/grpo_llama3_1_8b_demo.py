@@ -136,14 +136,16 @@ class Constants:
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
     settings.refuse_early(Constants, checks.refuse)
 
-import health
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-import reward_func
 from flax import nnx
+from tqdm import tqdm
+
+import health
+import reward_func
 from parts import devices, llama, lora, loss_options, memory, questions, report, run_log, task_rewards
 from parts.grading import is_close
 from parts.loss_options import MAX_LOG_RATIO, Example, LossConfig
@@ -158,7 +160,6 @@ from parts.tunix_api import (
     register_policy_loss_fn,
 )
 from parts.versions import check_versions
-from tqdm import tqdm
 
 REFILL_SEED = 1_000_003  # added to SEED: the questions of ZERO_VARIANCE_GROUPS=refill come in another order
 

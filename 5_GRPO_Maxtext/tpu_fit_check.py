@@ -44,10 +44,8 @@ os.environ.update(
 )
 
 from parts import settings  # before jax: sets XLA's flags  # isort: skip
-import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
-import reward_func
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from jax.experimental import topologies
@@ -55,6 +53,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation_utils
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
 from parts import checks, devices, dry_run, llama, memory, task_rewards, versions
 from parts.loss_options import Example
 from parts.memory import GIB

@@ -9,14 +9,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
-import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
 import numpy as np
-import reward_func
 import safetensors.numpy
-import tpu_fit_check as fit
 from flax import nnx
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+import tpu_fit_check as fit
 from parts import llama, run_log, settings, task_rewards
 from parts.tunix_api import Role, TrainExample, sharding_utils
 

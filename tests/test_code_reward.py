@@ -16,9 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import code_reward
 import psutil
 import pytest
+
+import code_reward
 from parts import code_grading
 from parts.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
 from parts.settings import UserError

@@ -1,4 +1,4 @@
-"""Hugging Face -> MaxText -> Hugging Face: the same bits; and MaxText itself loads what lies between."""
+"""Hugging Face -> MaxText -> Hugging Face: the same bits; and MaxText itself loads what is between."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 from maxtext.utils import model_creation_utils
-from test_load_llama import compiled_quickly, logits_of, tolerance  # noqa: F401  (a fixture of every test here)
+from test_load_llama import logits_of, tolerance
 
 import convert_checkpoint as convert
 from parts import llama

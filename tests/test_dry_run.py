@@ -8,14 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
 import huggingface_hub
 import jax
 import numpy as np
 import pytest
+from test_guards import SMALL
+
+import grpo_llama3_1_8b_demo as demo
 from parts import llama, memory, run_log, settings
 from parts.settings import UserError
-from test_guards import SMALL
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]

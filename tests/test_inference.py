@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_load_llama import compiled_quickly  # noqa: F401  (a fixture of every test here, too)
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -26,7 +25,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compiled_quickly):  # noqa: F811
+def trained(tmp_path_factory):
     """A run of two steps, its questions, and its own rollout engine's greedy answers, before and after."""
     run_dir = tmp_path_factory.mktemp("inference") / "run"
     c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={run_dir}"])

@@ -9,20 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import short_runs
 
 from parts import llama
 from parts.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """Most of the time here is compilation."""
-    with short_runs.compiled_quickly():
-        yield
 
 
 def logits_of(adapter, mesh, golden):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import compiled_quickly
 from test_guards import load_weights
 
 import convert_checkpoint as convert
@@ -26,12 +25,6 @@ ALL = ",".join(lora.TARGETS)
 RANK, ALPHA = 4, 12.0
 RUN = ["LORA_RANK=4", "LORA_ALPHA=12.0", "NUM_BATCHES=4", "BATCH_SIZE=2", "NUM_GENERATIONS=4",
        "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "LEARNING_RATE=0.02", "SEED=3"]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
 
 
 def constants(*arguments):

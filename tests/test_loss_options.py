@@ -9,18 +9,19 @@ import inspect
 import typing
 from types import SimpleNamespace
 
-import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reward_func
 from flax import nnx
-from parts import checks, llama, lora, loss_options, run_log, settings, task_rewards
 from tunix.rl import algo_core, function_registry
 from tunix.rl import trainer as rl_trainer
 from tunix.rl.rl_cluster import Mode, RLTrainingConfig, Role
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import checks, llama, lora, loss_options, run_log, settings, task_rewards
 
 PAD, EOS, VOCABULARY = 0, 1, 6
 PROMPTS = np.array([[2], [3]])

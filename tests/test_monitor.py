@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import short_runs
 from jax.profiler import ProfileData
-from short_runs import SCRIPT, compiled_quickly, finish
+from short_runs import SCRIPT, finish
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from xprof.convert import raw_to_tool_data
 
@@ -26,14 +26,9 @@ from parts.log_csv import read_log
 from parts.rollout import MaxTextRollout
 
 STEPS, B, G, T = 6, 4, 4, 13
-ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}",
-             "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "RUN_DIR=run"]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
+ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
+             f"TOTAL_GENERATION_STEPS={T}",
+             "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "EVAL_CONFIG=liberal", "RUN_DIR=run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

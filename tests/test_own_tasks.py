@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from short_runs import SHORT, compiled_quickly
+from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -18,12 +18,6 @@ EXAMPLES = HERE / "examples"
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
 
 
 def constants(*arguments):

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import reward_func
 import transformers
+
+import reward_func
 from parts import checks, questions, task_rewards
 from parts.settings import HERE, UserError
 

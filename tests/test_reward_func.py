@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import reward_func
 from parts import grading
 from parts.grading import extract_answer, extract_hash_answer, format_ok, grade, is_close, parse_number

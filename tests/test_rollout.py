@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from test_load_llama import compiled_quickly  # noqa: F401  (a fixture of every test here, too)
 
 from parts import llama, questions, rollout
 from parts.settings import HERE

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_reward_func import OWN_CASES, cases, completion_of
+
 import reward_func
 from parts import checks, code_grading, grading, task_rewards
 from parts.settings import HERE, UserError
@@ -24,7 +26,6 @@ from parts.task_rewards import (
     make_grader,
     mark_reward,
 )
-from test_reward_func import OWN_CASES, cases, completion_of
 
 EXAMPLES = HERE / "examples"
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
 import pytest
+
+import grpo_llama3_1_8b_demo as demo
 import tpu_fit_check as fit
 from parts import memory, settings
 from parts.settings import UserError

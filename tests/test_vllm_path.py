@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
 import jax
 import numpy as np
 import pytest
@@ -20,10 +19,12 @@ import transformers
 from flax import nnx
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import maxtext_utils, model_creation_utils
+from tunix.generate.utils import transfer_state_with_mappings
+
+import grpo_llama3_1_8b_demo as demo
 from parts import devices, llama, settings
 from parts.vllm_config import engine_config
 from parts.vllm_weights import check_mapping, engine_mapping
-from tunix.generate.utils import transfer_state_with_mappings
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -108,7 +109,8 @@ folder, hf = llama.load_hf_config("tiny_llama")
 trainers, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
 golden = np.load(sys.argv[1])
 config = llama.to_maxtext_config(
-    hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=True, ici_tensor_parallelism=2)
+    hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=True,
+    ici_tensor_parallelism=2)
 adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=trainers)
 assert (mesh.shape["fsdp"], mesh.shape["tensor"], mesh.size) == (2, 2, 4), mesh
 assert not set(mesh.devices.flatten()) & set(rollout_mesh.devices.flatten())

@@ -14,19 +14,20 @@ import sys
 import types
 from pathlib import Path
 
-import grpo_llama3_1_8b_demo as demo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reward_func
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
+from test_vllm_path import GOLDEN, LLAMA_8B
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
 from parts import checks, llama, lora, run_log, settings, task_rewards
 from parts.rollout import MaxTextRollout
 from parts.tunix_api import Role
-from test_vllm_path import GOLDEN, LLAMA_8B
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
             "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0", "LEARNING_RATE=3e-3"]  # fmt: skip

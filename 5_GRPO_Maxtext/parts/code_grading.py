@@ -23,9 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from sandbox import box
-
 from parts.grading import SOLUTION_END, extract_answer
+from sandbox import box
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 

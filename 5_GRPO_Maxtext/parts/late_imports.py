@@ -59,12 +59,12 @@ class LateImports(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         late = LATE_IMPORTS[module.__name__]
 
-        def import_late(name: str, globals=None, locals=None, fromlist=(), level: int = 0) -> Any:
+        def import_late(name: str, module=None, scope=None, fromlist=(), level: int = 0) -> Any:
             if not fromlist and name in late:  # import name
                 return stand_in(name)
             if fromlist and all(f"{name}.{part}" in late for part in fromlist):  # from name import part
                 return SimpleNamespace(**{part: stand_in(f"{name}.{part}") for part in fromlist})
-            return builtins.__import__(name, globals, locals, fromlist, level)
+            return builtins.__import__(name, module, scope, fromlist, level)
 
         module.__builtins__ = vars(builtins) | {"__import__": import_late}
         super().exec_module(module)

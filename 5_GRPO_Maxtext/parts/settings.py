@@ -117,7 +117,11 @@ def wanted(kind: type, name: str) -> str:
     """What a constant takes, in words."""
     hint = typing.get_type_hints(kind)[name]
     choices = typing.get_args(hint)
-    return f"one of {', '.join(map(str, choices))}" if choices else f"a value of type {hint.__name__}"
+    return (
+        f"one of {', '.join(filter(None, map(str, choices)))}"
+        if choices
+        else f"a value of type {hint.__name__}"
+    )
 
 
 def help_text(kind: type) -> str:
@@ -180,7 +184,7 @@ def answer(main: Callable[[list[str]], Any]) -> None:
         print(f"\nstopped. To go on: {again}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
-        print("\nstopped; no run was begun", file=sys.stderr)
+        print("\nstopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
