@@ -20,11 +20,12 @@ HANGS = 3600  # seconds; only against a process that never ends
 
 
 def start(folder, *arguments, **environment):
-    """The main script in a process of its own."""
+    """The main script in a process of its own, with these environment variables (None = without)."""
+    variables = os.environ | environment
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         cwd=folder,
-        env=os.environ | environment,
+        env={name: value for name, value in variables.items() if value is not None},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

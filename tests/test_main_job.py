@@ -20,8 +20,6 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import llama, report, run_log, settings, task_rewards
 from parts.grading import grade
-from parts.rollout import MaxTextRollout
-from parts.tunix_api import RolloutConfig, TokenizerAdapter
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
 # a test then need not be faster than the run. It also counts what jax finds among the compiled programs.
@@ -48,6 +46,15 @@ HELD = [
     "REWARDS=match_format_exactly,match_format_approximately,check_answer,check_numbers,hold",
 ]
 
+# As in a user's shell: conftest.py sets these.
+KEPT_BY_DEFAULT = dict.fromkeys(
+    (
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+    )
+)
+
 # What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again.
 # Not TARGET_KL: SIGKILL can cost the log a step, and the controller that step's KL.
 STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE_END=0.7",
@@ -60,7 +67,8 @@ def saved_updates(run_dir):
 
 def start_and_kill(folder, condition, hold_after, *options):
     """RUN_DIR=broken until `condition` holds, then SIGKILL; with `hold_after` steps in its log it waits."""
-    process = start(folder, *SHORT, *HELD, *options, "RUN_DIR=broken", HOLD_AFTER=str(hold_after))
+    arguments = [*SHORT, *HELD, *options, "RUN_DIR=broken"]
+    process = start(folder, *arguments, HOLD_AFTER=str(hold_after), **KEPT_BY_DEFAULT)
     wait_for(condition, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -115,7 +123,7 @@ def stopped(killed, tmp_path_factory):
     """A second run of the same constants, which Ctrl-C stops: its folder, exit code and error output."""
     folder = tmp_path_factory.mktemp("stopped")
     (folder / "hold.py").write_text(HOLD)
-    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="6")
+    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="6", **KEPT_BY_DEFAULT)
     wait_for((folder / "run" / "checkpoints" / "actor" / "6").exists, process)
     process.send_signal(signal.SIGINT)
     (folder / "go_on").touch()
@@ -167,24 +175,25 @@ LEARNS = [*SHORT, "NUM_BATCHES=50", "NUM_TEST_QUESTIONS=256", "SEED=5", "RUN_DIR
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The run's folder, what it said, and what it said when it was run again.
+    """The run's folder, what it said, what it said when it was run again, and its cluster.
 
     50 of the 200 default steps, of 4 x 4 answers where the default has 16 x 8.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("learned"))
         patch.setattr(sys, "argv", ["pytest", "of", "another=program"])
-        said = []
+        said, clusters, make_cluster = [], [], demo.make_cluster
+        patch.setattr(demo, "make_cluster", lambda *a: clusters.append(make_cluster(*a)) or clusters[-1])
         for _ in range(2):
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 demo.main(LEARNS)
             said.append(out.getvalue())
-        return Path("my run").resolve(), *said
+        return Path("my run").resolve(), *said, clusters[0]
 
 
 def test_it_learns_and_leaves_a_report(learned):
     """Enough to see it: six seeds gained 29 to 43 points."""
-    run, out, again = learned
+    run, out, again, _ = learned
     result = json.loads((run / "result.json").read_text())
     before, after = result["before"], result["after"]
     # a 95 % interval over 256 questions is at most 6 points to either side
@@ -248,16 +257,9 @@ def test_flip_table_counts_each_pair():
     assert "| right before | 1 | 1 |" in table and "| wrong before | 2 | 1 |" in table
 
 
-def test_evaluation_with_several_passes(tmp_path, grader):
-    c = settings.read(demo.Constants, SHORT)
-    folder, hf = llama.load_hf_config(c.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_run_config(c, hf)
-    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    engine = MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, RolloutConfig(),
-        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
-    )  # fmt: skip
+def test_evaluation_with_several_passes(learned, tmp_path, grader):
+    c, engine = settings.read(demo.Constants, LEARNS), learned[3].rollout
+    tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     questions, source = demo.read_data(c)[1]
     rows = demo.make_prompts(c, questions[:32], source, tokenizer, False, tmp_path / "too_long.csv")
     result = demo.evaluate(c, engine, rows, grader, "liberal", num_passes=4)

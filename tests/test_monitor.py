@@ -27,8 +27,8 @@ from parts.rollout import MaxTextRollout
 
 STEPS, B, G, T = 6, 4, 4, 13
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
-             f"TOTAL_GENERATION_STEPS={T}",
-             "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3", "EVAL_CONFIG=liberal", "RUN_DIR=run"]  # fmt: skip
+             f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3",
+             "EVAL_CONFIG=liberal", "RUN_DIR=run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
