@@ -9,11 +9,11 @@ from parts import settings
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 SHORT = [
-    "NUM_BATCHES=12",
+    "NUM_BATCHES=8",
     "BATCH_SIZE=4",
     "NUM_GENERATIONS=4",
     "NUM_TEST_QUESTIONS=16",
-    "SAVE_INTERVAL_STEPS=3",
+    "SAVE_INTERVAL_STEPS=2",
     "EVAL_CONFIG=liberal",  # the same program as in training, at another temperature
 ]
 HANGS = 3600  # seconds; only against a process that never ends

@@ -78,7 +78,7 @@ def kill_while_saving(folder, *options):
     """A first checkpoint is there, and the second is being written (or was, just now)."""
     (folder / "hold.py").write_text(HOLD)
     checkpoints = folder / "broken" / "checkpoints" / "actor"
-    start_and_kill(folder, lambda: len(list(checkpoints.glob("*"))) >= 2, 6, *options)
+    start_and_kill(folder, lambda: len(list(checkpoints.glob("*"))) >= 2, 4, *options)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +89,11 @@ def killed(tmp_path_factory):
     return folder
 
 
-def go_on_to_the_same_weights(folder, monkeypatch, capsys, options=(), updates=12):
+def go_on_to_the_same_weights(folder, monkeypatch, capsys, options=(), updates=8):
     """Kills the run in `folder` later once more; then to the end, beside one that was not killed."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOLD_AFTER", "inf")
-    first, saved = saved_updates("broken")[-1], 3 + saved_updates("broken")[-1] * 12 // updates
+    first, saved = saved_updates("broken")[-1], 2 + saved_updates("broken")[-1] * 8 // updates
     start_and_kill(folder, lambda: saved_updates("broken")[-1] > first, saved, *options)
     capsys.readouterr()
     demo.main([*SHORT, *HELD, *options, "RUN_DIR=broken"])
@@ -105,7 +105,7 @@ def go_on_to_the_same_weights(folder, monkeypatch, capsys, options=(), updates=1
     for name in whole:
         np.testing.assert_array_equal(whole[name], broken[name], err_msg=name)
     results = [json.loads(Path(name, "result.json").read_text()) for name in ("whole", "broken")]
-    assert results[0]["after"] == results[1]["after"] and results[1]["steps"] == 12
+    assert results[0]["after"] == results[1]["after"] and results[1]["steps"] == 8
 
 
 def test_killed_and_resumed_ends_with_the_very_same_weights(killed, monkeypatch, capsys):
@@ -115,7 +115,7 @@ def test_killed_and_resumed_ends_with_the_very_same_weights(killed, monkeypatch,
 @pytest.mark.slow
 def test_killed_and_resumed_in_the_middle_of_much_state(tmp_path, monkeypatch, capsys):
     kill_while_saving(tmp_path, *STATEFUL)
-    go_on_to_the_same_weights(tmp_path, monkeypatch, capsys, STATEFUL, updates=24)
+    go_on_to_the_same_weights(tmp_path, monkeypatch, capsys, STATEFUL, updates=16)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,8 @@ def stopped(killed, tmp_path_factory):
     """A second run of the same constants, which Ctrl-C stops: its folder, exit code and error output."""
     folder = tmp_path_factory.mktemp("stopped")
     (folder / "hold.py").write_text(HOLD)
-    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="6", **KEPT_BY_DEFAULT)
-    wait_for((folder / "run" / "checkpoints" / "actor" / "6").exists, process)
+    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
+    wait_for((folder / "run" / "checkpoints" / "actor" / "4").exists, process)
     process.send_signal(signal.SIGINT)
     (folder / "go_on").touch()
     _, err = process.communicate(timeout=HANGS)
@@ -137,7 +137,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(stopped):
     assert "RUN_DIR=run" in err.splitlines()[-1] and "Traceback" not in err
     rows = (folder / "run" / "train_log.csv").read_text().splitlines()
     # the checkpoint is of the last step that the log shows
-    assert len(rows) == 1 + saved_updates(folder / "run")[-1] < 1 + 12
+    assert len(rows) == 1 + saved_updates(folder / "run")[-1] < 1 + 8
     assert not (folder / "run" / "after.json").exists()
 
 
@@ -170,7 +170,14 @@ def test_compiled_programs_are_kept_beside_the_runs_or_where_the_environment_say
     assert "runs/" in (settings.HERE.parent / ".gitignore").read_text().splitlines()
 
 
-LEARNS = [*SHORT, "NUM_BATCHES=50", "NUM_TEST_QUESTIONS=256", "SEED=5", "RUN_DIR=my run"]
+LEARNS = [
+    *SHORT,
+    "NUM_BATCHES=50",
+    "NUM_TEST_QUESTIONS=256",
+    "SAVE_INTERVAL_STEPS=50",
+    "SEED=5",
+    "RUN_DIR=my run",
+]
 
 
 @pytest.fixture(scope="module")
