@@ -544,3 +544,12 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
     assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
+
+
+def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Edited:
+        SEED: int = "three"
+
+    with pytest.raises(settings.UserError, match="SEED=three: use a value of type int"):
+        settings.read(Edited, [])

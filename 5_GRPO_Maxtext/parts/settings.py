@@ -105,12 +105,12 @@ def read[Constants](
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
-    column = "laptop" if is_small(model) else "tpu"
+    values = defaults(kind, "laptop" if is_small(model) else "tpu") | given
     try:
-        return pydantic.TypeAdapter(kind).validate_python(defaults(kind, column) | given)
+        return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
         name = error.errors()[0]["loc"][0]
-        raise UserError(f"{name}={given[name]}: use {wanted(kind, name)}") from None
+        raise UserError(f"{name}={values[name]}: use {wanted(kind, name)}") from None
 
 
 def wanted(kind: type, name: str) -> str:
