@@ -15,7 +15,7 @@ ratio = 1 and the clip never binds), no loss on the prompt (only the answer is t
 
 Read `group_advantage`, `grpo_loss` and `train` first. What only serves the run is in parts/.
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, under 2 minutes on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, 2 to 4 minutes on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its remark
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: continues where it stopped
