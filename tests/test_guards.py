@@ -1,5 +1,6 @@
 """Bad input: one clear line that names the constant, the value and the remedy; exit code 2; nothing lost."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import inspect
@@ -553,3 +554,11 @@ def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():
 
     with pytest.raises(settings.UserError, match="SEED=three: use a value of type int"):
         settings.read(Edited, [])
+
+
+@pytest.mark.parametrize(("epochs", "refused"), [(1, False), (2, True)])
+def test_a_run_of_several_epochs_is_not_cut_short_by_a_resume(epochs, refused):
+    c = read("NUM_BATCHES=5")
+    saved = dataclasses.asdict(c) | {"NUM_EPOCHS": epochs}
+    with pytest.raises(settings.UserError, match="NUM_BATCHES=10") if refused else contextlib.nullcontext():
+        run_log.check_same_constants(c, saved, Path("run"))
