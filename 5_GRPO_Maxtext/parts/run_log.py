@@ -111,8 +111,8 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     old["LOSS_AGG_MODE"] = RENAMED_VALUES.get(old["LOSS_AGG_MODE"], old["LOSS_AGG_MODE"])
     if old.get("NUM_EPOCHS", 1) != 1:  # it multiplied NUM_BATCHES: the run would end early, and say nothing
         raise UserError(
-            f"RUN_DIR={folder}: its run was started with NUM_EPOCHS={old['NUM_EPOCHS']}, which is gone; start "
-            f"another with NUM_BATCHES={old['NUM_EPOCHS'] * old['NUM_BATCHES']}"
+            f"RUN_DIR={folder}: its run was started with NUM_EPOCHS={old['NUM_EPOCHS']}, which is gone; "
+            f"start another with NUM_BATCHES={old['NUM_EPOCHS'] * old['NUM_BATCHES']}"
         )
     for name, value in dataclasses.asdict(c).items():
         if name not in FREE_TO_CHANGE and old[name] != value:
