@@ -223,7 +223,7 @@ def refuse(arguments: Sequence[str]) -> None:
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # what is wrong is refused here, before seconds of imports
-    settings.run(refuse)
+    settings.answer(refuse)
 
 import jax
 from etils import epath
