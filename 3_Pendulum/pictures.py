@@ -1,0 +1,122 @@
+"""The pictures of a run of pendulum.py or reinforce.py: drawn from what the run hands over."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a screen
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+from PIL import Image
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+BLUE, ORANGE, GREY, GREEN = "#1f77b4", "#ff7f0e", "#888888", "#2ca02c"
+
+
+def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | None = None) -> None:
+    """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS, rows]."""
+    axes.plot(x, curves.mean(axis=0), color=color, label=label)
+    axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
+
+
+def draw_learning_curve(path: Path, log: Any) -> None:
+    """Left: return against environment steps. Middle and right: what a practitioner watches."""
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(12, 3.6), facecolor="white", layout="constrained"
+    )
+    x = log.env_step[0]
+    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
+    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
+    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="torque drawn")
+    left.set(ylabel="return", ylim=(None, 0))
+    draw_band(middle, x, log.approx_kl, ORANGE, "approximate KL")
+    draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
+    middle.set(ylim=(0, None))
+    draw_band(right, x, log.explained_variance, GREEN, "explained variance")
+    draw_band(right, x, log.sigma, BLUE, "sigma, N m")
+    right.set(ylim=(-0.1, None))
+    for axes in (left, middle, right):
+        axes.set_xlabel("environment step")
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def record_gif(path: Path, actor: Any) -> np.ndarray:
+    """One greedy episode on Pendulum-v1 that starts hanging, every third frame at half size.
+
+    Returns:
+        Angle and speed before each step, [200, 2], rad and rad/s.
+    """
+    greedy = jax.jit(lambda actor, obs: actor(obs).mean())
+    env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
+    obs, _ = env.reset(seed=34)  # starts hanging
+    played, frames, truncated = [], [], False
+    while not truncated:
+        if len(played) % 3 == 0:
+            frames.append(Image.fromarray(env.render()).resize((250, 250)).quantize(16))
+        played.append(env.unwrapped.state)
+        obs, _, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
+    env.close()
+    # 150 ms per frame of 3 steps of 0.05 s: as fast as it is
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, loop=0)
+    return np.array(played)
+
+
+def draw_value_function(path: Path, critic: Callable, played: np.ndarray) -> None:
+    """What the critic expects of every angle and speed, with an episode on it; `played` is [200, 2]."""
+    angle, speed = np.linspace(-np.pi, np.pi, 181), np.linspace(-8, 8, 161)
+    grid = np.stack(np.meshgrid(angle, speed), axis=-1).astype(np.float32)  # [161, 181, 2]
+    obs = jnp.stack([jnp.cos(grid[..., 0]), jnp.sin(grid[..., 0]), grid[..., 1]], axis=-1)
+    value = critic(obs)  # [161, 181]
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), facecolor="white", layout="constrained")
+    mesh = axes.pcolormesh(np.degrees(angle), speed, value, shading="nearest", rasterized=True)
+    figure.colorbar(mesh, label="V(s): discounted return expected")
+    degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
+    axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
+    axes.annotate("start", (degrees[0], played[0, 1]), (4, -12), textcoords="offset points", color="white")
+    axes.set(
+        xlabel="angle, degrees (0: upright, 180: hanging)", ylabel="speed, rad/s", xticks=range(-180, 181, 60)
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_clipped_objective(path: Path, clipped_objective: Callable) -> None:
+    """PPO's objective and its slope against the ratio, for an advantage of +1 and of -1."""
+    ratio = jnp.linspace(0.5, 1.5, 400)  # none on a corner, where the slope is anybody's
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.4), facecolor="white", layout="constrained")
+    for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
+        slope = jax.vmap(jax.grad(clipped_objective), (0, None))(ratio, advantage)
+        axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio x advantage")
+        axes.plot(ratio, clipped_objective(ratio, advantage), color=color, linewidth=2, label="clipped")
+        axes.plot(ratio, slope, color=GREEN, linewidth=1, label="slope: what moves the actor")
+        axes.axvline(1, color=GREY, linewidth=0.5)
+        axes.set(xlabel="ratio: new probability / old", title=f"advantage {advantage:+.0f}")
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> None:
+    """Left: return against steps. Right: how much of the returns' variance the baseline explains."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+    x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout
+    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
+    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="drawing its actions")
+    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
+    left.legend(frameon=False, loc="lower right")
+    draw_band(right, x, log.explained_variance, BLUE, f"BASELINE={baseline}")
+    right.axhline(0, color=GREY, linewidth=1)
+    right.set(xlabel="environment step", ylabel="explained variance")
+    right.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

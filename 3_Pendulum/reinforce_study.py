@@ -1,0 +1,241 @@
+"""What a baseline is good for: REINFORCE with each baseline, and the variance of each gradient estimate.
+
+python 3_Pendulum/reinforce_study.py                # 8 rows of ten seeds each, then the variances
+python 3_Pendulum/reinforce_study.py NUM_SEEDS=3    # constants of reinforce.py hold where a row does not
+                                                    # change them
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+from jax.flatten_util import ravel_pytree
+from tqdm import tqdm
+
+import reinforce
+import settings
+from pictures import BLUE, GREY, ORANGE, draw_band
+
+COLORS = {"no_baseline": ORANGE, "batch_mean": GREY, "critic_baseline": BLUE}
+COMPARISON = [  # what to change on the command line
+    # the two diseases: three baselines, two kinds of credit
+    ["REWARD_TO_GO=True", "BASELINE=critic_baseline"],
+    ["REWARD_TO_GO=True", "BASELINE=batch_mean"],
+    ["REWARD_TO_GO=True", "BASELINE=no_baseline"],
+    ["REWARD_TO_GO=False", "BASELINE=critic_baseline"],
+    ["REWARD_TO_GO=False", "BASELINE=batch_mean"],
+    ["REWARD_TO_GO=False", "BASELINE=no_baseline"],
+    # can no baseline be saved by smaller steps, or by more episodes in each?
+    ["BASELINE=no_baseline", "ACTOR_LEARNING_RATE=3e-3"],
+    ["BASELINE=no_baseline", "NUM_ENVS=32", "EVAL_INTERVAL=20_000"],
+]
+VARIANCE_BATCHES = 256  # batches played with each frozen policy
+NUM_POLICIES = 8  # frozen along one training, nearer to each other early, where learning is fast
+ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this one has learned returns to go
+    (False, "no_baseline"),
+    (False, "batch_mean"),
+    (True, "no_baseline"),
+    (True, "batch_mean"),
+    (True, "critic_baseline"),
+]
+
+
+# %% Training -------------------------------------------------------------------------------------------
+def compare(arguments: list[str]):
+    """Trains every row of COMPARISON.
+
+    Args:
+        arguments: of the command line; they hold for every row that does not change them.
+
+    Returns:
+        The lines of compare.csv, one per row and seed; the log [NUM_SEEDS, rows] by label; actor and critic
+        of the first row's first seed, leaves [rows, ...].
+    """
+    lines, logs = [], {}
+    for changes in COMPARISON:
+        label = " ".join(changes)
+        c = reinforce.configure([*arguments, *changes])
+        print(f"\n{label}")
+        with settings.progress(c["NUM_STEPS"], ["episode_return", "eval_return", "gradient_norm"]) as report:
+            agents, log, networks, _, _ = reinforce.train_seeds(report)
+        if not logs:
+            first_seed = jax.tree.map(lambda x: x[0], networks)
+        logs[label] = log
+        eval_return = reinforce.evaluate(agents.actor).mean(axis=1)
+        best_eval_return = reinforce.evaluate(reinforce.best_of(log, networks[0])).mean(axis=1)
+        lines += [
+            {
+                "changed": label,
+                "seed": c["SEED"] + i,
+                "eval_return": eval_return[i],
+                "best_eval_return": best_eval_return[i],
+                "env_steps": log.env_step[i, -1],
+                "num_updates": log.num_updates[i, -1],
+            }
+            for i in range(c["NUM_SEEDS"])
+        ]
+        print(f"last policy: {settings.summary(eval_return, reinforce.SOLVED)}")
+        print(f"best policy: {settings.summary(best_eval_return, reinforce.SOLVED)}")
+    return lines, logs, first_seed
+
+
+# %% Variance of the gradient ---------------------------------------------------------------------------
+def gradient_estimates(
+    actor: reinforce.Actor, critic: reinforce.Critic, rngs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What every estimator makes of the same episodes.
+
+    Args:
+        actor, critic: frozen.
+        rngs: keys [M], one for each batch of NUM_ENVS episodes.
+
+    Returns:
+        Estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns [M].
+    """
+
+    def one_batch(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # nnx differentiates only what belongs to the same trace: a copy, made inside the loop
+        frozen = nnx.clone(actor)
+        rollout = reinforce.collect(frozen, rng)
+
+        def estimate(reward_to_go: bool, baseline: str) -> jax.Array:
+            returns = (reinforce.returns_to_go if reward_to_go else reinforce.whole_return)(rollout)
+            advantage = returns - reinforce.BASELINES[baseline](rollout, returns, critic)
+            batch = reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
+            return -ravel_pytree(nnx.grad(reinforce.policy_loss)(frozen, batch))[0]
+
+        return jnp.stack([estimate(*which) for which in ESTIMATORS]), rollout.reward.sum(axis=1).mean()
+
+    return jax.lax.map(one_batch, rngs)
+
+
+def spread_of(estimates: np.ndarray) -> dict[str, float]:
+    """How far independent estimates [M, P] stray, and how long the vector is that they stray from.
+
+    Returns:
+        trace: of the covariance matrix, the mean squared distance of one estimate from the mean.
+        squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M: subtracted.
+        *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the mean (2 errors).
+    """
+    estimates = estimates.astype(np.float64)
+    m, average = len(estimates), estimates.mean(axis=0)
+    squares = ((estimates - average) ** 2).sum(axis=1) * m / (m - 1)  # [M]
+    trace = squares.mean()
+    squared_norm = (average**2).sum() - trace / m
+    squared_norm_error = 2 * (estimates @ average).std(ddof=1) / np.sqrt(m)
+    return {
+        "trace": trace,
+        "trace_error": squares.std(ddof=1) / np.sqrt(m),
+        "squared_norm": squared_norm,
+        "squared_norm_error": squared_norm_error,
+        "ratio": trace / squared_norm if squared_norm > 2 * squared_norm_error else np.nan,
+    }
+
+
+def measure_variance(
+    networks: tuple[reinforce.Actor, reinforce.Critic], log: reinforce.Log
+) -> list[dict[str, Any]]:
+    """The variance of every estimator at policies from early to late in one training.
+
+    Args:
+        networks: actor and critic of one seed, each leaf [rows, ...].
+        log: of the same seed, [rows].
+
+    Returns:
+        Lines of gradient_variance.csv.
+    """
+    rows = np.unique(np.geomspace(1, len(log.env_step), NUM_POLICIES).astype(int)) - 1
+    estimate_all = jax.jit(lambda networks, rngs: gradient_estimates(*networks, rngs))
+    lines = []
+    for row in tqdm(rows, unit="policy", leave=False, disable=None):
+        rngs = jax.random.split(jax.random.fold_in(jax.random.key(reinforce.SEED), row), VARIANCE_BATCHES)
+        estimates, returns = estimate_all(jax.tree.map(lambda x, row=row: x[row], networks), rngs)
+        lines += [
+            {
+                "env_step": log.env_step[row].item(),
+                "episode_return": np.asarray(returns).mean().item(),
+                "reward_to_go": reward_to_go,
+                "baseline": baseline,
+                **spread_of(np.asarray(estimates[:, i])),
+            }
+            for i, (reward_to_go, baseline) in enumerate(ESTIMATORS)
+        ]
+    return lines
+
+
+# %% Pictures -------------------------------------------------------------------------------------------
+def draw_comparison(path: Path, logs: dict[str, reinforce.Log]) -> None:
+    """Greedy return against steps: a panel for each kind of credit, a band for each baseline."""
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained", sharey=True)
+    for axes, to_go, title in zip(both, (True, False), ("return to go", "the whole episode's return")):
+        for baseline, color in COLORS.items():
+            log = logs[f"REWARD_TO_GO={to_go} BASELINE={baseline}"]
+            draw_band(axes, log.env_step.mean(axis=0), log.eval_return, color, baseline)
+        axes.set(xlabel="environment step", title=f"each action credited with {title}", ylim=(0, 515))
+    both[0].set_ylabel("return of the greedy policy")
+    both[1].legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Left: variance of the estimate at each policy. Right: the same, as a multiple of what it estimates."""
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.9), facecolor="white", layout="constrained")
+    for reward_to_go, baseline in ESTIMATORS:
+        mine = [
+            line for line in lines if (line["reward_to_go"], line["baseline"]) == (reward_to_go, baseline)
+        ]
+        style = {"color": COLORS[baseline], "linestyle": "-" if reward_to_go else ":", "marker": "o"}
+        label = f"{baseline}, {'return to go' if reward_to_go else 'whole return'}"
+        for axes, key in zip(both, ("trace", "ratio")):
+            axes.plot(range(len(mine)), [line[key] for line in mine], label=label, **style)
+    ticks = [f"{line['env_step']:,}\n({line['episode_return']:.0f})" for line in mine]
+    for axes in both:
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(mine)), ticks, fontsize=8)
+        axes.set_xlabel("policy frozen at environment step (its return)")
+    both[0].set_ylabel("variance of the gradient estimate\n(trace of its covariance)")
+    both[1].set_ylabel("variance / squared length\nof the mean gradient")
+    both[1].set_title("missing: the noise hides the mean", fontsize=9)
+    both[0].set_ylim(bottom=100)  # where all episodes reach the limit, the mean leaves exactly nothing
+    both[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> Path:
+    """The whole study; writes compare.csv, gradient_variance.csv and their pictures.
+
+    Args:
+        arguments: `NAME=value` each, constants of reinforce.py.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        settings.UserError: see `settings.configure` and `settings.open_run`.
+    """
+    for changes in COMPARISON:  # a row that clashes with the command line is refused before all training
+        reinforce.configure([*arguments, *changes])
+    run_dir = settings.open_run(globals(), reinforce.configure(arguments))
+    lines, logs, first_seed = compare(arguments)
+    settings.write_csv(run_dir / "compare.csv", lines)
+    draw_comparison(run_dir / "compare.png", logs)
+
+    reinforce.configure([*arguments, *COMPARISON[0]])
+    print(f"\nvariance of the gradient: {VARIANCE_BATCHES} batches per frozen policy")
+    first_log = jax.tree.map(lambda x: x[0], logs[" ".join(COMPARISON[0])])
+    lines = measure_variance(first_seed, first_log)
+    settings.write_csv(run_dir / "gradient_variance.csv", lines)
+    draw_variance(run_dir / "gradient_variance.png", lines)
+    print(f"everything of this study is in {run_dir}")
+    return run_dir
+
+
+if __name__ == "__main__":
+    settings.run(main)

@@ -1,0 +1,27 @@
+"""Imports the files of folders 1 to 4. Each has a `settings`, a `study`: names that clash in one process."""
+
+import functools
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def load_all(folder: str) -> dict[str, ModuleType]:
+    """Every file of a numbered folder as a module, by name; afterwards the names are free again."""
+    names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
+    sys.path.insert(0, str(ROOT / folder))
+    try:
+        return {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(ROOT / folder))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def load(folder: str, name: str) -> ModuleType:
+    """One file of a numbered folder: `load("3_Pendulum", "pendulum")`."""
+    return load_all(folder)[name]
