@@ -68,7 +68,7 @@ LEARNING_RATE_END = 0.0  # share of both rates left at the last gradient step; 1
 MAX_GRAD_NORM = 0.5  # longer gradients are shortened to this, for each network on its own
 
 # The two safety locks: both keep the new policy near the one that collected the rollout
-CLIP_EPSILON = 0.2  # no gain from moving the ratio beyond 1 +- this; inf switches it off
+CLIP_EPSILON = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
 BETA = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
 KL_TARGET = 0.0  # above 0: BETA doubles or halves after a rollout, to bring the KL near this; 0: BETA stays
 

@@ -56,8 +56,8 @@ def ppo_ranges(c: SimpleNamespace) -> list[tuple[str, bool, str]]:
         ("GAE_LAMBDA", 0 <= c.GAE_LAMBDA <= 1, "from 0 to 1"),
         ("NUM_EPOCHS", 1 <= c.NUM_EPOCHS <= 10**4, "from 1 to 10000"),
         ("LEARNING_RATE_END", 0 <= c.LEARNING_RATE_END <= 1, "a share, from 0 to 1"),
-        ("MAX_GRAD_NORM", c.MAX_GRAD_NORM > 0, "above 0; inf switches it off"),
-        ("CLIP_EPSILON", c.CLIP_EPSILON > 0, "above 0; inf switches it off"),
+        ("MAX_GRAD_NORM", c.MAX_GRAD_NORM > 0, "above 0; 1e9 switches it off"),
+        ("CLIP_EPSILON", c.CLIP_EPSILON > 0, "above 0; 1e9 switches it off"),
         ("BETA", 0 <= c.BETA < math.inf, "0 or more and finite"),
         ("KL_TARGET", 0 <= c.KL_TARGET < math.inf, "0 or more and finite"),
         ("BETA", c.BETA > 0 or c.KL_TARGET <= 0, f"above 0 where KL_TARGET={c.KL_TARGET}: 0 doubled is 0"),
@@ -184,8 +184,10 @@ def configure(script: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any
 
 
 def help_text(script: Mapping[str, Any]) -> str:
-    """Every constant with its default and the remark beside it."""
-    remarks = dict(re.findall(r"^([A-Z]\w*) = .*?  # (.*)$", Path(script["__file__"]).read_text(), re.M))
+    """Every constant with its default and the remark beside it: in the script, or in the one it studies."""
+    files = [module.__file__ for module in script.values() if hasattr(module, "DEFAULTS")]
+    text = "\n".join(Path(file).read_text() for file in [*files, script["__file__"]])
+    remarks = dict(re.findall(r"^([A-Z]\w*) = .*?  # (.*)$", text, re.M))
     lines = [
         f"\n{name} = {value!r}\n    {remarks.get(name, '')}" for name, value in script["DEFAULTS"].items()
     ]

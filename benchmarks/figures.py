@@ -57,20 +57,20 @@ def seeds_of_one_run(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def mnist_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """Folder 4's seeds.csv: one line per seed, all methods side by side."""
+    """Folder 4's seeds.csv: one line per seed, all methods side by side, on the test images."""
     result = json.loads((run / "result.json").read_text())
-    last = {(row["seed"], row["method"]): row for row in read_csv(run / "log.csv")}
-    for seed in dict.fromkeys(seed for seed, _ in last):
+    final = {(row["seed"], row["method"]): row for row in read_csv(run / "accuracy.csv")}
+    for seed in dict.fromkeys(seed for seed, _ in final):
         row = {"seed": seed, "seconds": result["seconds"], "compile_seconds": result["compile_seconds"]}
-        for method in dict.fromkeys(method for _, method in last):
-            row[method] = last[seed, method]["test_accuracy"]
-            row[f"{method}_sampled"] = last[seed, method]["test_sampled_accuracy"]
+        for method in dict.fromkeys(method for _, method in final):
+            row[method] = final[seed, method]["test_accuracy"]
+            row[f"{method}_sampled"] = final[seed, method]["test_sampled_accuracy"]
         yield row
 
 
 def mnist_exercise_rows(run: Path) -> Iterator[dict[str, Any]]:
     """Folder 4's exercises.csv: one line per seed, GRPO only."""
-    yield from {row["seed"]: row for row in read_csv(run / "log.csv") if row["method"] == "grpo"}.values()
+    yield from (row for row in read_csv(run / "accuracy.csv") if row["method"] == "grpo")
 
 
 def language_model_rows(run: Path) -> Iterator[dict[str, Any]]:
@@ -117,11 +117,13 @@ PEERS = "SB3=/tmp/sb3/bin/python REJAX=/tmp/rejax/bin/python"
 MNIST = "MNIST_PATH=../shared/data/mnist/mnist.npz"
 JOBS = [
     Job(
-        "python 1_Q_Learning/Q_Learning.py COMPARE=True",
-        into(
-            "1_Q_Learning", "log.csv", "q_table.csv", "q_table.png", "learning_curve.png",
-            "compare.csv", "compare.png", "compare_curves.csv",
-        ),
+        "python 1_Q_Learning/Q_Learning.py SEED=0",
+        into("1_Q_Learning", "log.csv", "q_table.csv", "q_table.png", "learning_curve.png"),
+        0.1,
+    ),
+    Job(
+        "python 1_Q_Learning/study.py",
+        into("1_Q_Learning", "compare.csv", "compare.png", "compare_curves.csv"),
         0.5,
     ),
     Job("python 1_Q_Learning/Q_Learning.py", into("1_Q_Learning", "seeds.csv"), 0.2, rows=q_learning_rows),
@@ -132,13 +134,20 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python 2_Cart_Pole_DQN/cart_pole_dqn.py COMPARE=True",
-        into(
-            "2_Cart_Pole_DQN", "log.csv", "learning_curve.png", "cart_pole.gif",
-            "compare.csv", "compare.png", "overestimation.png",
-        ),
+        "python 2_Cart_Pole_DQN/cart_pole_dqn.py SEED=0",
+        into("2_Cart_Pole_DQN", "log.csv", "learning_curve.png", "cart_pole.gif"),
+        0.6,
+    ),
+    Job(
+        "python 2_Cart_Pole_DQN/study.py",
+        into("2_Cart_Pole_DQN", "compare.csv", "compare_paired.csv", "compare.png", "overestimation.png"),
         12,
     ),
+    Job(
+        "python 2_Cart_Pole_DQN/study.py confirm",
+        into("2_Cart_Pole_DQN", "confirm.csv", "confirm_paired.csv"),
+    ),
+    Job("python 2_Cart_Pole_DQN/study.py tune", into("2_Cart_Pole_DQN", "tune.csv", "tuned.csv")),
     Job(
         "python 2_Cart_Pole_DQN/cart_pole_dqn.py", into("2_Cart_Pole_DQN", "seeds.csv"), rows=seeds_of_one_run
     ),
@@ -149,19 +158,25 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python 3_Pendulum/pendulum.py COMPARE=True",
+        "python 3_Pendulum/pendulum.py SEED=0",
         into(
             "3_Pendulum", "log.csv", "learning_curve.png", "clipped_objective.png", "value_function.png",
-            "pendulum.gif", "compare.csv", "compare.png", "failures.png",
+            "pendulum.gif",
         ),
-        9,
+        0.5,
     ),
+    Job("python 3_Pendulum/study.py", into("3_Pendulum", "compare.csv", "compare.png", "failures.png"), 9),
     Job("python 3_Pendulum/pendulum.py", into("3_Pendulum", "seeds.csv"), rows=seeds_of_one_run),
     Job(
-        "python 3_Pendulum/reinforce.py COMPARE=True",
+        "python 3_Pendulum/reinforce.py SEED=0",
+        into("3_Pendulum", "log.csv", "learning_curve.png", prefix="reinforce_"),
+        0.4,
+    ),
+    Job(
+        "python 3_Pendulum/reinforce_study.py",
         into(
-            "3_Pendulum", "log.csv", "learning_curve.png", "compare.csv", "compare.png",
-            "gradient_variance.csv", "gradient_variance.png", prefix="reinforce_",
+            "3_Pendulum", "compare.csv", "compare.png", "gradient_variance.csv", "gradient_variance.png",
+            prefix="reinforce_",
         ),
         3,
     ),
@@ -177,11 +192,19 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST} COMPARE=True",
-        into(
-            "4_GRPO_MNIST", "log.csv", "accuracy.png", "memory.csv", "compare.csv", "gradient.csv", "pull.png"
-        ),
+        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",
+        into("4_GRPO_MNIST", "log.csv", "accuracy.png"),
+        1.8,
+    ),
+    Job(
+        f"python 4_GRPO_MNIST/study.py {MNIST}",
+        into("4_GRPO_MNIST", "compare.csv", "gradient.csv", "memory.csv", "pull.png"),
         15,
+    ),
+    Job(
+        f"python 4_GRPO_MNIST/study.py tune {MNIST}",
+        into("4_GRPO_MNIST", "tune.csv"),
+        5,
     ),
     Job(
         f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",

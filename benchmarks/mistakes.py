@@ -11,6 +11,7 @@ which the folder's README sums up.
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,15 @@ class Row(NamedTuple):
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
-UPDATE = "update(q_table, state, action, reward, next_state, terminated)\n            state"
-STEP = "next_state, reward, terminated = step(state, action)\n            update"
+UPDATE = "update(q_table, state, action, reward, next_state, terminated)\n        state"
+STEP = "next_state, reward, terminated = step(state, action)\n        update"
 TABLE = "q_table = np.zeros((NUM_STATES, NUM_ACTIONS))"
 LEARN = "q_table[state, action] += ALPHA * td_error"
 ORDER = '["up", "down", "left", "right"]'
+ACTIONS = f"ACTIONS = {ORDER}"
 MOVES = "[(-1, 0), (1, 0), (0, -1), (0, 1)]"
 SWEEP = "        change = np.abs(q_star"
-EPISODE = "        state, episode_return, steps = START"
+EPISODE = "    state, episode_return, steps = START"
 LISTS = "    log, tables, block = [], [], []"
 MAX = "q_table[next_state].max()\n    td_error"
 
@@ -57,13 +59,12 @@ OTHER_ORDER = (
 SLIPPERY = (  # one move in five goes in a random direction, and value_iteration knows it
     (
         STEP,
-        "moved = slip_to[steps] if slip[steps] < 0.2 else action\n            "
-        + STEP.replace("action", "moved"),
+        "moved = slip_to[steps] if slip[steps] < 0.2 else action\n        " + STEP.replace("action", "moved"),
     ),
     (
         EPISODE,
-        "        slip = rng.random(MAX_STEPS_PER_EPISODE).tolist()\n"
-        "        slip_to = rng.integers(NUM_ACTIONS, size=MAX_STEPS_PER_EPISODE).tolist()\n" + EPISODE,
+        "    slip = rng.random(MAX_STEPS_PER_EPISODE).tolist()\n"
+        "    slip_to = rng.integers(NUM_ACTIONS, size=MAX_STEPS_PER_EPISODE).tolist()\n" + EPISODE,
     ),
     (SWEEP, "        q_star = 0.8 * q_star + 0.2 * q_star.mean(axis=1, keepdims=True)\n" + SWEEP),
 )
@@ -77,7 +78,7 @@ def by_visits(power: float) -> tuple[tuple[str, str], ...]:
             LEARN,
             f"visits[state, action] += 1\n    {LEARN.replace('ALPHA', f'visits[state, action] ** -{power}')}",
         ),
-        ("ARROWS =", "visits = np.zeros((16, 4))\nARROWS ="),
+        (ACTIONS, f"visits = np.zeros((16, 4))\n{ACTIONS}"),
     )
 
 
@@ -100,8 +101,9 @@ Q_LEARNING = [
 ]
 
 
-def run_q_learning(text: str, row: Row) -> Iterator[dict[str, Any]]:
+def run_q_learning(text: str, row: Row, home: Path) -> Iterator[dict[str, Any]]:
     """Five seeds of a changed copy, against its own value iteration; the goal's row of the table left out."""
+    sys.path.insert(0, str(home))  # the copy imports settings and pictures
     script = types.ModuleType("changed")
     exec(compile(text, "changed", "exec"), script.__dict__)
     for seed in range(5):
@@ -120,7 +122,7 @@ def run_q_learning(text: str, row: Row) -> Iterator[dict[str, Any]]:
 
 # %% Folder 2 -------------------------------------------------------------------------------------------
 FUTURE = "(1 - last.terminated)"
-PREDICTION = "q = jnp.take_along_axis(q, window.action[:, :1], axis=1)[:, 0]"
+PREDICTION = "q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]"
 COPY = "synchronize(agent.online, agent.target, learning_steps % TARGET_SYNC_INTERVAL == 0)"
 WEIGHTS = "nnx.state(agent.online), nnx.state(agent.target)"
 AVERAGE = f"nnx.update(agent.target, optax.incremental_update({WEIGHTS}, 0.01))"
@@ -142,23 +144,23 @@ CART_POLE = [
 # %% Folder 3 -------------------------------------------------------------------------------------------
 NEXT_VALUE = "next_value = agent.critic(transition.next_obs)"
 AFTER_RESET = (  # what an environment that resets itself shows after the last step
-    "first_obs = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)).obs\n            "
-    "shown = jnp.where(transition.truncated[:, None], first_obs, transition.next_obs)\n            "
+    "first_obs = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)).obs\n        "
+    "shown = jnp.where(transition.truncated[:, None], first_obs, transition.next_obs)\n        "
     "next_value = agent.critic(shown)"
 )
 VALUE = "value = critic(batch.obs)  # [B];"
 RUNNING = "running = 1 - (t.terminated | t.truncated)  # [T, N]"
-ACTION = "rows = (t.obs, t.action,"
+ACTION = "action = policy.sample(seed=action_rng)"
 OLD_LOG_PROB = "policy.log_prob(batch.action) - batch.log_prob)  # [B], 1 at"
 SIGMA = "self.sigma(x)[..., 0]"
-MEAN = "(alive * credit).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1)"
+MEAN = "(alive * returns).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1)"
 TIME = "time = jnp.broadcast_to(t / MAX_EPISODE_STEPS,"
 
 PENDULUM = [
     Row("M1", "V of the next episode's first observation", ((NEXT_VALUE, AFTER_RESET),)),
     Row("M2", "[B, 1] less [B]", ((VALUE, VALUE.replace("obs)", "obs)[:, None]")),)),
     Row("M3", "advantages flow over the ends", ((RUNNING, "running = jnp.ones_like(t.reward)"),)),
-    Row("M4", "log-prob of the cut torque", ((ACTION, "rows = (t.obs, jnp.clip(t.action, -2, 2),"),)),
+    Row("M4", "torque cut before its log-prob", ((ACTION, f"action = jnp.clip({ACTION[9:]}, -2, 2)"),)),
     Row(
         "M5",
         "old log-prob computed anew",
@@ -174,8 +176,8 @@ PENDULUM = [
     Row(
         "M6",
         "one mean for all steps",
-        ((MEAN, "(alive * credit).sum() / alive.sum()"),),
-        ("BASELINE=mean",),
+        ((MEAN, "(alive * returns).sum() / alive.sum()"),),
+        ("BASELINE=batch_mean",),
         "reinforce.py",
     ),
     Row("E1a", "as it is", (), ("NUM_STEPS=50_000",)),
@@ -189,15 +191,23 @@ PENDULUM = [
 
 
 # %% All folders ----------------------------------------------------------------------------------------
-def run_ten_seeds(text: str, row: Row) -> Iterator[dict[str, Any]]:
-    """All ten seeds of a changed copy, in a process of its own."""
+SHOWING = ("explained_variance", "entropy")  # columns of log.csv in which a mistake may show
+
+
+def run_ten_seeds(text: str, row: Row, home: Path) -> Iterator[dict[str, Any]]:
+    """All ten seeds of a changed copy, in a process of its own; `home` has what the copy imports."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "changed.py"
         copy.write_text(text)
-        subprocess.run([sys.executable, copy, *row.constants, f"RUN_DIR={folder}/run"], check=True)
+        command = [sys.executable, copy, *row.constants, f"RUN_DIR={folder}/run"]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(home)})
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
+        with open(Path(folder) / "run" / "log.csv", newline="") as file:
+            last = {int(line["seed"]): line for line in csv.DictReader(file)}
     for seed, returns in enumerate(zip(result["eval_return"], result["best_eval_return"])):
-        yield {"seed": seed, "eval_return": returns[0], "best_eval_return": returns[1]}
+        yield {"seed": seed, "eval_return": returns[0], "best_eval_return": returns[1]} | {
+            f"last_{name}": last[seed][name] for name in SHOWING if name in last[seed]
+        }
 
 
 FOLDERS = {
@@ -215,7 +225,7 @@ def changed_text(text: str, row: Row) -> str:
     """
     for old, new in row.changes:
         if text.count(old) != 1:
-            sys.exit(f"error: {row.name}: {old!r} stands {text.count(old)} times in the script; mend the row")
+            sys.exit(f"error: {row.name}: {old!r} stands {text.count(old)} times in the script; fix the row")
         text = text.replace(old, new)
     return text
 
@@ -230,7 +240,7 @@ def main() -> None:
     lines = [
         {"row": row.name, "what": row.what, "constants": " ".join(row.constants)} | line
         for row in rows
-        for line in run(changed_text(texts[row.script], row), row)
+        for line in run(changed_text(texts[row.script], row), row, ROOT / folder)
     ]
     for letter, kind in (("M", "mistakes"), ("E", "exercises")):
         with open(ROOT / folder / "assets" / f"{kind}.csv", "w", newline="") as file:

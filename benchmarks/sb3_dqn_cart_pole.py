@@ -1,19 +1,15 @@
-"""Stable-Baselines3's DQN with rl-zoo's CartPole-v1 settings; run by against_peers.py in an environment
-of its own. Argument: a seed. Last line: a JSON object."""
-
-import json
-import sys
-import time
+"""Stable-Baselines3's DQN with rl-zoo's CartPole-v1 settings, one seed; run by against_peers.py."""
 
 import gymnasium
-import numpy as np
+import peer
+import stable_baselines3
 import torch
-from stable_baselines3 import DQN
+from sb3_log import Log
 
-seed = int(sys.argv[1])
+[seed], steps, _ = peer.options()
 torch.set_num_threads(1)
-started = time.perf_counter()
-model = DQN(
+clock = peer.Clock()
+model = stable_baselines3.DQN(
     "MlpPolicy",
     gymnasium.make("CartPole-v1"),
     learning_rate=2.3e-3,
@@ -30,17 +26,9 @@ model = DQN(
     seed=seed,
     device="cpu",
 )
-model.learn(50_000)
-seconds = time.perf_counter() - started
-
-returns = []
-env = gymnasium.make("CartPole-v1")
-for episode in range(100):
-    obs, _ = env.reset(seed=episode)
-    total, ended = 0.0, False
-    while not ended:
-        action, _ = model.predict(obs, deterministic=True)
-        obs, reward, terminated, truncated, _ = env.step(int(action))
-        total, ended = total + reward, terminated or truncated
-    returns.append(total)
-print(json.dumps({"seconds": seconds, "compile_seconds": 0.0, "eval_return": [np.mean(returns)]}))
+log = Log(clock)
+model.learn(steps or 50_000, callback=log)
+measured = clock.read()
+returns = [peer.judge("CartPole-v1", lambda obs: model.predict(obs, deterministic=True)[0])]
+version = f"Stable-Baselines3 {stable_baselines3.__version__}"
+peer.finish(version, model.num_timesteps, measured, returns, [log.rows])

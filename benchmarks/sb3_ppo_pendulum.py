@@ -1,20 +1,15 @@
-"""Stable-Baselines3's PPO with rl-zoo's Pendulum-v1 settings (100,000 steps); run by against_peers.py in an
-environment of its own. Argument: a seed. Last line: a JSON object."""
+"""Stable-Baselines3's PPO with rl-zoo's Pendulum-v1 settings, one seed; run by against_peers.py."""
 
-import json
-import sys
-import time
-
-import gymnasium
-import numpy as np
+import peer
+import stable_baselines3
 import torch
-from stable_baselines3 import PPO
+from sb3_log import Log
 from stable_baselines3.common.env_util import make_vec_env
 
-seed = int(sys.argv[1])
+[seed], steps, _ = peer.options()
 torch.set_num_threads(1)
-started = time.perf_counter()
-model = PPO(
+clock = peer.Clock()
+model = stable_baselines3.PPO(
     "MlpPolicy",
     make_vec_env("Pendulum-v1", n_envs=4, seed=seed),
     n_steps=1024,
@@ -29,17 +24,9 @@ model = PPO(
     seed=seed,
     device="cpu",
 )
-model.learn(100_000)
-seconds = time.perf_counter() - started
-
-returns = []
-env = gymnasium.make("Pendulum-v1")
-for episode in range(100):
-    obs, _ = env.reset(seed=episode)
-    total, ended = 0.0, False
-    while not ended:
-        action, _ = model.predict(obs, deterministic=True)
-        obs, reward, terminated, truncated, _ = env.step(action)
-        total, ended = total + reward, terminated or truncated
-    returns.append(total)
-print(json.dumps({"seconds": seconds, "compile_seconds": 0.0, "eval_return": [np.mean(returns)]}))
+log = Log(clock)
+model.learn(steps or 100_000, callback=log)
+measured = clock.read()
+returns = [peer.judge("Pendulum-v1", lambda obs: model.predict(obs, deterministic=True)[0])]
+version = f"Stable-Baselines3 {stable_baselines3.__version__}"
+peer.finish(version, model.num_timesteps, measured, returns, [log.rows])

@@ -6,6 +6,7 @@ number of moves, and by walking the policy and counting.
 
 import csv
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import Q_Learning
+from folders import load
 
+Q_Learning, settings, study = (load("1_Q_Learning", name) for name in ("Q_Learning", "settings", "study"))
 FOLDER = Path(Q_Learning.__file__).resolve().parent
 UP, DOWN, LEFT, RIGHT = range(4)
 QUIET = "PRINT_EVERY=0"
@@ -41,10 +43,11 @@ def moves_to_goal(state):
 # --- the result ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(5))
 def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
-    q_table, _, _ = train(seed=seed)
+    # A tenth of the default episodes: seeds.csv holds the whole runs, and test_course.py repeats them.
+    q_table, _, _ = train(["NUM_EPISODES=2000"], seed)
     # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are right, its
     # target is one constant number, and each visit multiplies the pair's error by 1 - ALPHA = 0.9. From 100
-    # to 1e-6 takes 175 visits; the rarest pair gets more than 600.
+    # to 1e-6 takes 175 visits; the rarest pair gets more than 400.
     assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
 
     for start in range(16):
@@ -137,7 +140,8 @@ def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps(monkeypa
 
 
 def test_the_optimum_is_the_same_when_most_episodes_are_cut_off():
-    q_table, log, _ = train(["MAX_STEPS_PER_EPISODE=10", "EPSILON_END=1.0"])
+    arguments = ["MAX_STEPS_PER_EPISODE=10", "EPSILON_END=1.0", "ALPHA=0.5", "NUM_EPISODES=8000"]
+    q_table, log, _ = train(arguments)
     assert log[:, 2].mean() < 0  # most earn -10; to reach the goal earns 91 or more
     assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
 
@@ -178,6 +182,26 @@ def test_an_episode_earns_100_less_its_earlier_moves_or_loses_one_a_move():
     assert (log[~reached, 3] == 100).all()
 
 
+def test_each_step_of_each_episode_draws_a_new_coin_and_a_new_random_action(monkeypatch):
+    drawn = []
+
+    def record(q_table, state, epsilon, coin, random_action):
+        drawn.append((coin, random_action))
+        return random_action
+
+    monkeypatch.setattr(Q_Learning, "select_action", record)
+    rng = np.random.default_rng(0)
+    steps = [Q_Learning.play_episode(np.zeros((16, 4)), 1.0, rng)[1] for _ in range(100)]
+    coins, actions = map(np.array, zip(*drawn))
+    assert len(coins) == sum(steps) > 3000
+    assert len(set(coins)) == len(coins)
+    assert coins.min() >= 0 and coins.max() < 1 and coins.mean() == pytest.approx(0.5, abs=0.02)
+    assert np.bincount(actions) / len(actions) == pytest.approx(np.full(4, 0.25), abs=0.03)
+    # neither hangs on the other, nor on the step before
+    for first, second in [(coins, actions), (coins[1:], coins[:-1]), (actions[1:], actions[:-1])]:
+        assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
+
+
 def test_the_seed_decides_everything():
     first, again, other = (train(["NUM_EPISODES=100"], seed)[0] for seed in (3, 3, 4))
     assert (first == again).all()
@@ -210,7 +234,6 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
     (run_dir,) = (tmp_path / "runs" / "Q_Learning").iterdir()
     result = json.loads((run_dir / "result.json").read_text())
     assert set(result) == {"max_abs_error", "optimal_from_every_state", "seconds"}
-    assert isinstance(result["optimal_from_every_state"], bool)
     assert 0 < result["seconds"] < 60
     assert json.loads((run_dir / "constants.json").read_text()) == Q_Learning.DEFAULTS | {
         "NUM_EPISODES": 300,
@@ -223,6 +246,8 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
     q_table = np.array([[float(row[name]) for name in Q_Learning.ACTIONS] for row in rows])
     assert [int(row["state"]) for row in rows] == list(range(16))
     assert (q_table == train(["NUM_EPISODES=300"], seed=7)[0]).all()
+    assert result["optimal_from_every_state"] is Q_Learning.optimal_from_every_state(q_table)
+    assert b"\r" not in (run_dir / "log.csv").read_bytes()
     assert result["max_abs_error"] == np.abs(q_table - Q_Learning.value_iteration()).max() > 1e-6
     log = read(run_dir / "log.csv")
     assert list(log[0]) == ["episode", "epsilon", "return", "steps", "max_abs_error"]
@@ -232,42 +257,111 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
         assert (run_dir / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_comparison_trains_each_entry_with_each_seed_and_leaves_the_main_run_alone(tmp_path, monkeypatch):
+def test_the_study_trains_each_row_with_each_seed_and_its_first_row_is_the_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = [QUIET, "NUM_EPISODES=100", "SEED=2"]
-    alone = Q_Learning.run([*arguments, "RUN_DIR=alone"])
-    both = Q_Learning.run([*arguments, "RUN_DIR=both", "COMPARE=True", "NUM_SEEDS=2"])
-    assert both["max_abs_error"] == alone["max_abs_error"]
-    rows = read("both/compare.csv")
+    alone = np.abs(train(["NUM_EPISODES=100"], seed=2)[0] - Q_Learning.value_iteration()).max()
+    study.main(["NUM_EPISODES=100", "SEED=2", "NUM_SEEDS=2"])
+    (run_dir,) = (tmp_path / "runs" / "Q_Learning_study").iterdir()
+    constants = json.loads((run_dir / "constants.json").read_text())
+    changed = {"NUM_EPISODES": 100, "SEED": 2, "NUM_SEEDS": 2}
+    assert constants == Q_Learning.DEFAULTS | changed | {"RUN_DIR": str(run_dir.relative_to(tmp_path))}
+    rows = read(run_dir / "compare.csv")
     labels = ["unchanged", "ALPHA=0.01", "ALPHA=1.0", "EPSILON_END=1.0", "EPSILON_START=0.01"]
     assert [(row["changed"], row["seed"]) for row in rows] == [
         (label, seed) for label in labels for seed in "23"
     ]
-    assert float(rows[0]["max_abs_error"]) == alone["max_abs_error"]
+    assert float(rows[0]["max_abs_error"]) == alone
     errors = {
         label: max(float(row["max_abs_error"]) for row in rows if row["changed"] == label) for label in labels
     }
     assert errors["ALPHA=1.0"] == 0 < errors["unchanged"] < errors["ALPHA=0.01"]
-    assert len(read("both/compare_curves.csv")) == 5 * 2
-    assert Path("both/compare.png").stat().st_size > 10_000
-    assert Q_Learning.COMPARE and Q_Learning.ALPHA == 0.1 and Q_Learning.EPSILON_START == 1.0
+    assert (run_dir / "compare.png").stat().st_size > 10_000
+
+    # The last point of each curve, from the two seeds of compare.csv.
+    points = read(run_dir / "compare_curves.csv")
+    assert len(points) == 5 * 2
+    for label in labels:
+        last = [point for point in points if point["changed"] == label][-1]
+        pair = [max(float(row["max_abs_error"]), 1e-14) for row in rows if row["changed"] == label]
+        expected = math.sqrt(pair[0] * pair[1]), min(pair), max(pair)
+        assert last["episode"] == "100"
+        shown = [float(last[f"error_{name}"]) for name in ("mean", "min", "max")]
+        assert shown == pytest.approx(expected, rel=1e-3)
+        assert float(last["return_min"]) <= float(last["return_mean"]) <= float(last["return_max"])
+
+
+def test_the_result_is_of_the_table_that_was_learned(tmp_path, monkeypatch):
+    q_star = Q_Learning.value_iteration()
+    worse, wrong = q_star + 3.0, q_star.copy()
+    wrong[3, UP] = 1000.0
+    log = np.array([[50.0, 1, 0, 0], [100.0, 1, 0, 0]])
+    monkeypatch.setattr(Q_Learning, "train", lambda rng: (wrong, log, np.array([worse, wrong])))
+    for name in ("draw_learning_curve", "draw_q_table"):
+        monkeypatch.setattr(Q_Learning.pictures, name, lambda *arguments: None)
+    result = Q_Learning.main([f"RUN_DIR={tmp_path}"])
+    assert result["optimal_from_every_state"] is False
+    errors = [float(row["max_abs_error"]) for row in read(tmp_path / "log.csv")]
+    assert errors == pytest.approx([3.0, 1000 - q_star[3, UP]])
+    assert result["max_abs_error"] == errors[1]
+
+
+def test_the_figures_of_a_row_by_hand(monkeypatch):
+    """`train` is replaced: 30 rows of 50 episodes, tables with known errors."""
+    study.script.configure(["NUM_EPISODES=1500", "SEED=4"])
+    q_star = Q_Learning.value_iteration()
+
+    def known(rng):
+        tables = np.repeat(q_star[None], 30, axis=0)
+        tables[:10] -= 1e-3  # close from row 10 on, which ends with episode 550
+        tables[-1, 2, 3] -= 0.05
+        tables[-1, 5, :2] += 0.5
+        tables[-1, 15, UP] -= 7.0
+        tables[-1, 3, UP] = 1000.0
+        log = np.zeros((30, 4))
+        log[:, 0] = 50 * np.arange(1, 31)
+        log[:, 2] = np.arange(30)
+        return tables[-1], log, tables
+
+    monkeypatch.setattr(study.script, "train", known)
+    monkeypatch.setattr(study, "NUM_SEEDS", 2)
+    results, episodes, errors, returns = study.train_seeds("a row")
+    assert [row["seed"] for row in results] == [4, 5]
+    assert list(results[0].values())[2:] == [
+        pytest.approx(1000 - q_star[3, UP]),
+        5,
+        False,
+        550,
+        np.arange(10, 30).mean(),  # of episodes 501 to 1500
+    ]
+    assert episodes.tolist() == list(range(50, 1501, 50))
+    assert errors[0, 0] == pytest.approx(1e-3) and errors[1, 15] == 0
+    assert returns.tolist() == [list(range(30))] * 2
+    lines = study.curves(episodes, errors, returns)
+    assert lines["error_min"][15] == pytest.approx(1e-14)  # 0 has no logarithm
+
+
+def test_the_printed_policy_points_where_the_moves_lead():
+    pictures = load("1_Q_Learning", "pictures")
+    shown = dict(zip(pictures.ARROWS, Q_Learning.MOVES))
+    assert shown == {"↑": (-1, 0), "↓": (1, 0), "←": (0, -1), "→": (0, 1)}
 
 
 BAD = [
     ("ALPA=0.2", ["ALPA=0.2", "ALPHA"]),
     ("alpha=0.2", ["alpha=0.2", "ALPHA"]),
-    ("--help", ["--help", "NAME=value"]),
     ("ALPHA", ["ALPHA", "NAME=value"]),
     ("ALPHA=[", ["ALPHA=[", "float"]),
     ("ALPHA=${x}", ["ALPHA=${x}", "float"]),
     ("ALPHA=", ["ALPHA=", "float"]),
-    ("ALPHA=1" + "0" * 400, ["ALPHA=1000", "float"]),
+    ("ALPHA=1" + "0" * 400, ["ALPHA=inf", "at most 1"]),
+    ("NUM_EPISODES=1" + "0" * 5000, ["NUM_EPISODES=1000", "int"]),
     ("ALPHA=0.1\n0.2", ["ALPHA=0.1", "float"]),
     ("NUM_EPISODES=2.5", ["NUM_EPISODES=2.5", "int"]),
-    ("COMPARE=1", ["COMPARE=1", "bool"]),
+    ("COMPARE=True", ["COMPARE=True", "no such constant"]),
+    ("NUM_EPISODES=True", ["NUM_EPISODES=True", "int"]),
     ("ALPHA=0", ["ALPHA=0.0", "above 0"]),
     ("ALPHA=1.5", ["ALPHA=1.5", "at most 1"]),
-    ("ALPHA=.nan", ["ALPHA=nan", "at most 1"]),
+    ("ALPHA=nan", ["ALPHA=nan", "at most 1"]),
     ("GAMMA=0", ["GAMMA=0.0", "above 0"]),
     ("GAMMA=1.01", ["GAMMA=1.01", "at most 1"]),
     ("NUM_EPISODES=0", ["NUM_EPISODES=0", "from 1"]),
@@ -280,9 +374,9 @@ BAD = [
     ("EPSILON_END=-0.1", ["EPSILON_END=-0.1", "from 0"]),
     ("DECAY_EPISODES=0", ["DECAY_EPISODES=0", "1 or more"]),
     ("GOAL_REWARD=0", ["GOAL_REWARD=0.0", "above 0"]),
-    ("GOAL_REWARD=.inf", ["GOAL_REWARD=inf", "finite"]),
+    ("GOAL_REWARD=inf", ["GOAL_REWARD=inf", "finite"]),
     ("STEP_REWARD=0", ["STEP_REWARD=0.0", "below 0"]),
-    ("STEP_REWARD=-.inf", ["STEP_REWARD=-inf", "finite"]),
+    ("STEP_REWARD=-inf", ["STEP_REWARD=-inf", "finite"]),
     ("SEED=-1", ["SEED=-1", "0 or more"]),
     ("LOG_EVERY=0", ["LOG_EVERY=0", "1 or more"]),
     ("PRINT_EVERY=-1", ["PRINT_EVERY=-1", "0"]),
@@ -296,9 +390,9 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     argument, words, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["Q_Learning.py", argument])
+    monkeypatch.setattr(sys, "argv", ["a script", argument])
     with pytest.raises(SystemExit) as stopped:
-        Q_Learning.main()
+        settings.run(study.main if argument.startswith("NUM_SEEDS=") else Q_Learning.main)
     assert stopped.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -310,10 +404,30 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
 
 def test_every_constant_with_a_range_is_among_the_bad_inputs():
     tried = {argument.partition("=")[0] for argument, _ in BAD}
-    assert set(Q_Learning.DEFAULTS) <= tried
+    assert set(study.DEFAULTS) <= tried
 
 
-@pytest.mark.parametrize("argument", ["ALPA=0.2", "ALPHA=[", "GAMMA=2.0"])
+def test_help_prints_every_constant_with_its_remark(capsys):
+    for script in (Q_Learning, study):
+        with pytest.raises(SystemExit) as stopped:
+            settings.configure(vars(script), ["--help"])
+        assert stopped.value.code == 0
+        shown = re.findall(r"^([A-Z]\w*) = (.*)\n    (.+)$", capsys.readouterr().out, re.M)
+        assert {name: value for name, value, _ in shown} == {n: repr(v) for n, v in script.DEFAULTS.items()}
+        assert {name: remark for name, _, remark in shown}["SEED"].startswith("draws the exploration")
+
+
+def test_ctrl_c_ends_with_130_and_one_line(capsys):
+    def stopped_by_hand(arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stopped:
+        settings.run(stopped_by_hand)
+    assert stopped.value.code == 130
+    assert "stopped; nothing was kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["GAMMA=2.0"])
 def test_bad_input_as_a_process(argument, tmp_path):
     done = command(tmp_path, argument)
     assert done.returncode == 2
@@ -322,19 +436,21 @@ def test_bad_input_as_a_process(argument, tmp_path):
     assert argument.partition("=")[0] in done.stderr
 
 
-def test_a_comparison_that_cannot_run_is_refused_before_the_training(tmp_path):
-    done = command(tmp_path, "COMPARE=True", "EPSILON_END=0.5")  # one entry starts at 0.01
-    assert done.returncode == 2
-    assert done.stderr == "error: EPSILON_END=0.5: must be from 0 to EPSILON_START=0.01\n"
+def test_a_study_that_cannot_run_is_refused_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(settings.UserError) as error:  # one row starts at 0.01
+        study.main(["EPSILON_END=0.5"])
+    assert str(error.value) == "EPSILON_END=0.5: must be from 0 to EPSILON_START=0.01"
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_with_a_result_is_not_written_over(tmp_path):
+@pytest.mark.parametrize("script", [Q_Learning, study], ids=lambda script: script.__name__)
+def test_a_folder_with_a_result_is_not_written_over(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "result.json").write_text("precious")
-    done = command(tmp_path, "RUN_DIR=mine")
-    assert done.returncode == 2
-    assert "RUN_DIR=mine: holds the result of another run" in done.stderr
+    with pytest.raises(settings.UserError, match="RUN_DIR=mine: holds the result of another run"):
+        script.main(["RUN_DIR=mine"])
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
     assert (tmp_path / "mine" / "result.json").read_text() == "precious"
 

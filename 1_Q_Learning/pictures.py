@@ -1,0 +1,101 @@
+"""What a run of Q_Learning.py shows: the printed policy and table, learning_curve.png and q_table.png."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+BLUE, ORANGE, GREY, RED = "#1f77b4", "#ff7f0e", "#888888", "#d62728"
+ARROWS = "↑↓←→"  # in the order of the actions
+FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
+
+
+def policy_text(q_table: np.ndarray, goal: int) -> str:
+    """The greedy policy as four lines of arrows, G at the goal."""
+    arrows = [ARROWS[action] for action in q_table.argmax(axis=1)]
+    arrows[goal] = "G"
+    return "\n".join("  " + " ".join(arrows[row : row + 4]) for row in range(0, 16, 4))
+
+
+def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
+    """The table with a header, one line per state."""
+    lines = ["state" + "".join(f"{name:>9}" for name in actions)]
+    lines += [f"{state:5d}" + "".join(f"{q:9.3f}" for q in row) for state, row in enumerate(q_table)]
+    return "\n".join(lines)
+
+
+def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> None:
+    """Left: return and epsilon against episodes. Right: the largest error of the table.
+
+    Args:
+        path: of the PNG file.
+        log: float64 (rows, 4), see `train`.
+        errors: float64 (rows,), largest absolute error at the end of each row.
+        best_return: of the shortest way from the start.
+    """
+    episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+    left.plot(episodes, returns, color=BLUE, label=f"return (mean of {episodes[0]:.0f} episodes)")
+    left.axhline(best_return, color=ORANGE, linestyle="--", label=f"best possible: {best_return:g}")
+    left.set(xlabel="episode", ylabel="return")
+    chance = left.twinx()
+    left.plot([], [], color=GREY, label="epsilon (right axis)")
+    chance.plot(episodes, epsilon, color=GREY)
+    chance.set(ylim=(0, 1.05), ylabel="epsilon")
+    left.set_xticks(np.linspace(0, episodes[-1], 5))
+    left.legend(frameon=False, loc="center right")
+    right.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
+    right.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_q_table(
+    path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]], start: int, goal: int
+) -> None:
+    """The grid: each cell split into one triangle per action, colored and labeled by Q; the greedy arrow.
+
+    Args:
+        path: of the PNG file.
+        q_table: float64 (16, 4).
+        moves: (rows, columns) of each action.
+        start, goal: states.
+    """
+    figure, axes = plt.subplots(figsize=(7.4, 6.4), facecolor="white", layout="constrained")
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
+    edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right
+    states = [state for state in range(16) if state != goal]
+    triangles = [
+        np.array([corners[first], corners[second], (0.5, 0.5)]) + np.array([state % 4, state // 4])
+        for state in states
+        for first, second in edges
+    ]
+    patches = matplotlib.collections.PolyCollection(
+        triangles, array=q_table[states].ravel(), cmap="viridis", edgecolors="white", linewidths=0.8
+    )
+    axes.add_collection(patches)
+    middle = q_table[states].min() / 2 + q_table[states].max() / 2
+    for state in states:
+        center = np.array([state % 4 + 0.5, state // 4 + 0.5])
+        for q, (rows, columns) in zip(q_table[state], moves):
+            x, y = center + 0.34 * np.array([columns, rows])
+            color = "white" if q < middle else "black"
+            axes.text(x, y, f"{q:.1f}", ha="center", va="center", fontsize=8.5, color=color)
+        rows, columns = moves[q_table[state].argmax()]
+        direction = np.array([columns, rows])
+        axes.annotate(
+            "",
+            xy=center + 0.2 * direction,
+            xytext=center - 0.14 * direction,
+            arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
+        )
+    axes.text(goal % 4 + 0.5, goal // 4 + 0.5, "goal", ha="center", va="center", fontsize=13)
+    axes.text(start % 4 + 0.5, start // 4 - 0.04, "start", ha="center", va="bottom", fontsize=13)
+    axes.set(xlim=(0, 4), ylim=(4, 0), aspect="equal", xticks=[], yticks=[])
+    figure.colorbar(patches, ax=axes, label="Q(state, action)", shrink=0.85)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,145 @@
+"""Other step sizes and epsilons: trains Q_Learning.py with each row of COMPARISON, NUM_SEEDS seeds each.
+
+    python 1_Q_Learning/study.py                       # half a minute
+    python 1_Q_Learning/study.py NUM_EPISODES=5000     # a constant of the script, for all rows
+
+Writes compare.csv (one row per training), compare_curves.csv and compare.png.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import pictures
+import Q_Learning as script
+import settings
+
+# %% Constants ------------------------------------------------------------------------------------------
+NUM_SEEDS = 5  # of each row: SEED, SEED + 1, ...
+RUN_DIR = ""  # empty: runs/Q_Learning_study/<time>
+
+DEFAULTS = script.DEFAULTS | settings.constants(globals())  # the script's constants, and these two
+
+COMPARISON = [  # what to change on the command line, and its color
+    ([], pictures.BLUE),
+    (["ALPHA=0.01"], pictures.ORANGE),
+    (["ALPHA=1.0"], pictures.GREY),
+    (["EPSILON_END=1.0"], "#2ca02c"),
+    (["EPSILON_START=0.01"], pictures.RED),
+]
+
+
+# %% Comparison -----------------------------------------------------------------------------------------
+def train_seeds(label: str) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray, np.ndarray]:
+    """Trains the script as it is configured, with each seed.
+
+    Args:
+        label: names the row.
+
+    Returns:
+        results: one row of compare.csv per seed.
+        episodes: float64 (rows,), the episodes at the end of each row of the log.
+        errors: float64 (seeds, rows), largest absolute error of the table.
+        returns: float64 (seeds, rows), mean return.
+    """
+    q_star = script.value_iteration()
+    results, errors, returns = [], [], []
+    for seed in range(script.SEED, script.SEED + NUM_SEEDS):
+        q_table, log, tables = script.train(np.random.default_rng(seed))
+        error = np.abs(tables - q_star)  # (rows, 16, 4)
+        errors.append(error.max(axis=(1, 2)))
+        returns.append(log[:, 2])
+        close = np.flatnonzero(errors[-1] < 1e-6)
+        result = {
+            "changed": label,
+            "seed": seed,
+            "max_abs_error": errors[-1][-1],
+            "pairs_off_by_0.01": int((error[-1] > 0.01).sum()),
+            "optimal_from_every_state": script.optimal_from_every_state(q_table),
+            "episodes_to_1e-6": int(log[close[0], 0]) if len(close) else "never",
+            "return_of_last_1000_episodes": log[log[:, 0] > script.NUM_EPISODES - 1000, 2].mean(),
+        }
+        results.append(result)
+        print("   ".join(f"{name} {value}" for name, value in result.items()))
+    return results, log[:, 0], np.array(errors), np.array(returns)
+
+
+def curves(episodes: np.ndarray, errors: np.ndarray, returns: np.ndarray) -> dict[str, np.ndarray]:
+    """The lines and bands of compare.png: geometric mean of the errors, mean of the returns, and extremes."""
+    errors = np.maximum(errors, pictures.FLOOR)
+    return {
+        "episode": episodes,
+        "error_mean": np.exp(np.log(errors).mean(axis=0)),
+        "error_min": errors.min(axis=0),
+        "error_max": errors.max(axis=0),
+        "return_mean": returns.mean(axis=0),
+        "return_min": returns.min(axis=0),
+        "return_max": returns.max(axis=0),
+    }
+
+
+def draw_comparison(path: Path, lines: dict[str, dict[str, np.ndarray]]) -> None:
+    """Left: largest error. Right: return. Lines are means over the seeds, bands go from lowest to highest.
+
+    Args:
+        path: of the PNG file.
+        lines: `curves` by label, in the order of COMPARISON.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), facecolor="white", layout="constrained")
+    for (label, line), (changes, color) in zip(lines.items(), COMPARISON):
+        for axes, name in ((left, "error"), (right, "return")):
+            x, low, high = line["episode"], line[f"{name}_min"], line[f"{name}_max"]
+            # The first one thick: where a later one covers it, both are seen.
+            width = 1.5 if changes else 4
+            axes.semilogx(x, line[f"{name}_mean"], color=color, label=label, linewidth=width)
+            axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    left.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs", yscale="log")
+    right.set(xlabel="episode", ylabel=f"return (mean of {script.LOG_EVERY} episodes)")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> None:
+    """Runs every row of COMPARISON and writes what came of it.
+
+    Args:
+        arguments: `NAME=value`, the script's constants or NUM_SEEDS; those of the script hold for every row
+            that does not change them.
+
+    Raises:
+        settings.UserError: a constant is wrong, also in one of the rows; nothing was trained then.
+    """
+    started = time.perf_counter()
+    constants = settings.configure(globals(), arguments)
+    constants["RUN_DIR"] = RUN_DIR or time.strftime("runs/Q_Learning_study/%Y-%m-%d_%H-%M-%S")
+    of_script = [argument for argument in arguments if not argument.startswith(("NUM_SEEDS=", "RUN_DIR="))]
+    for changes, _ in COMPARISON:
+        script.configure([*of_script, *changes])
+    run_dir = settings.open_run(globals(), constants)
+
+    results, points, lines = [], [], {}
+    for changes, _ in COMPARISON:
+        label = " ".join(changes) or "unchanged"
+        script.configure([*of_script, *changes, "PRINT_EVERY=0"])
+        rows, *series = train_seeds(label)
+        results += rows
+        lines[label] = curves(*series)
+        for point in zip(*lines[label].values()):
+            shown = dict(zip(lines[label], (f"{value:.4g}" for value in point)))
+            points.append({"changed": label} | shown | {"episode": int(point[0])})
+
+    settings.write_csv(run_dir / "compare.csv", results)
+    settings.write_csv(run_dir / "compare_curves.csv", points)
+    draw_comparison(run_dir / "compare.png", lines)
+    seconds = time.perf_counter() - started
+    settings.write_json(run_dir / "result.json", {"seconds": seconds})
+    print(f"{seconds:.1f} s; everything of this run is in {run_dir}")
+
+
+if __name__ == "__main__":
+    settings.run(main)

@@ -1,0 +1,47 @@
+"""A numbered script with a clock around its training; run by against_peers.py.
+
+    python benchmarks/our_training.py 2_Cart_Pole_DQN/cart_pole_dqn.py NUM_SEEDS=1
+
+The script's own evaluations during training are inside the clock. Last line: see peer.finish.
+"""
+
+import csv
+import importlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import peer
+
+path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
+sys.path.insert(0, str(path.parent))
+script = importlib.import_module(path.stem)
+train_seeds = script.train_seeds
+processor = []
+
+
+def timed(*args, **kwargs):
+    """Compiles and trains, as `train_seeds` does."""
+    clock = peer.Clock()
+    result = train_seeds(*args, **kwargs)
+    processor.append(clock.read()["processor_seconds"])
+    return result
+
+
+script.train_seeds = timed
+with tempfile.TemporaryDirectory() as folder:
+    script.main([*arguments, f"RUN_DIR={folder}/run"])
+    result = json.loads(Path(folder, "run", "result.json").read_text())
+    with open(Path(folder, "run", "log.csv"), newline="") as file:
+        log = list(csv.DictReader(file))
+
+compile_seconds = result["compile_seconds"]
+clock = {"seconds": compile_seconds + result["train_seconds"], "processor_seconds": processor[0]}
+env_steps = max(int(row["env_step"]) for row in log)
+curves = []
+for seed in dict.fromkeys(row["seed"] for row in log):
+    rows = [row for row in log if row["seed"] == seed]
+    steps, returns = ([float(row[name]) for row in rows] for name in ("env_step", "eval_return"))
+    curves.append(peer.evenly(clock, compile_seconds, env_steps, steps, returns))
+peer.finish("this repository", env_steps, clock, result["eval_return"], curves, compile_seconds)

@@ -1,0 +1,102 @@
+"""What the scripts of the peers share. Each runs in a Python of its own, with numpy and gymnasium.
+
+Arguments of those scripts: SEEDS=0,1,2 (trained together where the peer can), STEPS=5000 (instead of its own
+number of environment steps), CHECKOUT=path where the peer is a repository and no package. Last line: a JSON
+object, see `finish`.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+def options() -> tuple[list[int], int, Path]:
+    """Seeds, environment steps (0: the peer's own number) and checkout, from the command line."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    seeds = [int(seed) for seed in given.get("SEEDS", "0").split(",")]
+    return seeds, int(given.get("STEPS", "0")), Path(given.get("CHECKOUT", ".")).resolve()
+
+
+class Clock:
+    """Wall seconds, and the processor's in user and system mode, since it was made."""
+
+    def __init__(self):
+        self.wall, self.processor = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self.wall,
+            "processor_seconds": time.process_time() - self.processor,
+        }
+
+
+def commit(checkout: Path) -> str:
+    """Of a clone, in short."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.check_output(words, text=True).strip()
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The settings of a script that has them as `config = {...}`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "config":
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path}: no `config = {{...}}`")
+
+
+def judge(env_id: str, policy: Callable[[np.ndarray], np.ndarray], episodes: int = 100) -> float:
+    """Mean return of a policy on Gymnasium's environment, in the episodes that our scripts are judged by.
+
+    Args:
+        env_id: of the registered environment.
+        policy: observations [episodes, ...] to greedy actions [episodes, ...].
+        episodes: episode i starts from seed i.
+    """
+    envs = [gymnasium.make(env_id) for _ in range(episodes)]
+    obs = np.array([env.reset(seed=i)[0] for i, env in enumerate(envs)])
+    total = np.zeros(episodes)
+    playing = set(range(episodes))
+    while playing:
+        actions = np.asarray(policy(obs))
+        for i in tuple(playing):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
+            total[i] += reward
+            if terminated or truncated:
+                playing.remove(i)
+    return float(total.mean())
+
+
+def finish(
+    version: str,
+    env_steps: int,
+    clock: dict[str, float],
+    eval_return: list[float],
+    curves: list[list[tuple[int, float, float]]],
+    compile_seconds: float | None = None,
+) -> None:
+    """Prints the JSON object that against_peers.py reads.
+
+    Args:
+        version: of the package, or the commit.
+        env_steps: that one seed really took.
+        clock: `Clock.read` after training, which includes compilation.
+        eval_return: of the last policy, per seed, see `judge`.
+        curves: per seed the peer's own training log: (environment step, seconds, return).
+        compile_seconds: where compilation can be told from training.
+    """
+    report = {"version": version, "env_steps": int(env_steps), **clock, "compile_seconds": compile_seconds}
+    print(json.dumps(report | {"eval_return": eval_return, "curves": curves}))
+
+
+def evenly(clock: dict[str, float], compile_seconds: float, env_steps: int, steps: Any, returns: Any) -> list:
+    """The log of a training that is one compiled program: each of its steps takes equally long."""
+    per_step = (clock["seconds"] - compile_seconds) / env_steps
+    return [(int(n), compile_seconds + per_step * float(n), float(r)) for n, r in zip(steps, returns)]

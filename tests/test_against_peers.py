@@ -1,0 +1,97 @@
+"""The tables against the peers: the rows that the script would write, and the READMEs' figures from them."""
+
+import csv
+import math
+from pathlib import Path
+
+import against_peers
+import peer
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = list(against_peers.FOLDERS)
+
+
+def committed(folder):
+    with open(ROOT / "benchmarks" / against_peers.FOLDERS[folder].table, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_file_has_the_rows_and_the_columns_that_the_script_writes(folder):
+    rows = committed(folder)
+    expected = against_peers.expected(against_peers.FOLDERS[folder])
+    assert [(row["who"], int(row["seed"])) for row in rows] == expected
+    assert list(rows[0]) == against_peers.COLUMNS
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_readmes_table_is_made_of_the_file(folder, language):
+    lines = (ROOT / folder / language).read_text().splitlines()
+    for line in against_peers.table(committed(folder)):
+        assert line in lines
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_entry_has_its_script_and_a_name_of_its_own(folder):
+    entries = against_peers.FOLDERS[folder].entries
+    assert len({entry.who for entry in entries}) == len(entries)
+    for entry in entries:
+        assert (ROOT / "benchmarks" / entry.script).is_file()
+        for argument in entry.arguments:
+            assert "=" in argument or (ROOT / argument).is_file()
+
+
+def test_each_command_names_its_seeds():
+    options = {"SB3": "sb3/python", "CLEANRL": "cleanrl/python", "CLEANRL_CHECKOUT": "a/clone"}
+    ten, one, sb3, *_, cleanrl = against_peers.FOLDERS["2_Cart_Pole_DQN"].entries
+    script = "2_Cart_Pole_DQN/cart_pole_dqn.py"
+    assert against_peers.command(ten, list(range(10)), options)[2:] == [script]
+    assert against_peers.command(one, [2], options)[2:] == [script, "SEED=2", "NUM_SEEDS=1"]
+    words = against_peers.command(sb3, [2], options)
+    assert words[0] == "sb3/python" and words[2:] == ["SEEDS=2"]
+    assert against_peers.command(cleanrl, [1], options)[2:] == ["SEEDS=1", "CHECKOUT=a/clone"]
+
+
+def test_a_row_by_hand():
+    entry = against_peers.Entry("somebody", "peer.py", 2)
+    result = {
+        "version": "0.1", "env_steps": 300, "seconds": 5.0, "processor_seconds": 4.0, "compile_seconds": 1.0,
+        "eval_return": [480.0, 100.0],
+        "curves": [[(100, 2.0, 20.0), (200, 3.0, 475.0), (300, 4.0, 500.0)], [(300, 4.0, 474.9)]],
+    }  # fmt: skip
+    rows = against_peers.rows_of(entry, [0, 1], result, 475)
+    reached = [(row["env_steps_to_threshold"], row["seconds_to_threshold"]) for row in rows]
+    assert reached == [(200, 3.0), ("", "")]
+    [line] = against_peers.table(rows)
+    half = 12.7062 * math.sqrt(2 * 190**2) / math.sqrt(2)  # Student's t of one degree of freedom, 97.5 %
+    interval = f"{290 - half:.1f} … {290 + half:.1f}".replace("-", "−")
+    cells = "| somebody | 300 | 2 together | 5.0 s | 4.0 s | 1.0 s | 290.0 ± 268.7 |"
+    assert line == f"{cells} {interval} | 1 / 2 | 200 | 3.0 s |"
+
+
+def test_judge_plays_the_episodes_of_seeds_0_to_99():
+    """Pushing always to one side ends an episode of CartPole after about nine steps, at 1 a step."""
+    import gymnasium
+
+    returns = []
+    for seed in range(100):
+        env = gymnasium.make("CartPole-v1")
+        env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(1)
+            total, ended = total + reward, terminated or truncated
+        returns.append(total)
+    assert peer.judge("CartPole-v1", lambda obs: [1] * len(obs)) == sum(returns) / 100
+
+
+def test_a_log_of_one_program_spreads_its_seconds_over_its_steps():
+    rows = peer.evenly({"seconds": 11.0}, 1.0, 100, [50, 100], [3.0, 4.0])
+    assert rows == [(50, 6.0, 3.0), (100, 11.0, 4.0)]
+
+
+def test_settings_are_read_from_a_peers_file(tmp_path):
+    (tmp_path / "script.py").write_text("import nothing\n\ndef main():\n    config = {'LR': 5e5, 'N': 'x'}\n")
+    assert peer.config_of(tmp_path / "script.py") == {"LR": 5e5, "N": "x"}
