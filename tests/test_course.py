@@ -156,7 +156,7 @@ def mean(rows, column, factor=1.0):
 
 
 def spread(rows, column):
-    return statistics.pstdev(float(row[column]) for row in rows)
+    return statistics.stdev(float(row[column]) for row in rows)
 
 
 def results():

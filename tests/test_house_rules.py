@@ -112,3 +112,46 @@ def test_a_function_is_given_its_constants():
     for node in ast.walk(module):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             assert node.id not in fields, (node.id, node.lineno)
+
+
+# --- folders 1 to 4: each stands alone
+
+ALONE = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
+SERVING = {"settings", "pictures", "data"}  # what a numbered script may import of its folder
+MARK = "# %% The same in folders 1 to 4"
+
+
+@pytest.mark.parametrize("folder", ALONE)
+def test_a_study_imports_the_script_and_never_the_other_way_round(folder):
+    files = {path.stem: path for path in (FOLDER.parent / folder).glob("*.py")}
+    studies = {name for name in files if name.endswith("study")}
+    scripts = files.keys() - studies - SERVING
+    assert studies and scripts
+    for name, path in files.items():
+        found = set()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module)
+        allowed = scripts | SERVING if name in studies else SERVING if name in scripts else {"settings"}
+        assert found & files.keys() <= allowed, name
+        if name in studies:
+            assert found & scripts
+
+
+def test_what_the_settings_share_is_the_same_text():
+    """Nothing is shared across folders, so nothing may drift apart either; folder 1 has no jax to clear."""
+    parts = [(FOLDER.parent / folder / "settings.py").read_text().split(MARK)[1] for folder in ALONE]
+    jax_only = parts[1].index("    if any(script[name]"), parts[1].index("    script.update(values)")
+    assert parts[0] == parts[1][: jax_only[0]] + parts[1][jax_only[1] :]
+    assert parts[1] == parts[2] == parts[3]
+
+
+@pytest.mark.parametrize(
+    "path", [p for folder in ALONE[1:] for p in (FOLDER.parent / folder).glob("*.py") if "DEFAULTS" in p.read_text()]
+)
+def test_scripts_2_to_4_have_the_same_sections(path):
+    marks = [line.split(" -")[0][5:] for line in path.read_text().splitlines() if line.startswith("# %%")]
+    if path.stem != "settings":
+        assert marks == ["Constants", "Environment", "Networks", "Training", "Algorithm", "Evaluation", "Main"]

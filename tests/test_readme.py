@@ -8,14 +8,10 @@ import statistics
 import typing
 from pathlib import Path
 
-import cart_pole_dqn
-import grpo_mnist
 import grpo_variants
 import mistakes
-import pendulum
 import pytest
-import Q_Learning
-import reinforce
+from folders import load
 
 import convert_checkpoint
 import grpo_llama3_1_8b_demo as demo
@@ -24,7 +20,13 @@ import mesh_and_axis_rules
 from parts import settings
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [Q_Learning, cart_pole_dqn, pendulum, reinforce, grpo_mnist]  # folder 5's have a dataclass
+SCRIPTS = [  # folder 5's have a dataclass
+    load("1_Q_Learning", "Q_Learning"),
+    load("2_Cart_Pole_DQN", "cart_pole_dqn"),
+    pendulum := load("3_Pendulum", "pendulum"),
+    reinforce := load("3_Pendulum", "reinforce"),
+    load("4_GRPO_MNIST", "grpo_mnist"),
+]
 FOLDERS = [ROOT, *sorted(ROOT.glob("[1-5]_*"))]
 
 
@@ -171,7 +173,7 @@ def test_every_mistake_still_finds_its_place_in_the_script(folder):
 
 # --- folder 2: every row of its tables, computed again from the committed CSV files
 
-DQN = Path(cart_pole_dqn.__file__).parent
+DQN = ROOT / "2_Cart_Pole_DQN"
 
 
 def rows_of(path, column):
@@ -184,43 +186,73 @@ def rows_of(path, column):
 
 
 def spread(lines, column="eval_return"):
-    """`mean ± std | lowest | seeds at 500.0` of a group of lines."""
+    """`mean ± sample standard deviation | lowest | solved | at 500.0` of a group of lines on CartPole."""
     values = [float(line[column]) for line in lines]
-    solved = sum(value == 500 for value in values)
+    full = sum(value == 500 for value in values)
     return (
-        f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f} | {min(values):.1f} | "
-        f"{solved} / {len(values)}"
+        f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} | {min(values):.1f} | "
+        f"{solved(lines, column)} | {full} / {len(values)}"
     )
 
 
 def solved(lines, column):
-    return f"{sum(float(line[column]) == 500 for line in lines)} / {len(lines)}"
+    """How many means reach Gymnasium's threshold."""
+    return f"{sum(float(line[column]) >= 475 for line in lines)} / {len(lines)}"
+
+
+def minus(text):
+    return text.replace("-", "−")
+
+
+def paired_cell(pair):
+    """A row of compare_paired.csv or confirm_paired.csv, as the tables have it."""
+    mean, low, high = (float(pair[name]) + 0.0 for name in ("mean_difference", "low", "high"))
+    return minus(re.sub(r"-(0\.0)\b", r"\1", f"{mean:.1f} [{low:.1f}, {high:.1f}]"))
 
 
 def expected_rows():
     assets = DQN / "assets"
     for command, lines in rows_of(assets / "seeds.csv", "command"):
         yield f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
-    for i, (changed, lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
-        name = changed if changed == "unchanged" else f"`{changed}`"
-        yield f"| A{i} | {name} | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+    for letter, name in (("A", "compare"), ("C", "confirm")):
+        with open(assets / f"{name}_paired.csv", newline="") as file:
+            pairs = {pair["changed"]: pair for pair in csv.DictReader(file) if pair["against"] == "unchanged"}
+        for i, (changed, lines) in enumerate(rows_of(assets / f"{name}.csv", "changed"), start=1):
+            label, against = (f"`{changed}`", paired_cell(pairs[changed])) if i > 1 else (changed, "")
+            cells = f"{spread(lines)} | {solved(lines, 'best_eval_return')}"
+            yield f"| {letter}{i} | {label} | {cells} | {against} |"
+    for learner, lines in rows_of(assets / "tuned.csv", "learner"):
+        cells = f"{spread(lines)} | {solved(lines, 'best_eval_return')}"
+        yield f"| `{learner}` | `{lines[0]['changed']}` | {cells} |"
+    for learner, lines in rows_of(assets / "tune.csv", "learner"):
+        means = {}
+        for line in lines:
+            means.setdefault(float(line["learning_rate"]), {}).setdefault(
+                int(line["target_sync_interval"]), []
+            ).append(float(line["eval_return"]))
+        for rate, of_rate in means.items():
+            cells = " | ".join(f"{statistics.mean(values):.1f}" for values in of_rate.values())
+            yield f"| `{learner}` | {rate} | {cells} |"
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
     lines = (DQN / language).read_text().splitlines()
     expected = list(expected_rows())
-    assert len(expected) >= 3 + len(cart_pole_dqn.COMPARISON)
+    study = load("2_Cart_Pole_DQN", "study")
+    rates = {rate for rate, _ in study.GRID}
+    assert len(expected) == 3 + len(study.COMPARISON) + len(study.CONFIRMATION) + 2 + 2 * len(rates)
     for row in expected:
         assert row in lines
+    # the pairs that differ by Double DQN only are quoted in the text
+    for name in ("compare", "confirm"):
+        with open(DQN / "assets" / f"{name}_paired.csv", newline="") as file:
+            quoted = [pair for pair in csv.DictReader(file) if pair["against"] != "unchanged"]
+        assert quoted and all(paired_cell(pair) in "\n".join(lines) for pair in quoted)
     changed_copies = [rows_of(DQN / "assets" / f"{name}.csv", "row") for name in ("mistakes", "exercises")]
     for row, runs in itertools.chain(*changed_copies):
         shown_rows = [line for line in lines if line.startswith(f"| {row} |")]
         assert len(shown_rows) == 1 and shown_rows[0].endswith(f"| {spread(runs)} |")
-    for _, runs in rows_of(ROOT / "benchmarks" / "dqn_against_peers.csv", "who"):
-        seconds = [float(run["seconds"]) for run in runs]
-        end = f"| {len(runs)} | {statistics.mean(seconds):.1f} s | {spread(runs).split(' |')[0]} |"
-        assert any(line.endswith(end) for line in lines), end
 
 
 # --- folder 3
@@ -230,7 +262,7 @@ PPO = Path(pendulum.__file__).parent
 
 def mean_and_spread(lines, column="eval_return"):
     values = [float(line[column]) for line in lines]
-    return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}".replace("-", "−")  # minus sign
+    return minus(f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}")
 
 
 def ppo_cells(lines):
@@ -253,18 +285,21 @@ def expected_rows_of_folder_3():
     for name in ("mistakes", "exercises"):
         for row, lines in rows_of(assets / f"{name}.csv", "row"):
             cells = f"{spread(lines)} |" if scripts[row] == "reinforce.py" else ppo_cells(lines)
+            if name == "mistakes" and scripts[row] != "reinforce.py":
+                explained = statistics.mean(float(line["last_explained_variance"]) for line in lines)
+                cells += f" {explained:.2f} |"
             yield f"| {row} |", f"| {cells}"
     with open(assets / "reinforce_gradient_variance.csv", newline="") as file:
         measured = list(csv.DictReader(file))
     for step in dict.fromkeys(line["env_step"] for line in measured):
         at = {(ln["reward_to_go"], ln["baseline"]): ln for ln in measured if ln["env_step"] == step}
-        columns = [("False", "none"), ("True", "none"), ("True", "mean"), ("True", "critic")]
+        columns = [("False", "no_baseline"), *(("True", name) for name in reinforce.BASELINES)]
         traces = " | ".join(f"{float(at[column]['trace']):,.0f}" for column in columns)
         yield (
             f"| {int(step):,} (",
             f"| {traces} | "
             + "{:,.0f} ± {:,.0f} |".format(
-                *(float(at["True", "critic"][key]) for key in ("squared_norm", "squared_norm_error"))
+                *(float(at["True", "critic_baseline"][key]) for key in ("squared_norm", "squared_norm_error"))
             ),
         )
 
@@ -276,10 +311,6 @@ def test_every_row_of_folder_3s_tables_is_the_committed_csv(language):
     assert len(expected) > 50
     for start, end in expected:
         assert sum(line.startswith(start) and line.endswith(end) for line in lines) == 1, (start, end)
-    for _, runs in rows_of(ROOT / "benchmarks" / "ppo_against_peers.csv", "who"):
-        seconds = statistics.mean(float(run["seconds"]) for run in runs)
-        end = f"| {len(runs)} | {seconds:.1f} s | {mean_and_spread(runs)} |"
-        assert any(line.endswith(end) for line in lines), end
     with open(ROOT / "benchmarks" / "pendulum_optimum.csv", newline="") as file:
         best = statistics.mean(float(line["return"]) for line in csv.DictReader(file))
     assert f"{best:.1f}".replace("-", "−") in "\n".join(lines)
