@@ -84,7 +84,7 @@ FOLDERS = {
             Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_dqn_cart_pole.py", 3, False, "SB3"),
             Entry("rejax DQN, its settings", "rejax_dqn_cart_pole.py", python="REJAX"),
             Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
-            Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 3, False, "CLEANRL"),
+            Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
         ),
     ),
     "3_Pendulum": Comparison(

@@ -185,17 +185,17 @@ def rows_of(path, column):
     return groups.items()
 
 
-def spread(lines, column="eval_return"):
+def cart_pole_cells(lines, column="eval_return"):
     """`mean ± sample standard deviation | lowest | solved | at 500.0` of a group of lines on CartPole."""
     values = [float(line[column]) for line in lines]
     full = sum(value == 500 for value in values)
     return (
         f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} | {min(values):.1f} | "
-        f"{solved(lines, column)} | {full} / {len(values)}"
+        f"{reach_475(lines, column)} | {full} / {len(values)}"
     )
 
 
-def solved(lines, column):
+def reach_475(lines, column):
     """How many means reach Gymnasium's threshold."""
     return f"{sum(float(line[column]) >= 475 for line in lines)} / {len(lines)}"
 
@@ -205,24 +205,33 @@ def minus(text):
 
 
 def paired_cell(pair):
-    """A row of compare_paired.csv or confirm_paired.csv, as the tables have it."""
+    """What `paired` of the study returned, as the tables have it."""
     mean, low, high = (float(pair[name]) + 0.0 for name in ("mean_difference", "low", "high"))
     return minus(re.sub(r"-(0\.0)\b", r"\1", f"{mean:.1f} [{low:.1f}, {high:.1f}]"))
 
 
 def expected_rows():
-    assets = DQN / "assets"
-    for command, lines in rows_of(assets / "seeds.csv", "command"):
-        yield f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
-    for letter, name in (("A", "compare"), ("C", "confirm")):
-        with open(assets / f"{name}_paired.csv", newline="") as file:
-            pairs = {pair["changed"]: pair for pair in csv.DictReader(file) if pair["against"] == "unchanged"}
-        for i, (changed, lines) in enumerate(rows_of(assets / f"{name}.csv", "changed"), start=1):
-            label, against = (f"`{changed}`", paired_cell(pairs[changed])) if i > 1 else (changed, "")
-            cells = f"{spread(lines)} | {solved(lines, 'best_eval_return')}"
-            yield f"| {letter}{i} | {label} | {cells} | {against} |"
+    assets, paired = DQN / "assets", load("2_Cart_Pole_DQN", "study").paired
+    by_command = dict(rows_of(assets / "seeds.csv", "command"))
+    for command, lines in by_command.items():
+        yield f"| `{command}` | {cart_pole_cells(lines)} | {reach_475(lines, 'best_eval_return')} |"
+    [sixty] = [command for command in by_command if command.endswith("EVAL_EPISODES=30")]
+    for command in by_command:
+        if command.startswith(f"{sixty} "):
+            both = [
+                {"changed": name, "eval_return": float(line["eval_return"])}
+                for name in (command, sixty)
+                for line in by_command[name]
+            ]
+            yield f"| `{command.removeprefix(sixty)[1:]}` | {paired_cell(paired(both, command, sixty))} |"
+    with open(assets / "compare_paired.csv", newline="") as file:
+        pairs = {pair["changed"]: pair for pair in csv.DictReader(file) if pair["against"] == "unchanged"}
+    for i, (changed, lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
+        label, against = (f"`{changed}`", paired_cell(pairs[changed])) if i > 1 else (changed, "")
+        cells = f"{cart_pole_cells(lines)} | {reach_475(lines, 'best_eval_return')}"
+        yield f"| A{i} | {label} | {cells} | {against} |"
     for learner, lines in rows_of(assets / "tuned.csv", "learner"):
-        cells = f"{spread(lines)} | {solved(lines, 'best_eval_return')}"
+        cells = f"{cart_pole_cells(lines)} | {reach_475(lines, 'best_eval_return')}"
         yield f"| `{learner}` | `{lines[0]['changed']}` | {cells} |"
     for learner, lines in rows_of(assets / "tune.csv", "learner"):
         means = {}
@@ -241,18 +250,17 @@ def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
     expected = list(expected_rows())
     study = load("2_Cart_Pole_DQN", "study")
     rates = {rate for rate, _ in study.GRID}
-    assert len(expected) == 3 + len(study.COMPARISON) + len(study.CONFIRMATION) + 2 + 2 * len(rates)
+    assert len(expected) == 6 + 2 + len(study.COMPARISON) + 2 + 2 * len(rates)
     for row in expected:
         assert row in lines
-    # the pairs that differ by Double DQN only are quoted in the text
-    for name in ("compare", "confirm"):
-        with open(DQN / "assets" / f"{name}_paired.csv", newline="") as file:
-            quoted = [pair for pair in csv.DictReader(file) if pair["against"] != "unchanged"]
-        assert quoted and all(paired_cell(pair) in "\n".join(lines) for pair in quoted)
+    # the pair that differs by Double DQN only is quoted in the text
+    with open(DQN / "assets" / "compare_paired.csv", newline="") as file:
+        [quoted] = [pair for pair in csv.DictReader(file) if pair["against"] != "unchanged"]
+    assert paired_cell(quoted) in "\n".join(lines)
     changed_copies = [rows_of(DQN / "assets" / f"{name}.csv", "row") for name in ("mistakes", "exercises")]
     for row, runs in itertools.chain(*changed_copies):
         shown_rows = [line for line in lines if line.startswith(f"| {row} |")]
-        assert len(shown_rows) == 1 and shown_rows[0].endswith(f"| {spread(runs)} |")
+        assert len(shown_rows) == 1 and shown_rows[0].endswith(f"| {cart_pole_cells(runs)} |")
 
 
 # --- folder 3
@@ -278,13 +286,13 @@ def expected_rows_of_folder_3():
     for i, (changed, lines) in enumerate(rows_of(assets / "compare.csv", "changed"), start=1):
         yield "", f"| A{i} | {changed if changed == 'unchanged' else f'`{changed}`'} | {ppo_cells(lines)}"
     for command, lines in rows_of(assets / "reinforce_seeds.csv", "command"):
-        yield "", f"| `{command}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+        yield "", f"| `{command}` | {cart_pole_cells(lines)} | {reach_475(lines, 'best_eval_return')} |"
     for i, (changed, lines) in enumerate(rows_of(assets / "reinforce_compare.csv", "changed"), start=1):
-        yield "", f"| R{i} | `{changed}` | {spread(lines)} | {solved(lines, 'best_eval_return')} |"
+        yield "", f"| R{i} | `{changed}` | {cart_pole_cells(lines)} | {reach_475(lines, 'best_eval_return')} |"
     scripts = {row.name: row.script for row in mistakes.PENDULUM}
     for name in ("mistakes", "exercises"):
         for row, lines in rows_of(assets / f"{name}.csv", "row"):
-            cells = f"{spread(lines)} |" if scripts[row] == "reinforce.py" else ppo_cells(lines)
+            cells = f"{cart_pole_cells(lines)} |" if scripts[row] == "reinforce.py" else ppo_cells(lines)
             if name == "mistakes" and scripts[row] != "reinforce.py":
                 explained = statistics.mean(float(line["last_explained_variance"]) for line in lines)
                 cells += f" {explained:.2f} |"
