@@ -146,10 +146,6 @@ JOBS = [
         into("2_Cart_Pole_DQN", "compare.csv", "compare_paired.csv", "compare.png", "overestimation.png"),
         12,
     ),
-    Job(
-        "python 2_Cart_Pole_DQN/study.py confirm",
-        into("2_Cart_Pole_DQN", "confirm.csv", "confirm_paired.csv"),
-    ),
     Job("python 2_Cart_Pole_DQN/study.py tune", into("2_Cart_Pole_DQN", "tune.csv", "tuned.csv")),
     Job(
         "python 2_Cart_Pole_DQN/cart_pole_dqn.py", into("2_Cart_Pole_DQN", "seeds.csv"), rows=seeds_of_one_run

@@ -1,0 +1,52 @@
+"""The pictures of a run of cart_pole_dqn.py, drawn from its log and its network."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import matplotlib
+import numpy as np
+from PIL import Image
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+BLUE, ORANGE, GREY = "#1f77b4", "#ff7f0e", "#888888"
+
+
+def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
+    """Mean over the seeds, and a band from the lowest to the highest; `curves` is [NUM_SEEDS, rows]."""
+    axes.plot(x, curves.mean(axis=0), color=color, label=label)
+    axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
+
+
+def draw_learning_curve(path: Path, log: Any) -> None:
+    """Left: return against environment steps. Right: what the network promises against what comes of it."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+    x = log.env_step[0]
+    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
+    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
+    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
+    left.legend(frameon=False, loc="lower right")
+    draw_band(right, x, log.max_q, ORANGE, "promised: max Q of the first state")
+    draw_band(right, x, log.discounted_return, BLUE, "what came of it")
+    right.set(xlabel="environment step", ylabel="discounted return")
+    right.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def record_gif(path: Path, network: Any) -> None:
+    """One greedy episode, rendered by Gymnasium at half size, every fourth frame (12.5 per second)."""
+    greedy = jax.jit(lambda network, obs: network(obs).argmax())
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    obs, _ = env.reset(seed=0)
+    frames, steps, terminated, truncated = [], 0, False, False
+    while not (terminated or truncated):
+        if steps % 4 == 0:
+            frames.append(Image.fromarray(env.render()).resize((300, 200)).quantize(16))
+        obs, _, terminated, truncated, _ = env.step(int(greedy(network, obs)))
+        steps += 1
+    env.close()
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
