@@ -328,7 +328,7 @@ def collect(actor: Actor, rng: jax.Array) -> Rollout:
             alive & t.truncated & ~t.terminated,
         )  # fmt: skip
         following = EnvState(t.next_obs, env_state.steps + 1)
-        return (following, alive & ~t.terminated & ~t.truncated), row
+        return (following, alive & ~t.terminated), row
 
     start = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)), jnp.ones(NUM_ENVS, bool)
     _, rollout = jax.lax.scan(one_step, start, jax.random.split(action_rng, MAX_EPISODE_STEPS))  # [T, N, ...]

@@ -254,6 +254,8 @@ for path in sys.argv[1:]:
     module.__file__ = path
     sys.modules[module.__name__] = module  # decorators of classes look there
     sys.path.insert(0, path.rsplit("/", 1)[0])
+    for name in ("settings", "pictures", "data"):  # of the folder before
+        sys.modules.pop(name, None)
     for cell in re.split(r"^(?=# %% )", open(path).read(), flags=re.M):
         exec(compile(cell, path, "exec"), module.__dict__)
 """

@@ -712,6 +712,7 @@ def test_the_script_runs_and_leaves_its_results(tmp_path):
     events.Reload()
     curves = {*ppo.Log._fields, "steps_per_second"}
     assert {f"train/{name}" for name in curves} == set(events.Tags()["scalars"])
+    assert len(events.Scalars("train/episode_return")) == 1  # in the first interval no episode ends
     logged = [event.value for event in events.Scalars("train/value_loss")]
     means = [
         np.mean([float(row["value_loss"]) for row in rows if row["env_step"] == step])

@@ -538,8 +538,29 @@ def test_whole_returns_are_learned_from_where_the_constant_says_so():
     gradient = nnx.grad(reinforce.policy_loss)(
         agent.actor, batch_of(rollout, reinforce.whole_return(rollout))
     )
-    _, figures = reinforce.update(agent, rng)
+    critic = params(agent.critic)
+    agent, figures = reinforce.update(agent, rng)
     assert float(figures["gradient_norm"]) == pytest.approx(np.linalg.norm(flat(gradient)), rel=1e-4)
+    assert all((a == b).all() for a, b in zip(critic, params(agent.critic)))  # nobody asks it
+
+
+def test_every_update_has_a_key_of_its_own(monkeypatch):
+    """Three updates of 100 steps in each interval; the log has the mean of what each of them drew."""
+
+    def update(agent, rng):
+        figures = dict.fromkeys(reinforce.Log._fields[3:], jax.random.uniform(rng))
+        return agent._replace(env_step=agent.env_step + 100, num_updates=agent.num_updates + 1), figures
+
+    monkeypatch.setattr(reinforce, "update", update)
+    monkeypatch.setattr(reinforce, "quick_evaluate", lambda actor, rng: jax.random.uniform(rng))
+    reinforce.configure(SHORT)
+    _, log, _ = train(seeds=(7,))
+    learning_rng = jax.random.split(jax.random.key(7), 4)[3]
+    drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(6)]
+    expected = np.reshape(drawn, (2, 3)).mean(axis=1)
+    np.testing.assert_allclose(log.episode_return[0], expected, rtol=1e-6)  # float32
+    np.testing.assert_array_equal(log.num_updates[0], [3, 6])
+    assert log.eval_return[0, 0] != log.eval_return[0, 1]
 
 
 def test_quick_evaluate_plays_greedily_to_the_fall():
