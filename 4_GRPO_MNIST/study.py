@@ -1,0 +1,274 @@
+"""What matters in GRPO on MNIST: constants changed one by one, what can be computed, what memory it takes.
+
+    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz         # 24 rows of five seeds: 15 minutes
+    python 4_GRPO_MNIST/study.py tune MNIST_PATH=mnist.npz    # chooses constants on the validation images: 5
+
+Constants of grpo_mnist.py hold where a row does not change them.
+"""
+
+import itertools
+import time
+from math import comb
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import grpo_mnist as script
+import settings
+from data import Data, read_mnist
+from pictures import BLUE, GREEN, GREY, ORANGE
+
+COMPARISON = [  # the method, and what to change on the command line
+    ("grpo", []),
+    # G at a fixed number of guesses: 1,024 per update, and equally many updates
+    ("grpo", ["NUM_GENERATIONS=2", "BATCH_SIZE=512", "NUM_EPOCHS=32"]),
+    ("grpo", ["NUM_GENERATIONS=4", "BATCH_SIZE=256", "NUM_EPOCHS=16"]),
+    ("grpo", ["NUM_GENERATIONS=8", "BATCH_SIZE=128", "NUM_EPOCHS=8"]),
+    ("grpo", ["NUM_GENERATIONS=16", "BATCH_SIZE=64", "NUM_EPOCHS=4"]),
+    ("grpo", ["NUM_GENERATIONS=64", "BATCH_SIZE=16", "NUM_EPOCHS=1"]),
+    # the baseline
+    ("grpo", ["ADVANTAGE=group"]),
+    ("grpo", ["ADVANTAGE=leave_one_out"]),
+    ("grpo", ["ADVANTAGE=batch_mean"]),
+    ("grpo", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
+    ("ppo", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
+    ("reinforce", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
+    ("grpo", ["SKIP_ZERO_VARIANCE=True"]),
+    ("exact", []),
+    # more updates for each batch of guesses
+    ("grpo", ["NUM_ITERATIONS=4"]),
+    ("grpo", ["NUM_ITERATIONS=4", "CLIP_EPSILON=inf", "CLIP_EPSILON_HIGH=inf"]),
+    # the KL to the untrained network
+    ("grpo", ["BETA=0.0"]),
+    ("ppo", ["BETA=0.0"]),
+    ("reinforce", ["BETA=0.0"]),
+    ("grpo", ["BETA=0.01"]),
+    ("grpo", ["BETA=1.0"]),
+    ("grpo", ["KL_ESTIMATOR=k1"]),
+    ("grpo", ["KL_ESTIMATOR=k2"]),
+    # what collapses
+    ("grpo", ["BETA=0.0", "WARMUP_FRACTION=0.0"]),
+]
+# Nine settings for GRPO, and nine for the supervised reference; other seeds than those that are reported
+TUNING_SEEDS = ["SEED=100", "NUM_SEEDS=3"]
+RATES = ("0.001", "0.003", "0.006")
+GRID = [
+    *(("grpo", [f"LEARNING_RATE={x}", f"BETA={y}"]) for x in RATES for y in ("0.03", "0.1", "0.3")),
+    *(
+        ("cross_entropy", [f"LEARNING_RATE={x}", f"WARMUP_FRACTION={y}"])
+        for x in RATES
+        for y in ("0.0", "0.1", "0.3")
+    ),
+]
+
+
+def exact_loss(actor: script.Actor, batch: script.Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Minus the expected reward itself, summed over all ten guesses: what policy gradients only sample."""
+    probs = actor(batch.obs).probs_parameter()  # [B, 10]
+    reward = jax.nn.one_hot(batch.label, script.NUM_DIGITS)
+    # J = sum_a pi(a | image) R(a)
+    return -(batch.weight * (probs * reward).sum(axis=1)).sum(), {}
+
+
+# %% Training -------------------------------------------------------------------------------------------
+def train_rows(
+    path: Path, rows: list[tuple[str, list[str]]], arguments: list[str], data: Data, testing: bool
+) -> None:
+    """Trains every row; writes a line for each of them and each seed, anew after each row.
+
+    Args:
+        path: of the table; a study that is broken off keeps what it has.
+        rows: such as COMPARISON.
+        arguments: of the command line; they hold for every row that does not change them.
+        data: the images.
+        testing: whether to look at the test images as well.
+    """
+    lines = []
+    for method, changes in rows:
+        c = script.configure([*arguments, *changes])
+        started = time.perf_counter()
+        with settings.progress(method, c["NUM_EPOCHS"] * c["LOGS_PER_EPOCH"], c["LOGS_PER_EPOCH"]) as report:
+            agents, log, compile_seconds = script.train_seeds(data, method, report)
+        seconds = time.perf_counter() - started - compile_seconds
+        finals = script.final_rows(method, agents, log, data if testing else None)
+        for i, final in enumerate(finals):
+            line = (
+                {"changed": " ".join(changes) or "unchanged"} | final | {"images": log.images[i, -1].item()}
+            )
+            # of the others the mean over the whole training
+            line |= {k: v[i].mean().item() for k, v in log._asdict().items() if k not in line}
+            lines.append(line | {"seconds_of_all_seeds": seconds})
+        accuracy = settings.percent(final["validation_accuracy"] for final in finals)
+        print(f"{method} {' '.join(changes)}: validation accuracy {accuracy}, {seconds:.1f} s\n")
+        settings.write_csv(path, lines)
+
+
+# %% What can be computed -------------------------------------------------------------------------------
+def pull(p: float, num_generations: int, advantage: str) -> float:
+    """How hard the expected gradient pulls at an image that is guessed right with probability p.
+
+    The gradient of the expected reward is p * grad log pi(right digit); cross-entropy's is 1 * the same
+    vector. So is the expectation of any group's estimate, times the number returned here, summed over all
+    numbers k of right guesses among G:
+
+        sum_k Binomial(k; G, p) * (sum of A over the right - p / (1 - p) * sum of A over the wrong) / G
+
+    The second term: the wrong digits' gradients, each as likely as pi says, average to
+    -p / (1 - p) * grad log pi(right digit), since sum_a pi(a) * grad log pi(a) = 0.
+    """
+    total = 0.0
+    for right in range(num_generations + 1):
+        reward = (np.arange(num_generations) < right).astype(np.float32)
+        advantages = np.asarray(script.ADVANTAGES[advantage](reward[None]))[0]
+        chance = comb(num_generations, right) * p**right * (1 - p) ** (num_generations - right)
+        total += chance * (advantages[:right].sum() - p / (1 - p) * advantages[right:].sum())
+    return total / num_generations
+
+
+def draw_pull(path: Path) -> None:
+    """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
+    figure, axes = plt.subplots(figsize=(7.4, 4.2), facecolor="white", layout="constrained")
+    chances = np.logspace(-3, -0.005, 60)
+    axes.loglog(chances, np.ones(60), color=GREY, label="cross-entropy: told the digit")
+    for num_generations, style in ((2, ":"), (8, "-"), (64, "--")):
+        for advantage, color in (("group_std", BLUE), ("group", ORANGE)):
+            axes.loglog(
+                chances,
+                [pull(p, num_generations, advantage) for p in chances],
+                color=color,
+                linestyle=style,
+                label=f"{advantage}, G = {num_generations}",
+            )
+    axes.loglog(chances, chances, color=GREEN, linewidth=0.8, label="exact expected reward: p")
+    axes.set(xlabel="p: probability of the right digit", ylabel="pull on the image", ylim=(3e-4, 20))
+    axes.legend(frameon=False, loc="lower right", ncols=2, fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+GRADIENT_GUESSES, GRADIENT_DRAWS = 1024, 100  # of each gradient; gradients of each row
+GROUP_SIZES = (2, 4, 8, 16, 64)
+
+
+def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
+    """How well one update's gradient points along the exact one, at a fixed number of guesses.
+
+    The policy is the first seed's after one epoch of GRPO; exact: `exact_loss` on 10,000 training images.
+
+    Returns:
+        A row for each advantage and G: mean and standard deviation of the cosine over the draws.
+    """
+    c = script.configure([*arguments, "NUM_EPOCHS=1", "NUM_SEEDS=1"])
+    agent = jax.tree.map(lambda leaf: leaf[0], script.train_seeds(data, "grpo")[0])
+    count = min(len(data.images), 10_000)
+    images, labels = script.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
+
+    def flat_gradient(loss, batch: script.Batch) -> jax.Array:
+        return jax.flatten_util.ravel_pytree(script.gradient(loss, agent.actor, batch)[0])[0]
+
+    def cosine(rng: jax.Array) -> jax.Array:
+        image_rng, guess_rng = jax.random.split(rng)
+        index = jax.random.choice(image_rng, count, (num_images,), replace=False)
+        rollout = script.collect(agent.actor, agent.actor, images[index], labels[index], guess_rng)
+        estimate = flat_gradient(script.policy_loss, script.judge(rollout, agent.critic, "grpo"))
+        return estimate @ exact / jnp.linalg.norm(estimate) / jnp.linalg.norm(exact)
+
+    script.configure([*arguments, "MICRO_BATCH_SIZE=0"])
+    everything = script.Batch(images, labels, *[None] * 5, weight=jnp.full(count, 1 / count))
+    exact = flat_gradient(exact_loss, everything)
+    rngs = jax.random.split(jax.random.key(c["SEED"]), GRADIENT_DRAWS)
+    rows = []
+    for advantage, num_generations in itertools.product(script.ADVANTAGES, GROUP_SIZES):
+        changes = [f"ADVANTAGE={advantage}", f"NUM_GENERATIONS={num_generations}", "MICRO_BATCH_SIZE=0"]
+        script.configure([*arguments, *changes])
+        num_images = min(GRADIENT_GUESSES // num_generations, count)
+        cosines = np.asarray(jax.jit(lambda rngs: jax.lax.map(cosine, rngs))(rngs))
+        row = {"advantage": advantage, "num_generations": num_generations, "images": num_images}
+        rows.append(row | {"cosine": float(cosines.mean()), "cosine_std": float(cosines.std(ddof=1))})
+    return rows
+
+
+# %% Memory ---------------------------------------------------------------------------------------------
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all arrays of a pytree, live or only described (jax.eval_shape)."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def memory_ledger(name: str, actor: Any, moments: Any, critic: Any, critic_moments: Any, reference: Any):
+    """What has to be kept in memory, in bytes, without activations. A gradient is as large as its weights.
+
+    Returns:
+        One row: the parts, and the sums for PPO and GRPO with and without the frozen reference.
+    """
+    trained = tree_bytes(actor), tree_bytes(actor), tree_bytes(moments)
+    critic_bytes = 2 * tree_bytes(critic) + tree_bytes(critic_moments)
+    parts = dict(zip(("weights", "gradients", "adam_moments"), trained))
+    parts |= {"critic": critic_bytes, "reference": tree_bytes(reference)}
+    grpo, ppo = sum(trained), sum(trained) + critic_bytes
+    sums = {"grpo": grpo, "ppo": ppo, "grpo_reference": grpo + parts["reference"]}
+    sums["ppo_reference"] = ppo + parts["reference"]
+    return {"network": name, **parts, **sums}
+
+
+def memory_ledgers() -> list[dict[str, Any]]:
+    """The ledger of this network, from live arrays, and of Llama 3.1 8B, from its number of parameters."""
+    agent = script.make_agent(jax.random.key(0), num_updates=1)
+    actor, critic = (script.nnx.state(model, script.nnx.Param) for model in (agent.actor, agent.critic))
+    moments = [optimizer.opt_state[0] for optimizer in (agent.actor_optimizer, agent.critic_optimizer)]
+    moments = [(adam.mu, adam.nu) for adam in moments]
+    ledgers = [memory_ledger("this network, float32", actor, moments[0], critic, moments[1], actor)]
+    for dtype, reference_dtype in (("bfloat16", "bfloat16"), ("float32", "bfloat16")):
+        weights, reference = (
+            jax.ShapeDtypeStruct((8_030_261_248,), jnp.dtype(name)) for name in (dtype, reference_dtype)
+        )
+        adam = jax.eval_shape(optax.adam(1e-3).init, weights)[0]
+        moments = (adam.mu, adam.nu)
+        name = f"8 billion, {dtype}, reference in {reference_dtype}"
+        ledgers.append(memory_ledger(name, weights, moments, weights, moments, reference))
+    return ledgers
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> Path:
+    """The study: compare.csv (COMPARISON), gradient.csv, memory.csv, pull.png; with `tune` tune.csv (GRID).
+
+    Args:
+        arguments: `tune` or nothing, then `NAME=value` each, constants of grpo_mnist.py.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        settings.UserError: see `grpo_mnist.main`, for every row.
+    """
+    tuning = arguments[:1] == ["tune"]
+    arguments = [*TUNING_SEEDS, *arguments[1:]] if tuning else arguments
+    rows = GRID if tuning else COMPARISON
+    constants = script.configure(arguments)
+    data, source = read_mnist(constants["MNIST_PATH"], constants["DATA_DIR"])
+    for _, changes in rows:  # one that clashes with the command line is refused before anything is trained
+        script.configure([*arguments, *changes])
+        script.updates_per_row(len(data.images))
+    run_dir = settings.open_run({"__file__": "grpo_mnist_study"}, constants)
+    print(f"data: {source}")
+    if tuning:
+        train_rows(run_dir / "tune.csv", rows, arguments, data, testing=False)
+    else:
+        draw_pull(run_dir / "pull.png")
+        settings.write_csv(run_dir / "memory.csv", memory_ledgers())
+        with mock.patch.dict(script.LOSSES, exact=exact_loss):
+            train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
+        settings.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
+    script.configure([])
+    print(f"everything of this study is in {run_dir}")
+    return run_dir
+
+
+if __name__ == "__main__":
+    settings.run(main)
