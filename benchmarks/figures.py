@@ -115,7 +115,8 @@ def into(folder: str, *names: str, prefix: str = "") -> dict[str, str]:
 
 PEERS = (
     "SB3=/tmp/sb3/bin/python REJAX=/tmp/rejax/bin/python PUREJAXRL=/tmp/purejaxrl/bin/python "
-    "PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl"
+    "PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl "
+    "CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl"
 )
 MNIST = "MNIST_PATH=../shared/data/mnist/mnist.npz"
 JOBS = [
