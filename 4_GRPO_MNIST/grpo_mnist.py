@@ -65,9 +65,7 @@ BATCH_SIZE = 128  # images per update; the guesses are G times as many
 MICRO_BATCH_SIZE = 0  # images per gradient pass, added up over the batch; 0: the whole batch at once
 NUM_EPOCHS = 10  # passes over the training images
 LEARNING_RATE = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-WARMUP_FRACTION = (
-    0.1  # share of the updates in which it rises from 0; 0: early haste can lose a digit for good
-)
+WARMUP_FRACTION = 0.1  # share of the updates in which it rises from 0; 0: early haste can lose a digit
 HIDDEN_SIZE = 128  # of both hidden layers
 
 # The run

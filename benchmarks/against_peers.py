@@ -80,9 +80,9 @@ FOLDERS = {
         475,
         (
             Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("ours, one seed", "our_training.py", 3, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_dqn_cart_pole.py", 3, False, "SB3"),
-            Entry("rejax DQN, its settings", "rejax_dqn_cart_pole.py", python="REJAX"),
+            Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
+            Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_dqn_cart_pole.py", 2, False, "SB3"),
+            Entry("rejax DQN, its settings", "rejax_dqn_cart_pole.py", 5, True, "REJAX"),
             Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
             Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
         ),

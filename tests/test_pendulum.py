@@ -663,9 +663,9 @@ def test_evaluate_plays_pendulum_v1():
         assert returns[s, e] == pytest.approx(total, rel=1e-3)  # one network or two at once round differently
 
 
-def test_three_seeds_learn_to_swing_up():
+def test_two_seeds_learn_to_swing_up():
     """Ten seeds of ten are above -155; the mark leaves room for other machines' rounding. Chance: -1,200."""
-    ppo.configure(["NUM_SEEDS=3", "EVAL_EPISODES=50"])
+    ppo.configure(["NUM_SEEDS=2", "EVAL_EPISODES=20"])
     agents, log, policies, _, _ = ppo.train_seeds(silent)
     returns = ppo.evaluate(agents.actor).mean(axis=1)
     assert (returns >= -180).all(), returns
@@ -778,12 +778,12 @@ def test_every_row_of_the_comparison_is_accepted_before_the_first_is_trained(tmp
 
 
 def test_the_study_writes_a_line_for_each_seed(monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "COMPARISON", [[], ["GAMMA=0.5"], [study.WRONG]])
+    monkeypatch.setattr(study, "COMPARISON", [["GAMMA=0.5"], [study.WRONG]])
     study.main([*QUICK, "HIDDEN_SIZE=8", f"RUN_DIR={tmp_path / 'run'}"])
     with open(tmp_path / "run" / "compare.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["changed"], row["seed"]) for row in rows] == [
-        (label, seed) for label in ("unchanged", "GAMMA=0.5", study.WRONG) for seed in "01"
+        (label, seed) for label in ("GAMMA=0.5", study.WRONG) for seed in "01"
     ]
-    assert len({row["eval_return"] for row in rows}) == 6  # each row was trained anew
+    assert len({row["eval_return"] for row in rows}) == 4  # each row was trained anew
     assert {"compare.png", "failures.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
