@@ -22,7 +22,7 @@ untrained network keeps the entropy up).
     python 4_GRPO_MNIST/grpo_mnist.py                        # packaged subset: 6 s, and 12 to compile
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 ADVANTAGE=group
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=mnist.npz   # all of MNIST: 71 s, and 16 to compile
-    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 15 minutes
+    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
 
 Measured after imports on 2 cores of an EPYC, no accelerator: every run trains four methods, five seeds each.
 """
