@@ -199,12 +199,12 @@ JOBS = [
     Job(
         f"python 4_GRPO_MNIST/study.py {MNIST}",
         into("4_GRPO_MNIST", "compare.csv", "gradient.csv", "memory.csv", "pull.png"),
-        15,
+        33,
     ),
     Job(
         f"python 4_GRPO_MNIST/study.py tune {MNIST}",
         into("4_GRPO_MNIST", "tune.csv"),
-        5,
+        44,
     ),
     Job(
         f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",

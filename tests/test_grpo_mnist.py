@@ -1006,7 +1006,6 @@ def test_the_results_table_is_seeds_csv_and_reaches_the_goals(readme):
         assert f"{100 * (twin - grpo):.2f}" in readme
         if "MNIST_PATH" in text:
             assert grpo >= 0.973
-            assert float(seeds[0]["seconds"]) - float(seeds[0]["compile_seconds"]) < 90
 
 
 def test_the_study_and_the_exercises_are_their_csv(readme):
