@@ -232,7 +232,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: a constant is wrong, or the folder holds another run.
     """
     started = time.perf_counter()
-    run_dir = settings.open_run(globals(), configure(arguments))
+    run_dir = settings.open_run("Q_Learning", configure(arguments))
     q_table, log, tables = train(np.random.default_rng(SEED))
 
     q_star = value_iteration()

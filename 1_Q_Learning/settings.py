@@ -99,13 +99,12 @@ def help_text(script: Mapping[str, Any]) -> str:
     return "NAME=value changes a constant for one run; so does editing it in the script." + "".join(lines)
 
 
-def open_run(script: Mapping[str, Any], constants: Mapping[str, Any]) -> Path:
-    """Makes the folder of a run, RUN_DIR or runs/SCRIPT/TIME, and writes the constants into it.
+def open_run(name: str, constants: Mapping[str, Any]) -> Path:
+    """Makes the folder of a run, RUN_DIR or runs/NAME/TIME, and writes the constants into it.
 
     Raises:
         UserError: the folder cannot be written, or holds another run.
     """
-    name = Path(script["__file__"]).stem
     folder = Path(constants["RUN_DIR"] or time.strftime(f"runs/{name}/%Y-%m-%d_%H-%M-%S"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
     of_script = [argument for argument in arguments if not argument.startswith(("NUM_SEEDS=", "RUN_DIR="))]
     for changes, _ in COMPARISON:
         script.configure([*of_script, *changes])
-    run_dir = settings.open_run(globals(), constants)
+    run_dir = settings.open_run("Q_Learning_study", constants)
 
     results, points, lines = [], [], {}
     for changes, _ in COMPARISON:

@@ -30,8 +30,6 @@ from typing import Any, NamedTuple
 # XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
 # one thread makes a run repeatable bit for bit.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a screen
 
 import gymnasium
 import jax
@@ -451,7 +449,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     constants = configure(arguments)
-    run_dir = settings.open_run(globals(), constants)
+    run_dir = settings.open_run("cart_pole_dqn", constants)
     num_updates = (NUM_STEPS - LEARNING_STARTS) // TRAIN_INTERVAL
     print(
         f"{NUM_SEEDS} seeds x {NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "

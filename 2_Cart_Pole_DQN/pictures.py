@@ -1,7 +1,11 @@
 """The pictures of a run of cart_pole_dqn.py, drawn from its log and its network."""
 
+import os
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the GIF is drawn without a screen
 
 import gymnasium
 import jax

@@ -221,7 +221,7 @@ def main(arguments: list[str]) -> Path:
         rows = [grid_row(learner, *setting) for learner in LEARNERS for setting in GRID]
     for changes in rows:  # a row that clashes with the command line is refused now, not after the others
         script.configure([*arguments, *changes])
-    run_dir = settings.open_run({"__file__": "cart_pole_dqn_study"}, script.configure(arguments))
+    run_dir = settings.open_run("cart_pole_dqn_study", script.configure(arguments))
     study(run_dir, arguments)
     script.configure([])
     print(f"everything of this study is in {run_dir}")

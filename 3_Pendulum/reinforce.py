@@ -501,7 +501,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.configure` and `settings.open_run`.
     """
     started = time.perf_counter()
-    run_dir = settings.open_run(globals(), configure(arguments))
+    run_dir = settings.open_run("reinforce", configure(arguments))
     print(
         f"{NUM_SEEDS} seeds x {NUM_STEPS:,} environment steps in rollouts of {NUM_ENVS} episodes, "
         f"{BASELINE}, in {run_dir}"

@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> Path:
     """
     for changes in COMPARISON:  # a row that clashes with the command line is refused before all training
         reinforce.configure([*arguments, *changes])
-    run_dir = settings.open_run(globals(), reinforce.configure(arguments))
+    run_dir = settings.open_run("reinforce_study", reinforce.configure(arguments))
     lines, logs, first_seed = compare(arguments)
     settings.write_csv(run_dir / "compare.csv", lines)
     draw_comparison(run_dir / "compare.png", logs)

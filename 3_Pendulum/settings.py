@@ -100,9 +100,10 @@ def progress(num_steps: int, shown: Sequence[str], tensorboard_dir: Path | None 
             nonlocal interval, last_step, last_time
             env_step, now = int(row.env_step), time.perf_counter()
             interval = interval or env_step
-            speed = {"steps_per_second": (env_step - last_step) / (now - last_time)}  # of each seed
+            # of each seed; the first interval has the compiler's time in it
+            speed = {"steps_per_second": (env_step - last_step) / (now - last_time)} if last_step else {}
             last_step, last_time = env_step, now
-            bar.update(env_step - bar.n)
+            bar.update(min(env_step, num_steps) - bar.n)  # the last rollout of reinforce.py runs over
             for name, value in (row._asdict() | speed).items() if writer else ():
                 if np.isfinite(value):  # the return of an interval in which no episode ended is nan
                     writer.add_scalar(f"train/{name}", float(value), env_step)
@@ -194,13 +195,12 @@ def help_text(script: Mapping[str, Any]) -> str:
     return "NAME=value changes a constant for one run; so does editing it in the script." + "".join(lines)
 
 
-def open_run(script: Mapping[str, Any], constants: Mapping[str, Any]) -> Path:
-    """Makes the folder of a run, RUN_DIR or runs/SCRIPT/TIME, and writes the constants into it.
+def open_run(name: str, constants: Mapping[str, Any]) -> Path:
+    """Makes the folder of a run, RUN_DIR or runs/NAME/TIME, and writes the constants into it.
 
     Raises:
         UserError: the folder cannot be written, or holds another run.
     """
-    name = Path(script["__file__"]).stem
     folder = Path(constants["RUN_DIR"] or time.strftime(f"runs/{name}/%Y-%m-%d_%H-%M-%S"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> Path:
     """
     for row in COMPARISON:  # a row that clashes with the command line is refused before anything is trained
         pendulum.configure([*arguments, *(change for change in row if change != WRONG)])
-    run_dir = settings.open_run(globals(), pendulum.configure(arguments))
+    run_dir = settings.open_run("study", pendulum.configure(arguments))
     lines, logs = compare(arguments)
     settings.write_csv(run_dir / "compare.csv", lines)
     draw_comparison(run_dir / "compare.png", lines)

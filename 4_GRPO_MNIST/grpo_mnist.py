@@ -39,9 +39,9 @@ import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
+import data as mnist
 import pictures
 import settings
-from data import Data, read_mnist
 
 # %% Constants ------------------------------------------------------------------------------------------
 # Data
@@ -83,7 +83,7 @@ def configure(arguments: list[str]) -> dict[str, Any]:
 
 
 # %% Environment ----------------------------------------------------------------------------------------
-NUM_PIXELS, NUM_DIGITS = 28 * 28, 10
+NUM_PIXELS, NUM_DIGITS = mnist.NUM_PIXELS, mnist.NUM_DIGITS
 
 
 def pixels(images: jax.Array) -> jax.Array:
@@ -177,7 +177,7 @@ class Log(NamedTuple):
 
 
 def train_seeds(
-    data: Data, method: str, report: Callable[[Log], None] | None = None
+    data: mnist.Data, method: str, report: Callable[[Log], None] | None = None
 ) -> tuple[Agent, Log, float]:
     """Compiles and trains all seeds as one program.
 
@@ -203,7 +203,7 @@ def train_seeds(
 
 
 def train(
-    agent: Agent, rng: jax.Array, data: Data, method: str, report: Callable[[Log], None] | None
+    agent: Agent, rng: jax.Array, data: mnist.Data, method: str, report: Callable[[Log], None] | None
 ) -> tuple[Agent, Log]:
     """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
 
@@ -486,7 +486,7 @@ def evaluate(actor: Actor, images: jax.Array, labels: jax.Array) -> tuple[jax.Ar
     return (policy.mode() == labels).mean(), right.mean()
 
 
-def final_rows(method: str, agents: Agent, log: Log, data: Data | None) -> list[dict[str, Any]]:
+def final_rows(method: str, agents: Agent, log: Log, data: mnist.Data | None) -> list[dict[str, Any]]:
     """What came of a training, a row for each seed: the log's last accuracies, and those on the test images.
 
     Nothing else looks at the test images, which is why constants are chosen without them (data None).
@@ -519,9 +519,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     constants = configure(arguments)
-    data, source = read_mnist(MNIST_PATH, DATA_DIR)
+    data, source = mnist.read_mnist(MNIST_PATH, DATA_DIR)
     updates_per_row(len(data.images))
-    run_dir = settings.open_run(globals(), constants)
+    run_dir = settings.open_run("grpo_mnist", constants)
     print(
         f"data: {source}\neach update: {BATCH_SIZE} images, {BATCH_SIZE * NUM_GENERATIONS} guesses, "
         f"{NUM_ITERATIONS} optimizer step(s); {NUM_SEEDS} seeds side by side"

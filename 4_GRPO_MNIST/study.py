@@ -257,7 +257,7 @@ def main(arguments: list[str]) -> Path:
     for _, changes in rows:  # one that clashes with the command line is refused before anything is trained
         script.configure([*arguments, *changes])
         script.updates_per_row(len(data.images))
-    run_dir = settings.open_run({"__file__": "grpo_mnist_study"}, constants)
+    run_dir = settings.open_run("grpo_mnist_study", constants)
     print(f"data: {source}")
     if tuning:
         train_rows(run_dir / "tune.csv", rows, arguments, data, testing=False)

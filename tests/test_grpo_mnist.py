@@ -69,7 +69,7 @@ def few(count=400, held_out=200):
         np.linspace(0, len(labels) - 1, number).astype(int)
         for labels, number in zip(data[1::2], (count, held_out // 2, held_out), strict=True)
     )
-    return grpo_mnist.Data(
+    return mnist_data.Data(
         data.images[train], data.labels[train],
         data.validation_images[validation], data.validation_labels[validation],
         data.test_images[test], data.test_labels[test],
