@@ -28,6 +28,7 @@ import functools
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,9 @@ class Constants:
     LORA_RANK: int = 0  # r of A [in, r] and B [r, out] beside each weight (0 = train all weights)
     NUM_TEST_QUESTIONS: int = pair(laptop=512, tpu=1_319)  # held-out questions, from the top of the test set
     EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # how test answers are drawn
+    EVAL_EVERY: int = pair(laptop=25, tpu=250)  # steps between evaluations during training (0 = none)
+    EVAL_QUESTIONS: int = 128  # held-out questions of such an evaluation; not trained on, not in the test
+    LOG_ANSWERS_EVERY: int = 10  # steps between those whose every answer is kept, to be looked at (0 = none)
 
     # --- leave these until you need them: data
     BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
@@ -146,7 +150,18 @@ from tqdm import tqdm
 
 import health
 import reward_func
-from parts import devices, llama, lora, loss_options, memory, questions, report, run_log, task_rewards
+from parts import (
+    answers,
+    devices,
+    llama,
+    lora,
+    loss_options,
+    memory,
+    questions,
+    report,
+    run_log,
+    task_rewards,
+)
 from parts.grading import is_close
 from parts.loss_options import MAX_LOG_RATIO, Example, LossConfig
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
@@ -165,8 +180,11 @@ REFILL_SEED = 1_000_003  # added to SEED: the questions of ZERO_VARIANCE_GROUPS=
 
 
 # %% Prompts ------------------------------------------------------------------------------------------------
-def read_data(c: Constants) -> list[tuple[list[dict[str, str]], str]]:
-    """Training questions and test questions with their right answers, each with where they came from.
+def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
+    """Questions with their right answers, and where they came from, by what they are for.
+
+    Returns:
+        `train`; `test`, asked before and after; `validation`, asked during training (none if EVAL_EVERY=0).
 
     Raises:
         UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
@@ -178,10 +196,12 @@ def read_data(c: Constants) -> list[tuple[list[dict[str, str]], str]]:
         tiny=settings.is_small(c.MODEL),
     )
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
-    return [
-        read(c.DATASET, "train", constant="DATASET"),
-        read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant),
-    ]
+    train, source = read(c.DATASET, "train", constant="DATASET")
+    test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
+    validation = [], ""
+    if c.EVAL_EVERY:
+        validation, train = questions.hold_out(train, c.EVAL_QUESTIONS, read)
+    return {"train": (train, source), "test": test, "validation": validation}
 
 
 def make_prompts(c: Constants, rows, source: str, tokenizer, think_tags: bool, too_long: Path):
@@ -310,10 +330,11 @@ def evaluate(
         num_passes: answers K to each question Q.
 
     Returns:
-        Shares `answer_accuracy`, `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
+        number, wherever it stands), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
         `completion_length` (tokens) and, where compute_score grades, `mean_score`; with K > 1 also
-        `pass_at_k`, `majority_at_k`; lists `correct` [Q] (first pass) and `completions` [Q]; where there are
-        several, `by_data_source`: `questions`, `answer_accuracy`, `format_accuracy` of each.
+        `pass_at_k`, `majority_at_k`; where there are several, `by_data_source`: `questions` and three of the
+        shares. Lists of the first pass [Q]: `completions`, `correct`, `correct_lenient`, `format_ok`.
     """
     asked = [row for row in rows for _ in range(num_passes)]  # [Q * K]
     prompts = [row["prompts"] for row in asked]
@@ -323,7 +344,7 @@ def evaluate(
         chunk = len(prompts)
     texts, lengths = [], []
     starts = range(0, len(prompts), chunk)
-    for start in tqdm(starts, desc=f"evaluate, {config_name}", disable=not devices.is_first()):
+    for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=not devices.is_first()):
         # The same noise before and after training: what differs is the model.
         seed = jax.random.fold_in(jax.random.key(c.SEED + 1), start)
         if c.ROLLOUT_ENGINE == "vllm":  # takes no seed per request
@@ -333,18 +354,19 @@ def evaluate(
         lengths += [len(tokens) for tokens in output.tokens]
 
     scores = grader.score(texts, **columns)
-    correct = scores >= 1
-    close = np.array([is_close(text, row["answer"], 0.1) for text, row in zip(texts, asked, strict=True)])
+    correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])
-    result = {
-        "questions": len(rows),
-        "answer_accuracy": float(correct.mean()),
-        "partial_accuracy": float(close.mean()),
-        "format_accuracy": float(formed.mean()),
+    shares = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
+    close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, asked, strict=True)]
+    result = {"questions": len(rows)} | {name: float(found.mean()) for name, found in shares.items()}
+    result |= {
+        "partial_accuracy": float(np.mean(close)),
         "completion_length": float(np.mean(lengths)),
         "cut_off": float(np.mean(np.array(lengths) >= c.TOTAL_GENERATION_STEPS)),
-        "correct": correct[::num_passes].tolist(),
         "completions": texts[::num_passes],
+        "correct": correct[::num_passes].tolist(),
+        "correct_lenient": lenient[::num_passes].tolist(),
+        "format_ok": formed[::num_passes].tolist(),
     }
     if "compute_score" in grader.names:
         result["mean_score"] = float(scores.mean())
@@ -352,11 +374,8 @@ def evaluate(
     if len(sources) > 1:
         masks = {name: np.array([row["data_source"] == name for row in asked]) for name in sources}
         result["by_data_source"] = {
-            name: {
-                "questions": int(mask.sum()) // num_passes,
-                "answer_accuracy": float(correct[mask].mean()),
-                "format_accuracy": float(formed[mask].mean()),
-            }
+            name: {"questions": int(mask.sum()) // num_passes}
+            | {share: float(found[mask].mean()) for share, found in shares.items()}
             for name, mask in masks.items()
         }
     if num_passes > 1:
@@ -366,17 +385,13 @@ def evaluate(
     return result
 
 
-def evaluate_both(c: Constants, rollout, rows: list[dict[str, str]], grader, when: str) -> dict[str, Any]:
-    """The sampled figures of `evaluate` and two greedy ones; prints them as those of "before" or "after"."""
+def evaluate_both(c: Constants, rollout, rows: list[dict[str, str]], grader) -> dict[str, Any]:
+    """What `evaluate` finds with EVAL_CONFIG, and its greedy figures and lists as `greedy_...`."""
     greedy = evaluate(c, rollout, rows, grader, "greedy")
     result = evaluate(c, rollout, rows, grader, c.EVAL_CONFIG, c.NUM_PASSES)
-    result["greedy_answer_accuracy"] = greedy["answer_accuracy"]
-    result["greedy_format_accuracy"] = greedy["format_accuracy"]
-    print(
-        f"{when} training: answers right {result['answer_accuracy']:.1%}, format right "
-        f"{result['format_accuracy']:.1%}, greedy right {result['greedy_answer_accuracy']:.1%}"
-    )
-    return result
+    kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
+    asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
+    return result | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
 
 
 # %% Training -----------------------------------------------------------------------------------------------
@@ -505,6 +520,7 @@ def make_learner(
     grader,
     rows: list[dict[str, str]] | None = None,
     log: dict[int, dict[str, float]] | None = None,
+    on_batch: Callable[..., None] | None = None,
 ) -> loss_options.Learner:
     """GRPO on `cluster`: gives its trainer the loss, and holds the rewards.
 
@@ -513,10 +529,12 @@ def make_learner(
         grader: from `task_rewards.make_grader`.
         rows: questions; needed to train with ZERO_VARIANCE_GROUPS=refill.
         log: `TrainingLog.rows`; needed to train with TARGET_KL.
+        on_batch: as `loss_options.Learner` takes it.
     """
     return loss_options.Learner(
         schedule=lambda step: schedule(c, step, log),
         refill=lambda step, attempt: refill_batch(c, rows, step, attempt),
+        on_batch=on_batch,
         rl_cluster=cluster,
         algo_config=LossConfig(
             num_generations=c.NUM_GENERATIONS,
@@ -542,7 +560,12 @@ def make_learner(
 
 
 def train(
-    c: Constants, cluster: RLCluster, grader, rows: list[dict[str, str]], run: run_log.Run
+    c: Constants,
+    cluster: RLCluster,
+    grader,
+    rows: list[dict[str, str]],
+    validation_rows: list[dict[str, str]],
+    run: run_log.Run,
 ) -> list[dict[str, float]]:
     """Runs GRPO from the step the cluster has reached to the last. Tunix's learner runs the loop; one step is
 
@@ -565,15 +588,20 @@ def train(
     trainer = cluster.actor_trainer
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // c.NUM_ITERATIONS
-    if start == c.NUM_BATCHES:
-        return run_log.read_log(run.logs / "train_log.csv")
     reward_names = [reward_fn.__name__ for reward_fn in grader.functions]
     log = run_log.TrainingLog(run.logs / "train_log.csv", c, start, reward_names, health.check)
-    learner = make_learner(c, cluster, grader, rows, log.rows)
+    answer_log = answers.AnswerLog(run.logs / "answers.jsonl", c, start, cluster, grader)
+    evaluations = run_log.Evaluations(run.logs / "evaluations.jsonl", c, start, log)
+    learner = make_learner(c, cluster, grader, rows, log.rows, answer_log.on_batch)
     cluster.global_steps = start
     trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
+
+    def between_steps(done: int):
+        answer_log.finish()
+        if validation_rows and evaluations.due(done):
+            evaluations.add(done, evaluate_both(c, cluster.rollout, validation_rows, grader))
 
     def batches(stop: threading.Event):
         dataset = training_batches(c, rows, start)
@@ -581,7 +609,10 @@ def train(
         # (with NUM_ITERATIONS > 1: too often). It gets placeholders; the real data starts at the step.
         yield from itertools.repeat(dataset[0], start * c.NUM_ITERATIONS)
         ours = itertools.takewhile(lambda batch: devices.all_agree(not stop.is_set()), dataset)
-        yield from run_log.traced(ours, start + 1, run_log.PROFILE_STEPS, c.PROFILE_DIR, finish)
+        ours = run_log.traced(ours, start + 1, run_log.PROFILE_STEPS, c.PROFILE_DIR, finish)
+        for done, batch in enumerate(ours, start):  # asked for when the step before is over
+            between_steps(done)
+            yield batch
 
     def finish():
         jax.block_until_ready(nnx.state(trainer.model))
@@ -592,9 +623,12 @@ def train(
         run_log.full_disk(run.folder, trainer),
         run_log.tensorboard_log(run.logs / "tensorboard"),
     ):
-        learner.train(batches(stop))
-    if stop.is_set() and trainer.train_steps < c.NUM_BATCHES * c.NUM_ITERATIONS:
-        raise KeyboardInterrupt
+        if start < c.NUM_BATCHES:
+            learner.train(batches(stop))
+        if trainer.train_steps < c.NUM_BATCHES * c.NUM_ITERATIONS:
+            answer_log.finish()
+            raise KeyboardInterrupt
+        between_steps(c.NUM_BATCHES)
     return log.finished_rows()
 
 
@@ -613,8 +647,9 @@ def main(arguments: list[str]) -> None:
         return dry_run.dry_run(c, reward_func)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    (train_questions, train_source), (test_questions, test_source) = read_data(c)
-    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, train_questions + test_questions)
+    data = read_data(c)
+    everything = [question for asked, _ in data.values() for question in asked]
+    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
 
     with devices.all_hosts(c):
@@ -627,19 +662,20 @@ def main(arguments: list[str]) -> None:
                 think_tags=grader.think_tags,
                 too_long=run.logs / "too_long.csv",
             )
-            train_rows = prompts(train_questions, train_source)
-            test_rows = prompts(test_questions[: c.NUM_TEST_QUESTIONS], test_source)
+            data["test"] = data["test"][0][: c.NUM_TEST_QUESTIONS], data["test"][1]
+            rows = {split: prompts(*part) for split, part in data.items() if part[0]}
             cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
             memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
-            report.introduce(c, run, cluster, folder, hf, train_rows, train_source, test_rows, test_source)
+            sources = {split: source for split, (_, source) in data.items()}
+            report.introduce(c, run, cluster, folder, hf, rows, sources)
 
-            ask = functools.partial(evaluate_both, c, cluster.rollout, test_rows, grader)
+            ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader)
             before = run.once("before", ask)
-            log = train(c, cluster, grader, train_rows, run)
+            log = train(c, cluster, grader, rows["train"], rows.get("validation", []), run)
             after = run.once("after", ask)
             seconds = time.perf_counter() - started
             lines = health.history(log, asdict(c))
-            report.write(c, run, before, after, log, test_rows, arguments, test_source, seconds, lines)
+            report.write(c, run, before, after, log, arguments, sources["test"], seconds, lines)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ About 6 minutes on 2 cores.
 """
 
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -38,6 +39,7 @@ class Constants:
     SEED: int = 0  # of the questions, the demonstrations and the first weights
     TRAIN_QUESTIONS: int = 4_000  # in tiny_gsm8k/train.jsonl
     TEST_QUESTIONS: int = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
+    VALIDATION_QUESTIONS: int = 128  # in tiny_gsm8k/validation.jsonl; demonstrations may, as with the train's
     HIDDEN: int = 96  # width of the residual stream
     LAYERS: int = 3  # transformer blocks
     HEADS: int = 4  # query heads; each has HIDDEN / HEADS dimensions
@@ -50,7 +52,7 @@ class Constants:
     MAX_TOKENS: int = 52  # of the longest prompt and demonstration together; a longer one stops the script
 
 
-MOST_QUESTIONS = 40_000  # in both splits; `make_problem` knows about 59,000 different ones
+MOST_QUESTIONS = 40_000  # in all splits; `make_problem` knows about 59,000 different ones
 
 
 def refuse(c: Constants) -> None:
@@ -60,9 +62,12 @@ def refuse(c: Constants) -> None:
         UserError: names the constant, its value and the remedy.
     """
     at_least(c, SEED=0, WARMUP_STEPS=0, TRAINING_STEPS=1, TRAINING_BATCH=1, MAX_TOKENS=2)
-    at_least(c, TRAIN_QUESTIONS=1, TEST_QUESTIONS=1, HIDDEN=1, LAYERS=1, HEADS=1, KV_HEADS=1, MLP=1)
-    if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS > MOST_QUESTIONS:
-        raise UserError(f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with the test's at most {MOST_QUESTIONS:,}")
+    at_least(c, TRAIN_QUESTIONS=1, TEST_QUESTIONS=1, VALIDATION_QUESTIONS=0)
+    at_least(c, HIDDEN=1, LAYERS=1, HEADS=1, KV_HEADS=1, MLP=1)
+    if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS + c.VALIDATION_QUESTIONS > MOST_QUESTIONS:
+        raise UserError(
+            f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with test and validation at most {MOST_QUESTIONS:,}"
+        )
     if c.HIDDEN % c.HEADS or c.HEADS % c.KV_HEADS:
         raise UserError(
             f"HEADS={c.HEADS}: must divide HIDDEN={c.HIDDEN}, and be a multiple of KV_HEADS={c.KV_HEADS}"
@@ -170,15 +175,16 @@ def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random
     return text.replace(tag, "") if rng.random() < share else text
 
 
-def make_dataset(c: Constants, rng: random.Random) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Distinct questions with right answers in GSM8K's columns: (train, test)."""
+def make_dataset(c: Constants, rng: random.Random) -> dict[str, list[dict[str, str]]]:
+    """Distinct questions with right answers in GSM8K's columns, by split."""
+    sizes = {"test": c.TEST_QUESTIONS, "train": c.TRAIN_QUESTIONS, "validation": c.VALIDATION_QUESTIONS}
     rows = {}
-    while len(rows) < c.TRAIN_QUESTIONS + c.TEST_QUESTIONS:
+    while len(rows) < sum(sizes.values()):
         question, steps, _, _ = make_problem(rng)
         work, result = work_out(steps)
         rows[question] = {"question": question, "answer": f"{work}\n#### {result}"}
-    rows = list(rows.values())
-    return rows[c.TEST_QUESTIONS :], rows[: c.TEST_QUESTIONS]
+    drawn = iter(rows.values())
+    return {split: list(itertools.islice(drawn, size)) for split, size in sizes.items()}
 
 
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
@@ -319,8 +325,8 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
-    train_rows, test_rows = make_dataset(c, random.Random(c.SEED))
-    for split, rows in (("train", train_rows), ("test", test_rows)):
+    dataset = make_dataset(c, random.Random(c.SEED))
+    for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -337,7 +343,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
-    train(c, adapter, mesh, tokenizer, {row["question"] for row in test_rows}, random.Random(c.SEED))
+    train(c, adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
 
     tokenizer.save_pretrained(folder / "tiny_llama")
     weights = to_hf_weights(adapter, hf, config)

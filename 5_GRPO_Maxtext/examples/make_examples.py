@@ -2,11 +2,13 @@
 
     python 5_GRPO_Maxtext/examples/make_examples.py
 
-    examples/word_problems/{train,test}.json    prompt, ground_truth, data_source and extra_info
-    examples/one_step/{train,test}.jsonl        the same columns, data_source math_reasoning: one operation
-    examples/two_step/{train,test}.jsonl        GSM8K's columns: two operations
-    runs/tiny_think/                            tiny_llama with the same weights; its tokens <reasoning> and
-                                                </reasoning> are renamed to <think> and </think>
+    examples/word_problems/    prompt, ground_truth, data_source and extra_info
+    examples/one_step/         the same columns, data_source math_reasoning: one operation
+    examples/two_step/         GSM8K's columns: two operations
+    runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
+                               renamed to <think> and </think>
+
+Each folder of data holds train, validation and test, as .json or .jsonl.
 
 The data are committed; the model, a copy, is not. Takes about one second.
 """
@@ -16,7 +18,7 @@ import shutil
 from pathlib import Path
 
 # %% Constants ------------------------------------------------------------------------------------------
-ROWS = {"train": 600, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
+ROWS = {"train": 600, "validation": 40, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
 
 EXAMPLES = Path(__file__).resolve().parent
 FOLDER_5 = EXAMPLES.parent

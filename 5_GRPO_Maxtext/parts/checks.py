@@ -48,6 +48,9 @@ def ranges(c) -> None:
         SEED=0,
         MAX_NONFINITE_UPDATES=0,
         LORA_RANK=0,
+        EVAL_EVERY=0,
+        EVAL_QUESTIONS=1,
+        LOG_ANSWERS_EVERY=0,
         TRAINER_TENSOR_PARALLEL=1,
         SAMPLER_DATA_PARALLEL=1,
     )

@@ -138,6 +138,13 @@ def all_agree(here: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
 
 
+def whole(array: Any) -> np.ndarray:
+    """A copy on this host, of an array that is sharded over several, too; then all have to call it."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
 # %% Trainer and sampler ------------------------------------------------------------------------------------
 def split_devices(
     devices: list, engine: str, trainer_fraction: float, sampler_fraction: float

@@ -11,6 +11,7 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 """
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -157,23 +158,28 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         UserError: bad data, no such reward, or no question that is short enough.
     """
     data = {}
+    read_split = functools.partial(
+        questions.read_questions,
+        bad_rows=c.BAD_ROWS,
+        fault=None if c.REWARD_FUNC else task_rewards.ground_truth_fault,
+        tiny=settings.is_small(c.MODEL),
+    )
     for constant, dataset, split in (
         ("DATASET", c.DATASET, "train"),
         ("TEST_DATASET", c.TEST_DATASET or c.DATASET, "test"),
     ):
         try:
-            data[constant] = questions.read_questions(
-                dataset,
-                split,
-                constant=constant if getattr(c, constant) else "DATASET",
-                bad_rows=c.BAD_ROWS,
-                fault=None if c.REWARD_FUNC else task_rewards.ground_truth_fault,
-                tiny=settings.is_small(c.MODEL),
+            data[constant] = read_split(
+                dataset, split, constant=constant if getattr(c, constant) else "DATASET"
             )
         except questions.OutOfReach as error:
             if on_target(c):
                 raise
             print(f"data     {constant}: unchecked ({error})")
+    if c.EVAL_EVERY and "DATASET" in data:
+        train, source = data["DATASET"]
+        data["EVAL_QUESTIONS"], train = questions.hold_out(train, c.EVAL_QUESTIONS, read_split)
+        data["DATASET"] = train, source
     rows = [row for read, _ in data.values() for row in read]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
     system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT

@@ -272,6 +272,9 @@ class Learner(GRPOLearner):
     Args:
         schedule: (weight of the KL, temperature) of the step before which so many steps were done.
         refill: a batch of other questions, as in the data set, for (steps done, attempt in this step).
+        on_batch: is given (steps done, batch, what was graded, weight of the KL) before each step's update.
+            What was graded are arrays with the rows of the batch: `completions`, `rewards`, `points` by
+            reward function, and the columns of the data.
         arguments: Tunix's.
     """
 
@@ -280,6 +283,7 @@ class Learner(GRPOLearner):
         *,
         schedule: Callable[[int], tuple[float, float]],
         refill: Callable[[int, int], dict[str, np.ndarray]],
+        on_batch: Callable[[int, TrainExample, dict[str, Any], float], None] | None = None,
         **arguments: Any,
     ):
         require(GRPOLearner, "_generate_and_compute_advantage", RLLearner._process_accumulated_batches)
@@ -287,11 +291,20 @@ class Learner(GRPOLearner):
         super().__init__(**arguments)
         self._schedule = schedule
         self._refill = refill
-        self._rewards = None
+        self._on_batch = on_batch
+        self._graded = {}
 
-    def _compute_rewards(self, *args, **kwargs) -> np.ndarray:
-        self._rewards = super()._compute_rewards(*args, **kwargs)  # [B * G]
-        return self._rewards
+    def _compute_rewards(self, prompts, completions, mode: Mode, **columns) -> np.ndarray:
+        """Tunix's; keeps what each reward function gave. float [B * G]."""
+        found = self.reward_manager(prompts=prompts, completions=completions, mode=str(mode), **columns)
+        self.rl_cluster.buffer_metrics(found["log_metrics"], mode=mode)
+        names = [function.__name__ for function in self.reward_manager.reward_fns]
+        self._graded = {name: np.asarray(values) for name, values in columns.items()} | {
+            "completions": np.array(completions, dtype=object),
+            "rewards": found["rewards"],
+            "points": {name: found["log_metrics"][f"rewards/{name}"][0] for name in names},
+        }
+        return found["rewards"]
 
     def _generate_and_compute_advantage(self, training_input, mode: Mode = Mode.TRAIN) -> Example:
         """Generates a step's answers and grades them (Tunix), then decides what counts."""
@@ -304,12 +317,12 @@ class Learner(GRPOLearner):
             cluster.set_temperature(temperature)
 
         example = super()._generate_and_compute_advantage(training_input, mode)
-        rows = len(example.advantages)
+        graded, rows = self._graded, len(example.advantages)
         keep = np.ones(rows, bool)
         if config.zero_variance_groups != "keep":
             signal = self._groups_with_signal()
             if config.zero_variance_groups == "refill":
-                example, signal = self._fill_up(example, signal, step, mode)
+                example, graded, signal = self._fill_up(example, signal, step, mode)
             keep &= np.repeat(signal, config.num_generations)
         ended = (np.asarray(example.completion_ids) == cluster.rollout.eos_id()).any(axis=1)  # [B * G]
         cluster.buffer_metrics({"completions/cut_off": (np.mean(~ended), np.mean)}, mode=mode)
@@ -329,12 +342,14 @@ class Learner(GRPOLearner):
         passes = self._training_config.get_with_default("gradient_accumulation_steps", 1)
         if passes > 1:
             traced["denominator"] = denominator(example.completion_mask, config.loss_agg_mode) / passes
+        if self._on_batch:
+            self._on_batch(step, example, graded, beta)
         fields = {field.name: getattr(example, field.name) for field in dataclasses.fields(TrainExample)}
         return Example(**fields, **{k: jnp.full(rows, v, jnp.float32) for k, v in traced.items()})
 
     def _groups_with_signal(self) -> np.ndarray:
         """bool [groups]: whether the answers just graded differ in reward."""
-        return np.ptp(self._rewards.reshape(-1, self.algo_config.num_generations), axis=1) > 0
+        return np.ptp(self._graded["rewards"].reshape(-1, self.algo_config.num_generations), axis=1) > 0
 
     def _fill_up(self, example, signal, step, mode):
         """DAPO's dynamic sampling: asks other questions until every group of the batch has a signal.
@@ -342,20 +357,23 @@ class Learner(GRPOLearner):
         After MAX_REFILLS batches it takes what there is.
 
         Returns:
-            A batch of the same size, groups with signal first, and which of them have one [groups].
+            A batch of the same size, groups with signal first, what was graded, and which groups have a
+            signal [groups].
         """
         G, size = self.algo_config.num_generations, len(signal)
-        examples, signals = [example], [signal]
+        examples, graded, signals = [example], [self._graded], [signal]
         for attempt in range(MAX_REFILLS):
             if np.concatenate(signals).sum() >= size:
                 break
             more = {k: np.repeat(v, G, axis=0) for k, v in self._refill(step, attempt).items()}  # [B * G]
             examples.append(super()._generate_and_compute_advantage(more, mode))
+            graded.append(self._graded)
             signals.append(self._groups_with_signal())
         signal = np.concatenate(signals)
         chosen = np.argsort(~signal, kind="stable")[:size]  # those with a signal first, in their order
         rows = (chosen[:, None] * G + np.arange(G)).ravel()
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[rows], *examples), signal[chosen]
+        example = jax.tree.map(lambda *parts: jnp.concatenate(parts)[rows], *examples)
+        return example, jax.tree.map(lambda *parts: np.concatenate(parts)[rows], *graded), signal[chosen]
 
 
 # %% Cluster: log-probs of the old and of the frozen policy -------------------------------------------------

@@ -10,7 +10,7 @@ columns and defaults to "gsm8k". `extra_info` is optional and is passed to the r
 
 A DATASET is one source, or several with their shares of the training questions:
 
-    DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl
+    DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl (and validation.jsonl)
     DATASET=gsm8k                            tensorflow-datasets, prepared in TFDS_DATA_DIR
     DATASET=mine.parquet
     DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
@@ -294,6 +294,41 @@ def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[i
         builder.download_and_prepare()
     rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
+
+
+def hold_out(
+    rows: list[dict[str, str]], count: int, read: Callable[..., tuple[list[dict[str, str]], str]]
+) -> tuple[tuple[list[dict[str, str]], str], list[dict[str, str]]]:
+    """Questions to ask while training goes on, in equal parts of all sources.
+
+    They are the file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; without one, the
+    end of its training questions, at most a tenth of them, which are then not trained on.
+
+    Args:
+        rows: the training questions, from `read_questions`.
+        count: how many are wanted.
+        read: `read_questions`, all but its first two arguments given.
+
+    Returns:
+        The questions, and where they came from in words; and the training questions that are left.
+    """
+    by_source = {}
+    for row in rows:
+        by_source.setdefault(row["source"], []).append(row)
+    share = -(-count // len(by_source))
+    held, left, names = [], [], []
+    for source, own in by_source.items():
+        file = Path(source).with_name(f"validation{Path(source).suffix}")
+        if Path(source).stem == "train" and file.exists():
+            held.append(read(str(file), "validation")[0][:share])
+            names.append(str(file))
+        else:
+            size = min(share, len(own) // 10)
+            held.append(own[len(own) - size :])
+            own = own[: len(own) - size]
+            names.append(f"the last {size:,} of {source}, not trained on")
+        left.append(own)
+    return (interleave(held)[:count], ", ".join(names)), interleave(left)
 
 
 def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The report of a run: tables and one picture in RUN_DIR, the same tables on the terminal."""
+"""The report of a run: tables, one picture and one page in RUN_DIR, the same tables on the terminal."""
 
 import itertools
 import json
@@ -11,16 +11,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
-from parts import llama, lora
+from parts import answers, llama, lora, page
 from parts.run_log import PROFILE_STEPS, Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
+HELD_OUT_COLOR = "#2ca02c"
 LABELS = {"correct": "answers right", "format_ok": "format right", "zero_variance": "groups without signal"}
 BEFORE_COLOR, AFTER_COLOR = "#bbbbbb", "#1f77b4"
 KEPT = (  # of an evaluation, in result.json
-    "answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy", "questions",
-    "mean_score", "by_data_source",
+    "answer_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy",
+    "greedy_lenient_accuracy", "questions", "mean_score", "by_data_source",
 )  # fmt: skip
 
 
@@ -43,10 +45,8 @@ def introduce(
     cluster,
     folder: Path,
     hf,
-    train_rows: list[dict[str, str]],
-    train_source: str,
-    test_rows: list[dict[str, str]],
-    test_source: str,
+    rows: dict[str, list[dict[str, str]]],
+    sources: dict[str, str],
 ) -> None:
     """Prints what is about to run: model, data, step, run.
 
@@ -56,20 +56,23 @@ def introduce(
         cluster: Tunix's, with the model that is trained.
         folder: of the checkpoint.
         hf: its config.
-        train_rows: the questions to train on.
-        train_source: where they come from.
-        test_rows: the questions of the evaluation.
-        test_source: where they come from.
+        rows: the questions by what they are for: train, test, and validation if there are any.
+        sources: where they come from.
     """
     trainer, sequences = cluster.actor_trainer, c.BATCH_SIZE * c.NUM_GENERATIONS
     trained = ""
     if c.LORA_RANK:
         count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
         trained = f", LoRA of rank {c.LORA_RANK} trains {count:,}"
+    data = ", ".join(
+        f"{split}: {sources[split]} ({len(rows[split]):,})"
+        for split in ("train", "validation", "test")
+        if split in rows
+    )
     print(
         f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
         f"layers, {c.WEIGHT_DTYPE}{trained}\n"
-        f"data     {train_source} ({len(train_rows):,}), test: {test_source} ({len(test_rows):,})\n"
+        f"data     {data}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "
         f"{c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
@@ -91,9 +94,11 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config:
         return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
     names = {
-        "answer_accuracy": "answers right", "partial_accuracy": "within 10 %",
-        "format_accuracy": "format right",
-        "greedy_answer_accuracy": "greedy: answers right", "greedy_format_accuracy": "greedy: format right",
+        "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
+        "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+        "greedy_answer_accuracy": "greedy: answers right",
+        "greedy_lenient_accuracy": "greedy: right by the last number",
+        "greedy_format_accuracy": "greedy: format right",
         "pass_at_k": f"pass@{num_passes}", "majority_at_k": f"majority@{num_passes}",
         "cut_off": "cut off at the limit", "mean_score": "mean score",
         "completion_length": "mean length, tokens",
@@ -110,11 +115,13 @@ def data_source_table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """The before/after table split by data_source, in Markdown; empty where there is only one."""
     if "by_data_source" not in before:
         return ""
-    lines = ["| data_source | questions | answers right | format right |", "|---|---|---|---|"]
+    shares = {"answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
+              "format_accuracy": "format right"}  # fmt: skip
+    lines = [f"| data_source | questions | {' | '.join(shares.values())} |", "|---|---|---|---|---|"]
     for name, old in before["by_data_source"].items():
         new = after["by_data_source"][name]
-        cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in ("answer_accuracy", "format_accuracy")]
-        lines.append(f"| {name} | {old['questions']} | {cells[0]} | {cells[1]} |")
+        cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in shares]
+        lines.append(f"| {name} | {old['questions']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 
 
@@ -130,13 +137,28 @@ def flip_table(before: list[bool], after: list[bool]) -> str:
     )
 
 
-def sample_answers(before: dict[str, Any], after: dict[str, Any], rows: list[dict[str, str]]) -> str:
+def sample_answers(before: dict[str, Any], after: dict[str, Any]) -> str:
     """One question with its answers: the first that turned right, else the first."""
     flips = [not b and a for b, a in zip(before["correct"], after["correct"], strict=True)]
     i = flips.index(True) if any(flips) else 0
     return (
-        f"question: {rows[i]['question']}\nright answer: {rows[i]['answer']}\n"
+        f"question: {before['asked'][i]['question']}\nright answer: {before['asked'][i]['answer']}\n"
         f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
+    )
+
+
+def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, checkpoints: str) -> str:
+    """Names the kept checkpoint that was best during training, and says by which questions; or nothing."""
+    saved = {int(path.name) for path in epath.Path(checkpoints, "actor").glob("*") if path.name.isdigit()}
+    kept = [result for result in evaluations if result["step"] * c.NUM_ITERATIONS in saved]
+    if not kept:
+        return ""
+    best = max(kept, key=lambda result: result["answer_accuracy"])  # the first of several
+    return (
+        f"Of the checkpoints kept, {checkpoints}/actor/{best['step'] * c.NUM_ITERATIONS} was the best on the "
+        f"{best['questions']} questions asked during training: {best['answer_accuracy']:.1%} right, the last "
+        f"{kept[-1]['answer_accuracy']:.1%}. None of them is among the test questions above, which the last "
+        "checkpoint answered.\n\n"
     )
 
 
@@ -145,6 +167,7 @@ def draw_picture(
     log: Sequence[dict[str, float]],
     before: dict[str, Any],
     after: dict[str, Any],
+    evaluations: Sequence[dict[str, Any]],
     title: str,
 ) -> None:
     """Learning curves on the left, before/after with intervals on the right; readable on any background."""
@@ -157,11 +180,17 @@ def draw_picture(
     steps = [row["step"] for row in log]
     for key, color in COLORS.items():
         curves.plot(steps, [row.get(key, math.nan) for row in log], color=color, label=LABELS[key], lw=1.2)
+    if evaluations:
+        curves.plot(
+            [result["step"] for result in evaluations],
+            [result["answer_accuracy"] for result in evaluations],
+            color=HELD_OUT_COLOR, marker="o", ms=4, lw=1.2, label="held-out questions right",
+        )  # fmt: skip
     curves.set(xlabel="training step", ylabel="share of the step's answers", ylim=(-0.02, 1.02))
     curves.legend(frameon=False)
     curves.set_title(title)
 
-    keys = ("answer_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
     for offset, result, color, label in (
         (-0.2, before, BEFORE_COLOR, "before"),
         (0.2, after, AFTER_COLOR, "after"),
@@ -170,8 +199,8 @@ def draw_picture(
         intervals = np.array([wilson(share, result["questions"]) for share in shares])  # [4, 2]
         error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
         bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
-    bars.set_xticks(range(4), ["answers\nright", "within\n10 %", "format\nright", "greedy:\nright"])
-    bars.set(ylim=(0, 1.2), title=f"{before['questions']} held-out questions, 95 % intervals")
+    bars.set_xticks(range(4), ["answers\nright", "by the last\nnumber", "format\nright", "greedy:\nright"])
+    bars.set(ylim=(0, 1.2), title=f"{before['questions']} test questions, 95 % intervals")
     bars.legend(frameon=False, ncols=2, loc="upper center")
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -183,13 +212,12 @@ def write(
     before: dict[str, Any],
     after: dict[str, Any],
     log: Sequence[dict[str, float]],
-    test_rows: list[dict[str, str]],
     arguments: Sequence[str],
     source: str,
     seconds: float,
     health_lines: Iterable[str],
 ) -> None:
-    """Prints the tables and writes report.md, report.png and result.json into the run's folder.
+    """Prints the tables and writes report.md, report.png, report.html and result.json into the run's folder.
 
     Args:
         c: the constants of the run.
@@ -197,7 +225,6 @@ def write(
         before: of `evaluate`.
         after: of `evaluate`.
         log: rows of `train_log.csv`.
-        test_rows: the questions that were asked.
         arguments: those the script was started with.
         source: where the questions come from.
         seconds: of the whole run so far.
@@ -207,9 +234,11 @@ def write(
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
     table = comparison_table(before, after, c.EVAL_CONFIG, c.NUM_PASSES)
     flips = flip_table(before["correct"], after["correct"])
-    sample, by_data_source = sample_answers(before, after, test_rows), data_source_table(before, after)
+    sample, by_data_source = sample_answers(before, after), data_source_table(before, after)
     title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
-    draw_picture(folder / "report.png", log, before, after, title)
+    evaluations = answers.read_lines(folder / "evaluations.jsonl")
+    draw_picture(folder / "report.png", log, before, after, evaluations, title)
+    best = best_checkpoint(evaluations, c, run.checkpoints)
     last = log[-1]
     training = (
         f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers, median {step_seconds:.2f} s "
@@ -221,7 +250,7 @@ def write(
     command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
     (folder / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, "
-        f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\nHealth:\n\n{lines}\n\n"
+        f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n{best}Health:\n\n{lines}\n\n"
         f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
     )
     result = {
@@ -232,8 +261,9 @@ def write(
         "steps": c.NUM_BATCHES,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}")
-    print(f"\nreport: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
+    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}\n\n{best}", end="")
+    print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
+    print(f"every answer: open {page.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")
     if c.PROFILE_DIR:
         steps = f"{PROFILE_STEPS[0]}-{PROFILE_STEPS[-1]}"

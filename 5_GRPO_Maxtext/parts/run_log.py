@@ -3,6 +3,8 @@
 RUN_DIR/constants.json    what the run was started with; a resume is compared with it
 RUN_DIR/train_log.csv     one row per step, written at once
 RUN_DIR/tensorboard/      the same figures, and Tunix's own
+RUN_DIR/evaluations.jsonl the evaluations during training, one per line
+RUN_DIR/answers.jsonl     every answer of some steps (answers.py)
 RUN_DIR/before.json       the evaluation before training; after.json the one after it
 RUN_DIR/checkpoints/      Orbax's, written by Tunix
 """
@@ -29,7 +31,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
-from parts import devices, settings
+from parts import answers, devices, settings
 from parts.log_csv import read_log
 from parts.settings import UserError
 from parts.tunix_api import TrainingHooks
@@ -41,6 +43,11 @@ RENAMED_VALUES = {  # LOSS_AGG_MODE of older runs
     "sequence-mean-token-sum-norm": "seq-mean-token-sum",
     "sequence-mean-token-scale": "seq-mean-token-sum-norm",
 }
+HELD_OUT = {  # columns of train_log.csv: figures of `evaluate_both`, on rows where a step ends with one
+    "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
+    "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
+    "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
+}  # fmt: skip
 FLUSH_SECONDS = 10  # between two writes of TensorBoard's file
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
 COMPILED_BYTES = 2**30  # beyond it the programs used longest ago are deleted
@@ -61,12 +68,13 @@ class Run:
     logs: Path
     checkpoints: str
 
-    def once(self, name: str, ask: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-        """What `ask(name)` returns, kept in `name`.json: a resumed run does not ask again."""
+    def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The evaluation that `ask()` makes, kept in `name`.json: a resumed run does not ask again."""
         path = self.logs / f"{name}.json"
         if devices.all_agree(path.exists()):
             return json.loads(path.read_text())
-        result = ask(name)
+        result = ask()
+        print(f"{name} training: {in_words(result)}")
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(result) + "\n")
         partial.rename(path)  # whole or not at all
@@ -220,6 +228,7 @@ def group_metrics(grader, num_generations: int, prompts, completions, advantages
         "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
         "groups/distinct": (np.mean(distinct), np.mean),
         "answers/correct": (np.mean(grader.score(completions, **columns) >= 1), np.mean),
+        "answers/correct_lenient": (np.mean(grader.right_lenient(completions, **columns)), np.mean),
         "answers/format_ok": (np.mean([grader.format_right(text) for text in completions]), np.mean),
     }
 
@@ -241,7 +250,7 @@ class TrainingLog(TrainingHooks):
     COLUMNS = (
         "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
         "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
-        "temperature",
+        "temperature", "correct_lenient", *HELD_OUT,
     )  # fmt: skip
 
     def __init__(
@@ -306,6 +315,7 @@ class TrainingLog(TrainingHooks):
             tokens_per_second=answers * mean["completions/mean_length"] / (now - self._started),
             beta=mean["schedule/beta"],
             temperature=mean["schedule/temperature"],
+            correct_lenient=mean["answers/correct_lenient"],
             **{f"reward_{name}": mean[f"rewards/{name}"] for name in self._reward_names},
             **memory_gib(),
         )
@@ -355,6 +365,15 @@ class TrainingLog(TrainingHooks):
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
 
+    def held_out(self, step: int, result: Mapping[str, float]) -> None:
+        """Takes the evaluation after a step, into its row and into TensorBoard."""
+        figures = {column: result[name] for column, name in HELD_OUT.items()}
+        for column, value in figures.items():
+            jax.monitoring.record_scalar(f"held_out/{column.removeprefix('held_out_')}", value, step=step)
+        self.rows.setdefault(step, {}).update(figures)
+        if "step" in self.rows[step]:  # the row is in the file already
+            self._rewrite()
+
     def _say_what_is_wrong(self) -> None:
         """Prints each health line when it begins to hold."""
         rows = self.finished_rows()
@@ -374,6 +393,43 @@ class TrainingLog(TrainingHooks):
     def on_train_step_start(self, trainer): ...
     def on_eval_step_start(self, trainer): ...
     def on_eval_step_end(self, trainer, eval_loss): ...
+
+
+# %% Evaluations during training ----------------------------------------------------------------------------
+class Evaluations:
+    """Writes evaluations.jsonl: {"step": steps done} and what `evaluate_both` of the main script found.
+
+    Args:
+        path: of the file. Lines of steps after `first_step`, which a kill has undone, are dropped.
+        c: the constants of the run.
+        first_step: steps already done.
+        log: takes the figures, too.
+    """
+
+    def __init__(self, path: Path, c, first_step: int, log: TrainingLog):
+        self._path, self._c, self._log = path, c, log
+        self._steps = answers.keep_lines(path, first_step)
+
+    def due(self, done: int) -> bool:
+        """Whether to evaluate after so many steps: before the first, after the last, after every N-th."""
+        c = self._c
+        wanted = c.EVAL_EVERY and (done % c.EVAL_EVERY == 0 or done == c.NUM_BATCHES)
+        return devices.all_agree(bool(wanted and done not in self._steps))
+
+    def add(self, done: int, result: dict[str, Any]) -> None:
+        """Writes the evaluation after so many steps."""
+        answers.append_lines(self._path, [{"step": done} | result])
+        self._steps.add(done)
+        self._log.held_out(done, result)
+        if devices.is_first():
+            tqdm.write(f"held out step {done}: {in_words(result)}")
+
+
+def in_words(result: Mapping[str, float]) -> str:
+    """The shares of an evaluation that are of interest while a run goes on."""
+    names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
+             "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
+    return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
 
 
 # %% TensorBoard, memory, trace -----------------------------------------------------------------------------

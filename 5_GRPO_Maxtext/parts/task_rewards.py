@@ -54,6 +54,7 @@ from parts.grading import (
     extract_answer,
     format_ok,
     grade,
+    grade_lenient,
     parse_number,
 )
 from parts.settings import UserError, find_path
@@ -367,6 +368,19 @@ class Grader:
             )
         pairs = zip(completions, answer, strict=True)
         return np.array([float(grade(completion, gold)) for completion, gold in pairs])
+
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """Whether each completion is right by its last number, wherever that stands: bool [N].
+
+        Where the right answer is no number, there is no such reading: it is right as `score` says. Arguments
+        as in `score`.
+        """
+        import numpy as np
+
+        strict = self.score(completions, answer, data_source, extra_info) >= 1
+        by_number = [parse_number(str(gold)) is not None for gold in answer]
+        lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
+        return np.where(by_number, lenient, strict)
 
     def format_right(self, completion: str) -> bool:
         """Whether the completion has the form that the prompt asks for."""

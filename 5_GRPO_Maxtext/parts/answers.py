@@ -1,0 +1,212 @@
+"""Every answer of some steps, and what the update did to each of its tokens: RUN_DIR/answers.jsonl.
+
+One line per question of a kept step; `report.html` shows the same. Where a number has a token's index, it is
+one per token, the end-of-sequence token included:
+
+    {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
+     "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,  what the loss of the whole step counts
+     "completions": [{
+        "text": ..., "tokens": ids, "pieces": their texts,
+        "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
+        "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
+        "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
+
+The lines of a step need two moments: the batch before its update, and the model after it. In between they
+wait in answers.pending.json, so that SIGKILL loses none: a resumed run has the very weights that are missing.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parts import devices
+from parts.tunix_api import Mode
+
+DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
+CONTEXT = 8  # tokens before a token that can change its text: spaces, and the bytes of one character
+
+
+# %% Lines of a step ----------------------------------------------------------------------------------------
+def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds one JSON line per row. ASCII: no control character of an answer reaches a terminal."""
+    with open(path, "a", encoding="ascii") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of such a file, none if there is no file. A line that a kill has cut short is left out."""
+    rows = []
+    for line in path.read_text(encoding="ascii").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def keep_lines(path: Path, last_step: int) -> set[int]:
+    """Drops the rows of later steps, which a kill has undone and the run does again.
+
+    Returns:
+        The steps that are left.
+    """
+    rows = [row for row in read_lines(path) if row["step"] <= last_step]
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    if path.exists():
+        append_lines(partial, rows)
+        partial.rename(path)  # whole or not at all
+    return {row["step"] for row in rows}
+
+
+def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; their sum is the text.
+
+    A token's text can depend on those before it. A token that holds only some bytes of a character adds
+    nothing, the one that completes it adds the character.
+    """
+    texts, start, said = [], 0, ""
+    for i in range(1, len(tokens) + 1):
+        text = decode(list(tokens[start:i]))
+        if text.endswith("\ufffd") and i < len(tokens) and i - start < 2 * CONTEXT:
+            texts.append("")
+            continue
+        texts.append(text[len(said) :])
+        if i - start >= CONTEXT:  # goes on from a token whose text is complete
+            start, text = i - 1, decode(list(tokens[i - 1 : i]))
+        said = text
+    return texts
+
+
+# %% Log of the answers -------------------------------------------------------------------------------------
+class AnswerLog:
+    """Writes answers.jsonl while a run goes on; with LOG_ANSWERS_EVERY=0 it does nothing.
+
+    Args:
+        path: of the file. Lines of steps after `first_step`, which a kill has undone, are dropped.
+        c: the constants of the run.
+        first_step: steps already done.
+        cluster: Tunix's; its actor gives the log-probs.
+        grader: from `task_rewards.make_grader`.
+    """
+
+    def __init__(self, path: Path, c, first_step: int, cluster, grader):
+        self._path, self._pending_path = path, path.with_suffix(".pending.json")
+        self._c, self._cluster, self._grader = c, cluster, grader
+        self._pending: dict[str, Any] | None = None
+        if not c.LOG_ANSWERS_EVERY:
+            return
+        pending = None
+        if self._pending_path.exists():
+            pending = json.loads(self._pending_path.read_text())
+        if devices.all_agree(pending is not None and pending["step"] == first_step):
+            self._pending = pending
+        keep_lines(path, first_step - 1 if self._pending else first_step)
+
+    def keeps(self, step: int) -> bool:
+        """Whether the answers of a step, counted from 1, are kept: the first, the last, and every N-th."""
+        every = self._c.LOG_ANSWERS_EVERY
+        return every > 0 and (step in (1, self._c.NUM_BATCHES) or step % every == 0)
+
+    def on_batch(self, done: int, batch, graded: dict[str, Any], beta: float) -> None:
+        """Before the update: keeps what is trained on. Arguments as `Learner` gives them."""
+        if not self.keeps(done + 1):
+            return
+        prompts, completions = devices.whole(batch.prompt_ids), devices.whole(batch.completion_ids)
+        old, reference = batch.old_per_token_logps, batch.ref_per_token_logps
+        counted = devices.whole(batch.completion_mask).any(axis=1)  # [N]
+        self._pending = {
+            "step": done + 1,
+            "prompts": prompts.tolist(),
+            "completions": completions.tolist(),
+            "rows": self._rows(
+                done + 1,
+                completions,
+                graded,
+                beta,
+                advantages=devices.whole(batch.advantages),
+                counted=counted,
+                log_prob=self._log_probs(prompts, completions) if old is None else devices.whole(old),
+                reference=None if reference is None else devices.whole(reference),
+            ),
+        }
+        partial = self._pending_path.with_suffix(".partial")
+        partial.write_text(json.dumps(self._pending))
+        partial.rename(self._pending_path)
+
+    def finish(self) -> None:
+        """After the update: adds what it did to the tokens, and writes the lines."""
+        if self._pending is None:
+            return
+        rows = self._pending["rows"]
+        self._cluster.set_temperature(rows[0]["temperature"])  # after a resume it is not yet the step's
+        tokens = (np.array(self._pending[name], np.int32) for name in ("prompts", "completions"))
+        after = self._log_probs(*tokens)
+        written = [completion for row in rows for completion in row["completions"]]
+        for completion, values in zip(written, after, strict=True):
+            completion["log_prob_after"] = rounded(values[: len(completion["tokens"])])
+        append_lines(self._path, rows)
+        self._pending_path.unlink()
+        self._pending = None
+
+    def _log_probs(self, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
+        """Log-probs [N, T] under the weights of now, at the temperature of the step."""
+        c = self._c
+        size = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
+        return devices.whole(self._cluster.get_old_per_token_logps(prompts, completions, size))
+
+    def _rows(
+        self, step, completions, graded, beta, *, advantages, counted, log_prob, reference
+    ) -> list[dict[str, Any]]:
+        """One row per question, but for `log_prob_after`; arrays as in the batch, N = questions x G."""
+        tokenizer, grader, G = self._cluster.tokenizer, self._grader, self._c.NUM_GENERATIONS
+        lengths = (completions != tokenizer.pad_id()).sum(axis=1)  # [N]
+
+        def decode(tokens):
+            return tokenizer.decode(tokens, skip_special_tokens=False)
+
+        correct = grader.score(**graded) >= 1
+        lenient = grader.right_lenient(**graded)
+        texts = graded["completions"]
+        answers = []
+        for i, (row, n) in enumerate(zip(completions, lengths, strict=True)):
+            tokens = row[:n].tolist()
+            answers.append(
+                {
+                    "text": texts[i],
+                    "tokens": tokens,
+                    "pieces": token_texts(decode, tokens),
+                    "points": {name: float(points[i]) for name, points in graded["points"].items()},
+                    "reward": float(graded["rewards"][i]),
+                    "advantage": round(float(advantages[i]), DECIMALS),
+                    "correct": bool(correct[i]),
+                    "correct_lenient": bool(lenient[i]),
+                    "format_ok": grader.format_right(texts[i]),
+                    "cut_off": tokenizer.eos_id() not in tokens,
+                    "counts": bool(counted[i]),
+                    "log_prob": rounded(log_prob[i, :n]),
+                    "log_prob_after": None,
+                    "log_prob_reference": None if reference is None else rounded(reference[i, :n]),
+                }
+            )
+        shared = {
+            "beta": beta,
+            "temperature": float(self._cluster.get_rollout_config(Mode.TRAIN).temperature),
+            "tokens_in_step": int(lengths[counted].sum()),
+            "completions_in_step": int(counted.sum()),
+        }
+        return [
+            {"step": step}
+            | {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
+            | shared
+            | {"completions": answers[i : i + G]}
+            for i in range(0, len(answers), G)
+        ]
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    """As a list for JSON; -0.0 becomes 0.0."""
+    return [round(float(value), DECIMALS) + 0.0 for value in values]

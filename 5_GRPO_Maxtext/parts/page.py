@@ -1,0 +1,215 @@
+"""The page of a run: report.html, one file that needs no network and no server.
+
+It is made from the text files of a run's folder alone, so it can be made while the run is still going. The
+page itself stands in web/. What a model wrote is hostile text: here it becomes ASCII inside a JSON block that
+no browser runs, and the page's own policy (CSP) lets only its own script run, by its hash.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parts.answers import read_lines
+from parts.log_csv import read_log
+from parts.settings import UserError
+
+WEB = Path(__file__).resolve().parent / "web"
+MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, evenly
+PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
+    "pieces": "pieces", "points": "points", "reward": "reward", "advantage": "advantage",
+    "correct": "correct", "correct_lenient": "correct_lenient", "format_ok": "format_ok",
+    "cut_off": "cut_off", "counts": "counts", "log_prob": "before", "log_prob_after": "after", "log_prob_reference": "reference",
+}  # fmt: skip
+PER_EVALUATION = ("completions", "correct", "greedy_completions", "greedy_correct")
+PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
+SHOWN_CONSTANTS = (  # that a formula on the page needs
+    "ADVANTAGE", "NORM_ADV_BY_STD", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
+    "EPSILON_HIGH", "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY",
+)  # fmt: skip
+
+
+# %% The file -----------------------------------------------------------------------------------------------
+def render(data: dict[str, Any]) -> str:
+    """The page around `data`, which page.js reads; see `run_data` and `answers_data`."""
+    # "<" could end the block early; ensure_ascii keeps control and bidirectional characters out of the file
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    style, script = ((WEB / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src '{digest(style)}'; script-src '{digest(script)}'"
+    )
+    page = (WEB / "page.html").read_text(encoding="utf-8")
+    for name, value in {"policy": policy, "style": style, "script": script, "data": text}.items():
+        before, after = page.split("{{" + name + "}}")  # raises if the page asks for it twice, or not at all
+        page = before + value + after
+    return page
+
+
+def digest(text: str) -> str:
+    """The hash by which a Content-Security-Policy lets one inline script or style through."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def without_nan(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
+
+
+# %% The page of a run --------------------------------------------------------------------------------------
+def write(folder: Path) -> Path:
+    """Writes `folder`/report.html from what the run has left there so far.
+
+    Returns:
+        Its path.
+
+    Raises:
+        UserError: not the folder of a run.
+    """
+    if not (folder / "constants.json").is_file():
+        raise UserError(f"{folder}: not the folder of a run (no constants.json in it); give its RUN_DIR")
+    path = folder / "report.html"
+    partial = path.with_suffix(".partial")
+    partial.write_text(render(run_data(folder)), encoding="utf-8")
+    partial.rename(path)
+    return path
+
+
+def run_data(folder: Path) -> dict[str, Any]:
+    """What the page of a run shows, from the files in its folder."""
+    constants = json.loads((folder / "constants.json").read_text())
+    log_path = folder / "train_log.csv"
+    log = read_log(log_path) if log_path.exists() else []
+    evaluations = read_lines(folder / "evaluations.jsonl")
+    columns = with_evaluations(log, evaluations)
+    groups, thinned = thin([to_group(row) for row in read_lines(folder / "answers.jsonl")])
+    tests = {}
+    for when in ("before", "after"):
+        path = folder / f"{when}.json"
+        tests[when] = json.loads(path.read_text()) if path.exists() else None
+    both = all(tests.values())
+    return {
+        "kind": "run",
+        "title": "GRPO: every answer",
+        "about": f"{constants['MODEL']}, {constants['DATASET']}, {folder}, {len(log):,} of "
+        f"{constants['NUM_BATCHES']:,} steps of {constants['BATCH_SIZE']} questions × "
+        f"{constants['NUM_GENERATIONS']} answers, seed {constants['SEED']}",
+        "constants": {name: constants[name] for name in SHOWN_CONSTANTS},
+        "summary": summary(tests["before"], tests["after"], evaluations, constants),
+        "columns": columns,
+        "groups": groups,
+        "thinned": thinned,
+        "compared": True,
+        "sources": len({group["data_source"] for group in groups}),
+        "evaluations": [
+            {"step": e["step"]} | {name: e[name] for name in PER_EVALUATION} for e in evaluations
+        ],
+        "asked": evaluations[0]["asked"] if evaluations else [],
+        "time_about": "These questions are not trained on, and not in the test below. Filled and empty dots: "
+        "the greedy answer was right or wrong, evaluation by evaluation.",
+        "before": {name: tests["before"][name] for name in PER_TEST} if both else None,
+        "after": {name: tests["after"][name] for name in PER_TEST} if both else None,
+    }
+
+
+def to_group(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of answers.jsonl as the page has it: without what it does not show."""
+    answers = [{new: answer[old] for old, new in PER_ANSWER.items()} for answer in row["completions"]]
+    return row | {"completions": answers}
+
+
+def thin(groups: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """Groups of at most MAX_BYTES, every second step left out as often as needed; and whether any was."""
+    steps = list(dict.fromkeys(group["step"] for group in groups))
+    size = len(json.dumps(groups, separators=(",", ":")))
+    kept = set(steps)
+    stride = 1
+    while len(kept) > 2 and size * len(kept) / len(steps) > MAX_BYTES:
+        stride *= 2
+        kept = {*steps[::stride], steps[-1]}
+    return [group for group in groups if group["step"] in kept], len(kept) < len(steps)
+
+
+def with_evaluations(
+    log: Sequence[dict[str, float]], evaluations: Sequence[dict[str, Any]]
+) -> dict[str, list[float | None]]:
+    """The columns of train_log.csv, and the evaluation before the first step in front of them."""
+    names = dict.fromkeys(name for row in log for name in row if not name.startswith("memory"))
+    rows = list(log)
+    if log and evaluations and evaluations[0]["step"] == 0:
+        first = evaluations[0]
+        rows.insert(
+            0,
+            {
+                "step": 0,
+                "held_out_correct": first["answer_accuracy"],
+                "held_out_correct_lenient": first["lenient_accuracy"],
+                "held_out_format_ok": first["format_accuracy"],
+                "held_out_greedy_correct": first["greedy_answer_accuracy"],
+                "held_out_greedy_correct_lenient": first["greedy_lenient_accuracy"],
+            },
+        )
+    return {name: [without_nan(row.get(name, math.nan)) for row in rows] for name in names}
+
+
+def summary(before, after, evaluations, constants) -> dict[str, Any]:
+    """The figures on top of the page: a table, and sentences below it."""
+    names = {
+        "answer_accuracy": "right, in the form asked for", "lenient_accuracy": "right by the last number",
+        "format_accuracy": "form right", "greedy_answer_accuracy": "greedy: right, in the form",
+        "greedy_lenient_accuracy": "greedy: right by the last number",
+    }  # fmt: skip
+    results = {"before": before, "after": after}
+    results = {when: result for when, result in results.items() if result}
+    rows = [[words, *(f"{result[name]:.1%}" for result in results.values())] for name, words in names.items()]
+    questions = next(iter(results.values()))["questions"] if results else 0
+    best = best_evaluation(evaluations)
+    return {
+        "header": [f"{questions} test questions, {constants['EVAL_CONFIG']} sampling", *results],
+        "rows": rows if results else [],
+        "notes": [best] if best else [],
+    }
+
+
+def best_evaluation(evaluations: Sequence[dict[str, Any]]) -> str:
+    """Which evaluation during training had the most right answers, in a sentence; empty if there is none."""
+    trained = [e for e in evaluations if e["step"]]
+    if not trained:
+        return ""
+    best = max(trained, key=lambda e: e["answer_accuracy"])  # the first of several
+    last = trained[-1]
+    return (
+        f"Best on the {best['questions']} held-out questions: step {best['step']}, "
+        f"{best['answer_accuracy']:.1%} right (the last, step {last['step']}: {last['answer_accuracy']:.1%})."
+    )
+
+
+# %% The page of some answers -------------------------------------------------------------------------------
+def answers_data(
+    groups: list[dict[str, Any]], about: str, compared: bool, notes: list[str]
+) -> dict[str, Any]:
+    """What the page of inference.py shows: groups of answers that no update follows.
+
+    Args:
+        groups: lines as in answers.jsonl; `graded` is False where the right answer is not known.
+        about: one line that says what was asked.
+        compared: whether they have log-probs of two models.
+        notes: sentences on top of the page.
+    """
+    return {
+        "kind": "questions",
+        "title": "Answers to questions",
+        "about": about,
+        "constants": {"ADVANTAGE": "group", "NORM_ADV_BY_STD": True, "ZERO_VARIANCE_GROUPS": "keep"},
+        "summary": {"header": [], "rows": [], "notes": notes},
+        "columns": {},
+        "groups": [to_group(group) for group in groups],
+        "compared": compared,
+        "sources": len({group["data_source"] for group in groups}),
+        "evaluations": [],
+        "before": None,
+        "after": None,
+    }

@@ -1,0 +1,513 @@
+// The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
+// What a model wrote is hostile: it passes through `written`, which makes text nodes and nothing else.
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const c = data.constants;
+const groupsOf = Map.groupBy ? Map.groupBy(data.groups, (g) => g.step) : groupBy(data.groups);
+const keptSteps = [...groupsOf.keys()];
+const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, held: 0, shown: 0 };
+
+function groupBy(groups) {
+  const map = new Map();
+  for (const group of groups) map.set(group.step, [...(map.get(group.step) ?? []), group]);
+  return map;
+}
+
+// --- making elements -------------------------------------------------------------------------------------
+const at = (id) => document.getElementById(id);
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null));
+  return element;
+}
+const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+// Control, formatting (bidirectional, zero width), private and unassigned characters, lone surrogates: each
+// is shown by its number. A line feed is shown and obeyed.
+const ODD = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Cn}\p{Zl}\p{Zp}]/gu;
+
+function written(text) {
+  const nodes = [];
+  let last = 0;
+  for (const match of text.matchAll(ODD)) {
+    nodes.push(text.slice(last, match.index));
+    const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    nodes.push(el("span", { class: "odd" }, match[0] === "\n" ? "⏎" : `U+${code}`));
+    if (match[0] === "\n") nodes.push("\n");
+    last = match.index + match[0].length;
+  }
+  nodes.push(text.slice(last));
+  return nodes.filter((node) => node !== "");
+}
+
+const number = (value, digits = 3) =>
+  value === null || Number.isNaN(value) ? "–" : value.toFixed(digits).replace("-", "−");
+const points = (value) => number(value, Number.isInteger(value * 10) ? 1 : 3);
+const inner = (value, digits = 3) => (value < 0 ? `(${number(value, digits)})` : number(value, digits));
+const signed = (value, digits = 3) => (value >= 0 ? "+" : "") + number(value, digits);
+const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+const mean = (values) => sum(values) / values.length;
+
+// --- curves ----------------------------------------------------------------------------------------------
+const WIDTH = 300, HEIGHT = 130, LEFT = 34, RIGHT = 6, TOP = 8, BOTTOM = 18;
+
+const CURVES = [
+  ["Reward, mean of the step's answers", { reward: "reward" }, points],
+  ["Right answers of the step", { correct: "in the form asked for", correct_lenient: "by the last number" }, percent, 1],
+  ["Form", { format_ok: "share of well-formed answers" }, percent, 1],
+  ["Groups without signal", { zero_variance: "share: all answers earn the same" }, percent, 1],
+  ["KL to the starting model, nats per token", { kl: "KL" }, number],
+  ["Entropy, nats per token", { entropy: "entropy" }, number],
+  ["Length, tokens per answer", { length: "length" }, (value) => number(value, 1)],
+  ["Held-out questions: right, sampled", { held_out_correct: "in the form asked for", held_out_correct_lenient: "by the last number" }, percent, 1],
+  ["Held-out questions: right, greedy", { held_out_greedy_correct: "in the form asked for", held_out_greedy_correct_lenient: "by the last number" }, percent, 1],
+];
+const CLASSES = ["first", "second"];
+const charts = [];
+
+function drawCurves() {
+  const { columns } = data, steps = columns.step ?? [];
+  for (const [title, names, show, most] of CURVES) {
+    const lines = Object.keys(names).filter((name) => columns[name]?.some((value) => value !== null));
+    if (!lines.length) continue;
+    const found = lines.flatMap((name) => columns[name].filter((value) => value !== null));
+    const low = most ? 0 : Math.min(0, ...found), high = most ?? (Math.max(...found) || 1);
+    const last = Math.max(...steps), first = Math.min(...steps);
+    const x = (step) => LEFT + ((step - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
+    const y = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
+    const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
+    const picture = svg(
+      "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
+      ...[low, high].flatMap((value) => [
+        svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+        svg("text", { x: LEFT - 3, y: y(value) + 3, "text-anchor": "end" }, show(value).replace(".0 %", " %")),
+      ]),
+      svg("text", { x: LEFT, y: HEIGHT - 5 }, `${first}`),
+      svg("text", { x: WIDTH - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, `step ${last}`),
+      ...lines.flatMap((name, i) => {
+        const seen = steps.map((step, k) => [step, columns[name][k]]).filter(([, value]) => value !== null);
+        const path = seen.map(([step, value], k) => `${k ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
+        const dots = seen.length > 40 ? [] : seen.map(([step, value]) => svg("circle", { class: CLASSES[i], cx: x(step), cy: y(value), r: 2 }));
+        return [svg("path", { class: CLASSES[i], d: path.join("") }), ...dots];
+      }),
+      cursor,
+    );
+    const choose = (event) => {
+      const box = picture.getBoundingClientRect();
+      const share = ((event.clientX - box.left) / box.width * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
+      setStep(Math.round(first + Math.min(1, Math.max(0, share)) * (last - first)));
+    };
+    picture.addEventListener("pointerdown", choose);
+    picture.addEventListener("pointermove", (event) => event.buttons && choose(event));
+    const caption = el("figcaption");
+    at("charts").append(el("figure", {}, picture, caption));
+    charts.push((step) => {
+      cursor.setAttribute("x1", x(Math.max(step, first)));
+      cursor.setAttribute("x2", x(Math.max(step, first)));
+      const values = lines.map((name, i) => {
+        let k = steps.findLastIndex((other) => other <= step);
+        while (k > 0 && columns[name][k] === null) k--;
+        const value = k < 0 ? null : columns[name][k];
+        const when = k >= 0 && steps[k] !== step && value !== null ? ` (step ${steps[k]})` : "";
+        return el("span", { class: CLASSES[i] }, ` ${lines.length > 1 ? "■ " : ""}${names[name]} ${value === null ? "–" : show(value)}${when}`);
+      });
+      caption.replaceChildren(el("b", {}, title), el("br"), ...values);
+    });
+  }
+}
+
+// --- the step --------------------------------------------------------------------------------------------
+function nearestKept(step) {
+  return keptSteps.reduce((best, kept) => (Math.abs(kept - step) < Math.abs(best - step) ? kept : best), keptSteps[0]);
+}
+
+function setStep(step) {
+  const before = nearestKept(state.step);
+  state.step = step;
+  at("step").value = step;
+  at("step_shown").textContent = `${step} of ${at("step").max}`;
+  for (const draw of charts) draw(step);
+  markTime();
+  if (keptSteps.length && (nearestKept(step) !== before || !at("answers").childElementCount)) drawStep();
+}
+
+function toKept(direction) {
+  const others = keptSteps.filter((kept) => (kept - state.step) * direction > 0);
+  if (others.length) setStep(direction > 0 ? Math.min(...others) : Math.max(...others));
+}
+
+// --- one group -------------------------------------------------------------------------------------------
+const group = () => groupsOf.get(nearestKept(state.step))[state.group];
+const isSilent = (g) => new Set(g.completions.map((a) => a.reward)).size === 1;
+
+function drawStep() {
+  const step = nearestKept(state.step), groups = groupsOf.get(step);
+  state.group = Math.min(state.group, groups.length - 1);
+  const silent = groups.filter(isSilent).length;
+  at("kept").textContent = data.kind === "run"
+    ? `Step ${step}: ${groups.length} questions, ${groups[0].completions.length} answers each; ` +
+      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first, the last and every ` +
+      `${c.LOG_ANSWERS_EVERY}th step${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
+    : "";
+  at("groups").replaceChildren(...groups.map((g, i) => el(
+    "button", {
+      type: "button", role: "tab", "aria-selected": i === state.group, tabindex: i === state.group ? 0 : -1,
+      class: isSilent(g) ? "silent" : "", title: isSilent(g) ? "no signal" : "",
+      "aria-label": `question ${i + 1}${isSilent(g) ? ", no signal" : ""}`,
+      onclick: () => setGroup(i),
+    }, `${i + 1}`)));
+  at("groups").hidden = groups.length < 2;
+  drawGroup();
+}
+
+function setGroup(i) {
+  state.group = i;
+  [...at("groups").children].forEach((button, k) => {
+    button.setAttribute("aria-selected", k === i);
+    button.tabIndex = k === i ? 0 : -1;
+  });
+  drawGroup();
+}
+
+// The baseline and the scale of an answer's advantage, and the formula with this group's numbers.
+function advantage(g, i) {
+  const rewards = g.completions.map((a) => a.reward), G = rewards.length, R = rewards[i];
+  if (c.ADVANTAGE === "rloo") {
+    const others = (sum(rewards) - R) / (G - 1);
+    return { name: "RLOO: A = R − mean of the other answers", base: others, scale: (G - 1) / G,
+      shown: `${points(R)} − ${inner(others)}` };
+  }
+  const base = mean(rewards);
+  if (!c.NORM_ADV_BY_STD) return { name: "Dr. GRPO: A = R − mean(R)", base, scale: 1, shown: `${points(R)} − ${inner(base)}` };
+  const std = Math.sqrt(sum(rewards.map((r) => (r - base) ** 2)) / (G - 1));
+  return { name: "GRPO: A = (R − mean(R)) / std(R)", base, std, scale: std + 1e-6,
+    shown: `(${points(R)} − ${inner(base)}) / ${number(std)}` };
+}
+
+function silence(g) {
+  const all = (name) => g.completions.every((a) => a[name]);
+  const none = (name) => g.completions.every((a) => !a[name]);
+  const texts = new Set(g.completions.map((a) => a.pieces.join(""))).size;
+  const earns = `All ${g.completions.length} answers earn ${points(g.completions[0].reward)} points: R − mean(R) = 0, so every A is 0 and this group teaches nothing.`;
+  const why = all("correct") ? "All are right: the model has learned this question."
+    : none("correct") ? "None is right: there is nothing better to choose."
+      : "Right and wrong answers earn the same here.";
+  const alike = texts === 1 ? " They are the same text, word for word." : "";
+  const treated = c.ZERO_VARIANCE_GROUPS === "keep" ? "" : " It is left out of the loss.";
+  return `${earns} ${why}${alike}${treated}`;
+}
+
+function drawGroup() {
+  const g = group(), silent = isSilent(g);
+  const deltas = g.completions.flatMap((a, i) => (a.after ?? []).map((value, t) => [Math.abs(value - a.before[t]), i, t]));
+  const most = deltas.reduce((a, b) => (b[0] > a[0] ? b : a), [0, 0, 0]);
+  [, state.answer, state.token] = most;
+  const rewards = g.completions.map((a) => a.reward), how = g.graded === false ? null : advantage(g, 0);
+  at("group").replaceChildren(
+    el("p", { class: "question" }, ...written(g.question)),
+    el("p", {}, "right answer: ", el("b", {}, ...(g.answer === null ? ["not known"] : written(g.answer))),
+      data.sources > 1 ? `, data source: ${g.data_source}` : ""),
+    ...(how === null ? [] : [el("p", { class: "math" },
+      `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
+      (how.std === undefined ? "" : `, std = ${number(how.std)}`))]),
+    ...(silent && how !== null ? [el("p", { class: "notice" }, silence(g))] : []),
+    ...(data.kind === "run" && most[0] === 0 && !silent ? [el("p", { class: "notice" }, "The update changed no token here: in the first step of the warm-up the learning rate is 0.")] : []),
+    ...(data.compared ? [el("p", { class: "legend quiet" },
+      el("span", { class: "token up", "data-strength": ".5" }, `${data.kind === "run" ? "the update" : "training"} raised the token`),
+      el("span", { class: "token down", "data-strength": ".5" }, "lowered it"),
+      "the stronger the colour, the larger the change of its log-probability; arrow keys move from token to token")] : []),
+  );
+  for (const legend of at("group").querySelectorAll("[data-strength]")) legend.style.setProperty("--strength", .5);
+  const order = g.completions.map((_, i) => i).sort((a, b) => g.completions[b].advantage - g.completions[a].advantage || a - b);
+  at("answers").replaceChildren(...order.map((i) => drawAnswer(g, i)));
+  drawFormula();
+}
+
+function verdict(a, graded = true) {
+  const badge = (good, text) => el("span", { class: `badge ${good ? "good" : "bad"}` }, text);
+  return [
+    graded ? badge(a.correct, a.correct ? "right" : a.correct_lenient ? "right, but not in the form" : "wrong") : null,
+    badge(a.format_ok, a.format_ok ? "form right" : "form wrong"),
+    a.cut_off ? badge(false, "cut off") : null,
+    a.counts === false ? badge(false, "not in the loss") : null,
+  ];
+}
+
+function drawAnswer(g, i) {
+  const a = g.completions[i], graded = g.graded !== false;
+  const tokens = a.pieces.map((piece, t) => {
+    const change = a.after ? a.after[t] - a.before[t] : 0;
+    const token = el("span", {
+      class: `token ${change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
+      tabindex: -1, "aria-selected": false,
+      onmouseenter: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
+    }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
+    token.style.setProperty("--strength", (0.85 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(3));
+    return token;
+  });
+  return el("article", { class: a.counts === false ? "uncounted" : "", "data-answer": i },
+    el("h3", {}, `Answer ${i + 1}`, ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
+    el("div", { class: "written", role: "listbox", "aria-label": `tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
+    ...(graded ? [drawPoints(g, i)] : []));
+}
+
+// A is a sum, since R is: each reward function's share of it shows which reward pushes the answer.
+function drawPoints(g, i) {
+  const { scale } = advantage(g, i), a = g.completions[i], silent = isSilent(g);
+  const rows = Object.keys(a.points).map((name) => {
+    const share = silent ? 0 : (a.points[name] - mean(g.completions.map((other) => other.points[name]))) / scale;
+    const bar = el("span", { class: `bar ${share > 0 ? "up" : "down"}` });
+    bar.style.width = `${Math.min(4, Math.abs(share)) * 1.2}rem`;
+    return el("tr", {}, el("td", {}, name), el("td", { class: "number" }, points(a.points[name])),
+      el("td", { class: "number" }, signed(share, 2)), el("td", {}, bar));
+  });
+  return el("table", { class: "bars" },
+    el("thead", { class: "quiet" }, el("tr", {}, ...["reward", "points", "share of A", ""].map((name, k) => el("td", { class: k % 3 ? "number" : "" }, name)))),
+    el("tbody", {}, ...rows, el("tr", {}, el("td", {}, "sum"), el("td", { class: "number" }, points(a.reward)), el("td", { class: "number" }, signed(a.advantage, 2)), el("td"))));
+}
+
+function choose(i, t, focus = false) {
+  state.answer = i;
+  state.token = t;
+  if (focus) document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`)?.focus();
+  drawFormula();
+}
+
+function move(event) {
+  const lengths = group().completions.map((a) => a.pieces.length);
+  const order = [...at("answers").children].map((card) => Number(card.dataset.answer));
+  let { answer, token } = state;
+  if (event.key === "ArrowRight") token = Math.min(token + 1, lengths[answer] - 1);
+  else if (event.key === "ArrowLeft") token = Math.max(token - 1, 0);
+  else if (event.key === "Home") token = 0;
+  else if (event.key === "End") token = lengths[answer] - 1;
+  else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    const place = order.indexOf(answer) + (event.key === "ArrowDown" ? 1 : -1);
+    if (place < 0 || place >= order.length) return;
+    answer = order[place];
+    token = Math.min(token, lengths[answer] - 1);
+  } else return;
+  event.preventDefault();
+  choose(answer, token, true);
+}
+
+// --- the loss of one token, with its numbers -------------------------------------------------------------
+const KL = {
+  low_var_kl: ["exp(d) − d − 1  (k3)", (d) => Math.exp(d) - d - 1],
+  kl: ["−d  (k1)", (d) => -d],
+  mse_kl: ["d² / 2  (k2)", (d) => (d * d) / 2],
+};
+
+function weight(g, a) {
+  const N = g.completions_in_step, n = a.pieces.length, T = c.TOTAL_GENERATION_STEPS;
+  return {
+    "seq-mean-token-mean": [`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
+    "token-mean": [`1 / ${g.tokens_in_step} tokens of the step`, 1 / g.tokens_in_step],
+    "seq-mean-token-sum": [`1 / ${N} answers`, 1 / N],
+    "seq-mean-token-sum-norm": [`1 / (${N} answers × ${T} tokens, the limit)`, 1 / (N * T)],
+  }[c.LOSS_AGG_MODE];
+}
+
+function lossLines(g, a, t) {
+  const A = a.advantage, change = a.after[t] - a.before[t];
+  const low = 1 - c.EPSILON, high = 1 + (c.EPSILON_HIGH || c.EPSILON);
+  const gspo = c.LOSS_ALGO === "gspo-token";
+  const log = gspo ? mean(a.after.map((value, k) => value - a.before[k])) : change;
+  const ratio = Math.exp(log), clipped = Math.min(high, Math.max(low, ratio));
+  const objective = Math.min(ratio * A, clipped * A);
+  const bound = clipped * A < ratio * A;
+  const [inWords, w] = weight(g, a);
+  const lines = [
+    (gspo ? `ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})`
+      : `ratio = exp(log π − log π_old) = exp(${number(a.after[t])} − ${inner(a.before[t])})`) + ` = ${number(ratio)}`,
+    `min(ratio × A, clip(ratio, ${number(low, 2)}, ${number(high, 2)}) × A) = min(${number(ratio)} × ${inner(A)}, ${number(clipped)} × ${inner(A)}) = ${number(objective)}` +
+      (bound ? "   ← the clip binds: another update on this batch would have no gradient here" : ""),
+  ];
+  if (a.reference) {
+    const d = a.reference[t] - a.after[t], [formula, value] = KL[c.KL_LOSS_MODE];
+    lines.push(`d = log π_ref − log π = ${number(a.reference[t])} − ${inner(a.after[t])} = ${number(d)};  KL = ${formula} = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}`);
+  } else lines.push("β = 0: no KL, no reference model");
+  lines.push(`weight in J: ${a.counts ? inWords : "0: this answer is not in the loss"} = ${number(a.counts ? w : 0, 5)}`);
+  return lines;
+}
+
+function drawFormula() {
+  const g = group(), a = g.completions[state.answer], t = state.token;
+  for (const token of document.querySelectorAll(".token[data-token]")) {
+    const chosen = Number(token.dataset.answer) === state.answer && Number(token.dataset.token) === t;
+    token.classList.toggle("chosen", chosen);
+    token.setAttribute("aria-selected", chosen);
+    // one stop of the tab key per answer: its chosen token, else its first
+    token.tabIndex = chosen || (Number(token.dataset.answer) !== state.answer && token.dataset.token === "0") ? 0 : -1;
+  }
+  const graded = g.graded !== false;
+  const head = el("p", {}, el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
+  const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
+  const lines = [];
+  if (graded) {
+    const how = advantage(g, state.answer);
+    lines.push(`${how.name} = ${isSilent(g) ? "0: all rewards are equal" : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
+      (c.ADVANTAGE_CLIP && Math.abs(a.advantage) >= c.ADVANTAGE_CLIP ? `, clipped to ${number(a.advantage)}` : ""));
+  }
+  if (a.after) {
+    const words = data.kind === "run" ? ["before the update", "after it"] : ["before training", "after it"];
+    lines.push(`${words[0]} log π_old = ${number(a.before[t])} (${probability(a.before[t])}), ${words[1]} log π = ${number(a.after[t])} (${probability(a.after[t])}): ${signed(a.after[t] - a.before[t])}`);
+    if (data.kind === "run") lines.push(...lossLines(g, a, t));
+  } else lines.push(`log π = ${number(a.before[t])} (${probability(a.before[t])})`);
+  const note = data.kind !== "run" || !a.after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
+    ? `The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch. The optimizer's momentum and the other answers move a token, too.`
+    : "While the gradient was taken the ratio was 1 (one update per batch): these are the numbers after it. The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
+  at("formula").replaceChildren(head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
+}
+
+// --- one held-out question through time ------------------------------------------------------------------
+const STORIES = {
+  "all questions": () => true,
+  "learned: wrong at first, right at the end": (seen) => !seen[0] && seen.at(-1),
+  "lost: right at first, wrong at the end": (seen) => seen[0] && !seen.at(-1),
+  "never right": (seen) => !seen.some(Boolean),
+  "always right": (seen) => seen.every(Boolean),
+};
+
+function drawTime() {
+  const { evaluations } = data;
+  at("through_time").hidden = !evaluations.length;
+  if (!evaluations.length) return;
+  at("time_about").textContent = data.time_about;
+  const greedy = data.asked.map((_, i) => evaluations.map((e) => e.greedy_correct[i]));
+  const mark = (values) => values.map((right) => (right ? "●" : "○")).join("");
+  const options = Object.entries(STORIES).map(([name, holds]) => [name, greedy.filter(holds).length]);
+  at("time_filter").append(...options.map(([name, count]) => el("option", { value: name }, `${name} (${count})`)));
+  const offer = () => {
+    const holds = STORIES[at("time_filter").value];
+    const fitting = greedy.map((seen, i) => i).filter((i) => holds(greedy[i]));
+    at("time_question").replaceChildren(...fitting.map((i) => el("option", { value: i }, `${mark(greedy[i])} `, data.asked[i].question)));
+    at("time_question").disabled = !fitting.length;
+    drawQuestion();
+  };
+  at("time_filter").addEventListener("change", offer);
+  at("time_question").addEventListener("change", drawQuestion);
+  offer();
+}
+
+function drawQuestion() {
+  if (at("time_question").disabled) return at("time_table").replaceChildren("none");
+  const i = Number(at("time_question").value), { evaluations } = data, asked = data.asked[i];
+  const right = evaluations.map((e) => e.greedy_correct[i]);
+  const turn = right.at(-1) ? right.lastIndexOf(false) + 1 : -1; // since when greedy is right for good
+  const story = turn < 0 ? "At the end the greedy answer is still wrong."
+    : turn === 0 ? "The greedy answer was right from the start."
+      : `The greedy answer is right from step ${evaluations[turn].step} on.`;
+  const answer = (text, good) => el("td", {}, el("span", { class: good ? "good" : "bad" }, good ? "right " : "wrong "), el("span", { class: "written" }, ...written(text)));
+  at("time_table").replaceChildren(
+    el("p", {}, el("b", {}, ...written(asked.question)), " right answer: ", el("b", {}, ...written(asked.answer)), `. ${story}`),
+    el("div", { class: "scroll" }, el("table", {},
+      el("thead", {}, el("tr", {}, ...["step", "greedy answer", "sampled answer"].map((name) => el("th", {}, name)))),
+      el("tbody", {}, ...evaluations.map((e, k) => el("tr", { "data-step": e.step, class: k === turn && k ? "turn" : "" },
+        el("td", { class: "number" }, `${e.step}`), answer(e.greedy_completions[i], e.greedy_correct[i]), answer(e.completions[i], e.correct[i])))))));
+  markTime();
+}
+
+function markTime() {
+  const rows = [...at("time_table").querySelectorAll("tr[data-step]")];
+  const now = rows.filter((row) => Number(row.dataset.step) <= state.step).at(-1);
+  for (const row of rows) row.style.background = row === now ? "var(--card)" : "";
+}
+
+// --- before and after ------------------------------------------------------------------------------------
+const TURNS = {
+  "all questions": () => true,
+  "turned right": (i) => !data.before.correct[i] && data.after.correct[i],
+  "turned wrong": (i) => data.before.correct[i] && !data.after.correct[i],
+  "right both times": (i) => data.before.correct[i] && data.after.correct[i],
+  "wrong both times": (i) => !data.before.correct[i] && !data.after.correct[i],
+};
+const FORMS = {
+  "any": () => true,
+  "turned right": (i) => !data.before.format_ok[i] && data.after.format_ok[i],
+  "turned wrong": (i) => data.before.format_ok[i] && !data.after.format_ok[i],
+  "right at the end": (i) => data.after.format_ok[i],
+  "wrong at the end": (i) => !data.after.format_ok[i],
+};
+const ANY_SOURCE = "all of them", PAGE = 50;
+
+function drawBeforeAfter() {
+  at("before_after").hidden = !data.after;
+  if (!data.after) return;
+  const every = data.before.asked.map((_, i) => i);
+  const sources = [...new Set(data.before.asked.map((asked) => asked.data_source))];
+  const options = (rules) => Object.entries(rules).map(([name, holds]) => el("option", { value: name }, `${name} (${every.filter(holds).length})`));
+  at("both_filter").append(...options(TURNS));
+  at("both_form").append(...options(FORMS));
+  at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, name)));
+  at("both_source_label").hidden = sources.length < 2;
+  for (const id of ["both_filter", "both_form", "both_source"]) at(id).addEventListener("change", () => listPairs());
+  at("both_search").addEventListener("input", () => listPairs());
+  at("both_more").addEventListener("click", () => listPairs(state.shown + PAGE));
+  listPairs();
+}
+
+function listPairs(limit = PAGE) {
+  const { before, after } = data, wanted = at("both_search").value.toLowerCase(), source = at("both_source").value;
+  const holds = [TURNS[at("both_filter").value], FORMS[at("both_form").value]];
+  const found = before.asked.map((_, i) => i).filter((i) => holds.every((rule) => rule(i))
+    && (source === ANY_SOURCE || before.asked[i].data_source === source)
+    && [before.asked[i].question, before.asked[i].answer, before.completions[i], after.completions[i]].some((text) => text.toLowerCase().includes(wanted)));
+  state.shown = Math.min(limit, found.length);
+  at("both_count").textContent = `${found.length} of ${before.asked.length} questions${found.length > state.shown ? `, the first ${state.shown} shown` : ""}`;
+  at("both_more").hidden = found.length <= state.shown;
+  const answer = (when, result, i) => el("div", {}, el("span", { class: "quiet" }, `${when} `),
+    ...verdict({ correct: result.correct[i], correct_lenient: result.correct_lenient[i], format_ok: result.format_ok[i] }).filter(Boolean),
+    el("div", { class: "written" }, ...written(result.completions[i])));
+  at("both_list").replaceChildren(...found.slice(0, state.shown).map((i) => el("div", { class: "pair" },
+    el("p", { class: "question" }, ...written(before.asked[i].question), el("span", { class: "quiet" }, "  right answer: ", ...written(before.asked[i].answer))),
+    el("div", {}, answer("before", before, i), answer("after", after, i)))));
+}
+
+// --- start -----------------------------------------------------------------------------------------------
+function drawSummary() {
+  at("title").textContent = data.title;
+  at("about").textContent = data.about;
+  const { header, rows, notes } = data.summary;
+  at("summary").replaceChildren(
+    ...(rows.length ? [el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...header.map((name) => el("th", {}, name)))),
+      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, cell)))))))] : []),
+    ...notes.map((note) => el("p", {}, ...written(note))));
+}
+
+function start() {
+  drawSummary();
+  drawCurves();
+  const last = Math.max(1, ...(data.columns.step ?? []), ...keptSteps);
+  at("step").min = data.evaluations.length ? 0 : 1;
+  at("step").max = last;
+  at("curves").hidden = !charts.length;
+  at("steps").hidden = data.kind !== "run";
+  at("inspector").hidden = !keptSteps.length;
+  at("step").addEventListener("input", () => setStep(Number(at("step").value)));
+  at("step_back").addEventListener("click", () => toKept(-1));
+  at("step_on").addEventListener("click", () => toKept(1));
+  at("groups").addEventListener("keydown", (event) => {
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key], count = at("groups").childElementCount;
+    if (!move) return;
+    setGroup((state.group + move + count) % count);
+    at("groups").children[state.group].focus();
+  });
+  at("theme").addEventListener("click", () => {
+    const { dataset } = document.documentElement;
+    const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    dataset.theme = dark ? "light" : "dark";
+  });
+  drawTime();
+  drawBeforeAfter();
+  if (data.kind === "run") setStep(Math.min(last, nearestKept(keptSteps.find((step) => step > 1) ?? last) ?? last));
+  else drawStep();
+}
+start();
