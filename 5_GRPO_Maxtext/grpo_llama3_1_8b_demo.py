@@ -28,7 +28,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -184,7 +184,7 @@ def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
     """Questions with their right answers, and where they came from, by what they are for.
 
     Returns:
-        `train`; `test`, asked before and after; `validation`, asked during training (none if EVAL_EVERY=0).
+        `train`; `test`, asked before and after; `validation`, asked during training, where there are any.
 
     Raises:
         UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
@@ -196,12 +196,9 @@ def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
         tiny=settings.is_small(c.MODEL),
     )
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
-    train, source = read(c.DATASET, "train", constant="DATASET")
+    train = read(c.DATASET, "train", constant="DATASET")
     test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
-    validation = [], ""
-    if c.EVAL_EVERY:
-        validation, train = questions.hold_out(train, c.EVAL_QUESTIONS, read)
-    return {"train": (train, source), "test": test, "validation": validation}
+    return {"train": train, "test": test, "validation": questions.read_validation(train[0], read)}
 
 
 def make_prompts(c: Constants, rows, source: str, tokenizer, think_tags: bool, too_long: Path):
@@ -564,8 +561,8 @@ def train(
     cluster: RLCluster,
     grader,
     rows: list[dict[str, str]],
-    validation_rows: list[dict[str, str]],
     run: run_log.Run,
+    validation_rows: Sequence[dict[str, str]] = (),
 ) -> list[dict[str, float]]:
     """Runs GRPO from the step the cluster has reached to the last. Tunix's learner runs the loop; one step is
 
@@ -576,7 +573,8 @@ def train(
         Cluster              log-probs under the frozen reference and, with NUM_ITERATIONS > 1, the old policy
         grpo_loss            NUM_ITERATIONS updates by `make_optimizer`
 
-    Ctrl-C (or SIGTERM) ends the loop after the step in progress; Tunix then saves a checkpoint.
+    Every EVAL_EVERY steps `validation_rows` are asked. Ctrl-C (or SIGTERM) ends the loop after the step in
+    progress; Tunix then saves a checkpoint.
 
     Returns:
         One row of figures per step, as in `train_log.csv`.
@@ -667,11 +665,16 @@ def main(arguments: list[str]) -> None:
             cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
             memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
             sources = {split: source for split, (_, source) in data.items()}
+            rows["validation"] = rows.get("validation", [])
+            if c.EVAL_EVERY:
+                rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
+                    rows["train"], rows["validation"], c.EVAL_QUESTIONS
+                )
             report.introduce(c, run, cluster, folder, hf, rows, sources)
 
             ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader)
             before = run.once("before", ask)
-            log = train(c, cluster, grader, rows["train"], rows.get("validation", []), run)
+            log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask)
             seconds = time.perf_counter() - started
             lines = health.history(log, asdict(c))

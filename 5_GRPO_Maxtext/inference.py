@@ -4,13 +4,16 @@
     python 5_GRPO_Maxtext/inference.py                                     # the built-in questions
     python 5_GRPO_Maxtext/inference.py --samples 8 "Tom has 3 boxes with 5 coins in each box. How many?"
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after, side by side
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine --page ANSWER=15 "Tom has 3 boxes with 5 ..."
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl OUTPUT=answers.jsonl
 
 A question of your own is answered token by token as it is decoded. Decoding is greedy unless SAMPLING or
 SAMPLES says otherwise. MODEL, prompt, lengths, rewards and LoRA are the run's, from its constants.json, where
-the command line does not give them.
+the command line does not give them. `--page` writes a page for the browser: eight answers to each question,
+their rewards and advantages, and which of their tokens training raised or lowered.
 """
 
+import dataclasses
 import itertools
 import json
 import re
@@ -34,6 +37,8 @@ class Constants:
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training beside those of CHECKPOINT
     SAMPLES: int = 1  # answers per question, as --samples N; above 1 the most frequent answer is the vote
+    PAGE: bool = False  # True, or --page: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
+    ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
     SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""  # (empty = greedy; standard if SAMPLES > 1)
     SEED: int = 0  # draws the samples; greedy answers do not depend on it
     INPUT: str = ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
@@ -66,6 +71,8 @@ RUNS_CONSTANTS = (
     "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "REWARD_FUNC", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
 )  # fmt: skip
 
+PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
+
 QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with their answers
     ("Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?", "7"),
     ("Lily has 3 boxes with 5 shells in each box. How many shells does Lily have?", "15"),
@@ -92,7 +99,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     """The command line, and what it says about the run.
 
     Args:
-        arguments: `NAME=value`, `--samples N`, `--help`, and the words of a question.
+        arguments: `NAME=value`, `--samples N`, `--page`, `--help`, and the words of a question.
 
     Returns:
         The constants, those of the run included; the question, empty if there is none; the checkpoint, None
@@ -106,9 +113,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     at_least(c, SAMPLES=1, BATCH_SIZE=1, SEED=0)
     if question and c.INPUT:
         raise UserError(f"INPUT={c.INPUT}: there is a question on the command line, too; give one of the two")
-    if c.SAMPLING == "greedy" and c.SAMPLES > 1:
+    if c.ANSWER and not question:
+        raise UserError(f"ANSWER={c.ANSWER}: there is no question that it answers; write one")
+    if c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE):
         raise UserError(
-            f"SAMPLES={c.SAMPLES}: greedy answers are all alike; leave SAMPLING out, or SAMPLES=1"
+            f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out, or these"
         )
     if c.COMPARE and c.CHECKPOINT == "base":
         raise UserError("COMPARE=True: CHECKPOINT=base has nothing to be compared with; give a run's folder")
@@ -119,6 +128,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     if checkpoint:
         saved = {name: value for name, value in checkpoint.constants.items() if name in RUNS_CONSTANTS}
     c = settings.read(Constants, given, saved)
+    if c.PAGE and c.SAMPLES == 1:
+        c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     at_least(c, MAX_PROMPT_LENGTH=1, TOTAL_GENERATION_STEPS=1, LORA_RANK=0)
     return c, question, checkpoint
 
@@ -134,10 +145,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
         name, equals, value = argument.partition("=")
         if name == "--samples":
             given.append(f"SAMPLES={value or next(rest, '')}")
+        elif argument == "--page":
+            given.append("PAGE=True")
         elif argument in ("--help", "-h"):
             given.append(argument)
         elif argument.startswith("--"):
-            raise UserError(f'{argument!r}: no such option; write "question", --samples N or NAME=value')
+            raise UserError(
+                f'{argument!r}: no such option; write "question", --samples N, --page or NAME=value'
+            )
         elif equals and (re.fullmatch("[A-Z_]+", name) or name.upper() in Constants.__annotations__):
             given.append(argument)
         else:
@@ -197,7 +212,8 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     if c.INPUT and not question:
         return questions.read_inputs(c.INPUT)
     built_in = [{"question": text, "answer": gold} for text, gold in QUESTIONS]
-    rows = [{"question": question}] if question else built_in
+    own = {"question": question} | ({"answer": c.ANSWER} if c.ANSWER else {})
+    rows = [own] if question else built_in
     by_number = {"data_source": None, "extra_info": ""}
     return [row | by_number | {"gold": row.get("answer"), "row": row} for row in rows]
 
@@ -226,13 +242,20 @@ if __name__ == "__main__":  # what is wrong is refused here, before seconds of i
     settings.answer(refuse)
 
 import jax
+import numpy as np
 from etils import epath
 
 import reward_func
-from parts import llama, lora, run_log, task_rewards
+from parts import answers, llama, lora, page, run_log, task_rewards
 from parts.grading import grade
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
-from parts.tunix_api import CheckpointManager, RolloutConfig, TokenizerAdapter
+from parts.tunix_api import (
+    CheckpointManager,
+    RolloutConfig,
+    RolloutOutput,
+    TokenizerAdapter,
+    compute_advantages,
+)
 from parts.versions import check_versions
 
 
@@ -282,11 +305,14 @@ def vote(grader: task_rewards.Grader, completions: list[str]) -> tuple[str, str]
     return completions[winner], f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
 
 
-def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]]) -> list[list[str]]:
-    """SAMPLES completions of each row's prompt."""
-    prompts = [row["prompt"] for row in rows for _ in range(c.SAMPLES)]
-    texts = rollout.generate(prompts, sampling(c)).text
-    return [texts[i : i + c.SAMPLES] for i in range(0, len(texts), c.SAMPLES)]
+def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]]) -> RolloutOutput:
+    """SAMPLES completions of each row's prompt, side by side."""
+    return rollout.generate([row["prompt"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
+
+
+def by_question(c: Constants, output: RolloutOutput) -> list[list[str]]:
+    """The texts of `ask`, a list for each question."""
+    return [output.text[i : i + c.SAMPLES] for i in range(0, len(output.text), c.SAMPLES)]
 
 
 def sampling(c: Constants) -> RolloutConfig:
@@ -386,6 +412,84 @@ def write_rows(
     print(f"answers:  {path}")
 
 
+# %% Page ---------------------------------------------------------------------------------------------------
+def token_log_probs(c: Constants, rollout: MaxTextRollout, output: RolloutOutput) -> np.ndarray:
+    """Log-probs of the answers' tokens under the weights of now, at temperature 1: float [N, T]."""
+    completions = padded_tokens(c, rollout, output)
+    parts = [
+        rollout.get_per_token_logps(
+            output.left_padded_prompt_tokens[start : start + c.BATCH_SIZE],
+            completions[start : start + c.BATCH_SIZE],
+        )
+        for start in range(0, len(completions), c.BATCH_SIZE)
+    ]
+    return np.concatenate(parts)
+
+
+def padded_tokens(c: Constants, rollout: MaxTextRollout, output: RolloutOutput) -> np.ndarray:
+    """The answers' tokens, right-padded: int32 [N, T]."""
+    padded = np.full((len(output.tokens), c.TOTAL_GENERATION_STEPS), rollout.pad_id(), np.int32)
+    for row, tokens in zip(padded, output.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    return padded
+
+
+def write_page(
+    c: Constants,
+    path: Path,
+    rollout: MaxTextRollout,
+    rows: list[dict[str, Any]],
+    output: RolloutOutput,
+    grader: task_rewards.Grader,
+    *,
+    about: str,
+    before: np.ndarray | None,
+    now: np.ndarray,
+) -> None:
+    """Writes the page: each question with its answers, points, advantages and tokens.
+
+    Args:
+        path: of the page.
+        rollout: gives tokenizer and lengths.
+        rows: from `read_rows`.
+        output: of `ask`.
+        grader: from `make_grader`.
+        about: which model answered.
+        before: log-probs [N, T] of the answers before training; None where the model is the untrained one.
+        now: those under the model that answered.
+    """
+    groups = []
+    for i, row in enumerate(rows):
+        part = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES)
+        texts = np.array(output.text[part], dtype=object)
+        known = row["gold"] is not None
+        columns = {"question": row["question"], "answer": row["gold"] if known else "",
+                   "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
+        columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
+        points = {}
+        if known:
+            points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions}
+        rewards = sum(points.values(), np.zeros(c.SAMPLES))
+        [group] = answers.question_rows(
+            rollout.tokenizer,
+            grader,
+            c.SAMPLES,
+            padded_tokens(c, rollout, output)[part],
+            columns | {"completions": texts, "points": points, "rewards": rewards},
+            advantages=compute_advantages(rewards, c.SAMPLES),
+            counts=np.ones(c.SAMPLES, bool),
+            log_prob=(now if before is None else before)[part],
+            log_prob_after=None if before is None else now[part],
+        )
+        group |= {"step": 0, "graded": known} | ({} if known else {"answer": None})
+        groups.append(group)
+    notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
+    if not all(group["graded"] for group in groups):
+        notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
+    path.write_text(page.render(page.answers_data(groups, about, before is not None, notes)))
+    print(f"page:     {path}")
+
+
 # %% Main ---------------------------------------------------------------------------------------------------
 def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, int]:
     """Where Tunix keeps the run's checkpoints, and the number of the one to take.
@@ -434,11 +538,12 @@ def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> Max
         adapter, merge = lora.add_lora(
             adapter, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, seed=0
         )
+    whole = dict(temperature=1.0, top_k=-1, top_p=1.0)  # the page's log-probs are the policy's own
     return MaxTextRollout(
         adapter,
         TokenizerAdapter(tokenizer),
         mesh,
-        sampling(c),
+        rollout_config(whole, prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS),
         maxtext_config=config,
         hf=hf,
         current_step=lambda: 0,
@@ -472,15 +577,15 @@ def main(arguments: Sequence[str]) -> None:
     root, step = saved_steps(c, checkpoint) if checkpoint else ("", None)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
+    about = f"base, {c.MODEL} untrained"
     if checkpoint:
         trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
-        print(f"checkpoint: {root}/{step}{trained}, trained from {c.MODEL}")
-    else:
-        print(f"checkpoint: base, {c.MODEL} untrained")
+        about = f"{root}/{step}{trained}, trained from {c.MODEL}"
+    print(f"checkpoint: {about}")
     add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)
-    before = ask(c, rollout, rows) if c.COMPARE else None
+    before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
     if checkpoint:
         restore(rollout, root, step, lora_only=bool(c.LORA_RANK))
     if question and c.SAMPLES == 1 and not c.COMPARE:
@@ -491,8 +596,15 @@ def main(arguments: Sequence[str]) -> None:
         print()
         after = [["".join(pieces)]]
     else:
-        after = ask(c, rollout, rows)
+        output = ask(c, rollout, rows)
+        after = by_question(c, output)
         show(rows, before, after, grader)
+    if c.PAGE:
+        now, old = token_log_probs(c, rollout, output), None
+        if checkpoint:  # the untrained model again, for the same tokens
+            old = token_log_probs(c, make_rollout(c, folder, hf, tokenizer, len(output.text)), output)
+        path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
+        write_page(c, path_of_page, rollout, rows, output, grader, about=about, before=old, now=now)
     if path:
         write_rows(path, rows, before, after, grader)
 

@@ -61,7 +61,7 @@ def main(run_dir: str) -> None:
     assert jax.device_count() == 8
     programs = fit.make_programs(c, hf, jax.devices(), tokenizer.pad_token_id, tokenizer.eos_token_id)
 
-    (questions, source), _ = demo.read_data(c)
+    questions, source = demo.read_data(c)["train"]
     grader = task_rewards.make_grader("", "", reward_func, questions)
     with run_log.open_run(c) as run:
         cluster = demo.make_cluster(c, folder, hf, tokenizer, run.checkpoints)

@@ -14,6 +14,9 @@ SHORT = [
     "NUM_GENERATIONS=4",
     "NUM_TEST_QUESTIONS=16",
     "SAVE_INTERVAL_STEPS=2",
+    "EVAL_EVERY=4",
+    "EVAL_QUESTIONS=8",
+    "LOG_ANSWERS_EVERY=2",
     "EVAL_CONFIG=liberal",  # the same program as in training, at another temperature
 ]
 HANGS = 3600  # seconds; only against a process that never ends

@@ -384,7 +384,7 @@ def test_a_model_folder_with_a_part_missing(lost):
 def test_long_questions_are_left_out_counted_and_named(capsys):
     c = read("MAX_PROMPT_LENGTH=24")
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows, source = demo.read_data(c)[1]
+    rows, source = demo.read_data(c)["test"]
     kept = demo.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
     texts = [
         questions.to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
@@ -412,7 +412,7 @@ def learning(tmp_path_factory):
     with run_log.open_run(c) as run:
         model, hf = llama.load_hf_config(c.MODEL)
         tokenizer = llama.load_tokenizer(model)
-        rows, source = demo.read_data(c)[0]
+        rows, source = demo.read_data(c)["train"]
         rows = demo.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
         return c, demo.make_cluster(c, model, hf, tokenizer, run.checkpoints), rows, run
 

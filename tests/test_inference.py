@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={run_dir}"])
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    _, (test_questions, source) = demo.read_data(c)
+    test_questions, source = demo.read_data(c)["test"]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, test_questions)
     with run_log.open_run(c) as run:
         rows = demo.make_prompts(c, test_questions[:16], source, tokenizer, False, run_dir / "too_long.csv")

@@ -130,7 +130,7 @@ def greedy_answers(rollout, rows):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     c = constants(*RUN)
-    questions, source = demo.read_data(c)[1]
+    questions, source = demo.read_data(c)["test"]
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows = demo.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
     cluster = start(folder / "run", rows)

@@ -406,11 +406,22 @@ def learn(rewards, answers, *constants):
     ]  # fmt: skip
     learner = demo.make_learner(c, cluster, GRADER, rows)
     learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = count
-    graded = iter(rewards)
-    learner.reward_manager = lambda **_: dict(rewards=np.array(next(graded), float), log_metrics={})
+    learner.reward_manager = Graded(rewards)
     learner.metric_fns = []
-    first = np.repeat([row["prompts"] for row in rows[:count]], c.NUM_GENERATIONS)
-    return learner._generate_and_compute_advantage({"prompts": first}, Mode.TRAIN), asked, logged
+    first = {name: np.repeat([row[name] for row in rows[:count]], c.NUM_GENERATIONS) for name in rows[0]}
+    return learner._generate_and_compute_advantage(first, Mode.TRAIN), asked, logged
+
+
+class Graded:
+    """A reward manager of Tunix's that gives prepared rewards, one list for each call."""
+
+    reward_fns = ()
+
+    def __init__(self, rewards):
+        self.rewards = iter(rewards)
+
+    def __call__(self, **columns):
+        return {"rewards": np.array(next(self.rewards), float), "log_metrics": {}}
 
 
 FULL = np.tile([4, 5, EOS], (4, 1))
@@ -675,6 +686,6 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
 
 
 def short_questions(c, cluster, tmp_path, count):
-    rows, source = demo.read_data(c)[1]
+    rows, source = demo.read_data(c)["test"]
     tokenizer = cluster.tokenizer._tokenizer
     return demo.make_prompts(c, rows, source, tokenizer, False, tmp_path / "too_long.csv")[:count]

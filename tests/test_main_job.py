@@ -104,6 +104,11 @@ def go_on_to_the_same_weights(folder, monkeypatch, capsys, options=(), updates=8
     assert whole.keys() == broken.keys() and len(whole) > 60
     for name in whole:
         np.testing.assert_array_equal(whole[name], broken[name], err_msg=name)
+    for name in ("answers.jsonl", "evaluations.jsonl"):  # no step twice, none lost
+        lines = [
+            Path(folder, name).read_text().replace(', "hold": 0.0', "") for folder in ("whole", "broken")
+        ]
+        assert lines[0] == lines[1] and '"step": 8' in lines[0]
     results = [json.loads(Path(name, "result.json").read_text()) for name in ("whole", "broken")]
     assert results[0]["after"] == results[1]["after"] and results[1]["steps"] == 8
 
@@ -267,7 +272,7 @@ def test_flip_table_counts_each_pair():
 def test_evaluation_with_several_passes(learned, tmp_path, grader):
     c, engine = settings.read(demo.Constants, LEARNS), learned[3].rollout
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    questions, source = demo.read_data(c)[1]
+    questions, source = demo.read_data(c)["test"]
     rows = demo.make_prompts(c, questions[:32], source, tokenizer, False, tmp_path / "too_long.csv")
     result = demo.evaluate(c, engine, rows, grader, "liberal", num_passes=4)
     once = demo.evaluate(c, engine, rows, grader, "greedy")

@@ -28,7 +28,8 @@ from parts.rollout import MaxTextRollout
 STEPS, B, G, T = 6, 4, 4, 13
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
              f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3",
-             "EVAL_CONFIG=liberal", "RUN_DIR=run"]  # fmt: skip
+             "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=3",
+             "RUN_DIR=run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +114,17 @@ def test_tensorboard_has_every_figure_of_every_step(run):
         "clip_fraction": ("actor/train/pg_clipfrac", 1), "grad_norm": ("actor/train/grad_norm", 1),
         "distinct": ("groups/train/distinct", 0), "cut_off": ("completions/train/cut_off", 0),
         "beta": ("schedule/train/beta", 0), "temperature": ("schedule/train/temperature", 0),
+        "correct_lenient": ("answers/train/correct_lenient", 0),
     }  # fmt: skip
-    for name in run["rows"][0].keys() - tags.keys() - {"step"}:
+    held_out = {name for name in run["rows"][0] if name.startswith("held_out_")}
+    assert held_out == set(run_log.HELD_OUT)
+    for name in held_out:  # before the first step, after the third and after the last; on rows 3 and 6
+        logged = scalars[f"held_out/{name.removeprefix('held_out_')}"]
+        assert list(logged) == [0, 3, 6]
+        column = [row[name] for row in run["rows"]]
+        np.testing.assert_allclose([column[2], column[5]], [logged[3], logged[6]], rtol=1e-6)
+        assert np.isnan([column[i] for i in (0, 1, 3, 4)]).all()
+    for name in run["rows"][0].keys() - tags.keys() - {"step"} - held_out:
         reward = name.removeprefix("reward_")
         tags[name] = (f"rewards/train/{reward}", 0) if reward != name else (f"system/train/{name}", 1)
     for name, (tag, first) in tags.items():
@@ -213,7 +223,7 @@ def test_what_is_scheduled_has_a_column(tmp_path):
     log = run_log.TrainingLog(tmp_path / "train_log.csv", constants(), 0, [], health.check)
     names = ("rewards/score/mean", "groups/reward_std", "answers/correct", "answers/format_ok", "rewards/sum",
              "groups/zero_variance", "completions/mean_length", "groups/distinct", "completions/cut_off",
-             "schedule/beta", "schedule/temperature")  # fmt: skip
+             "schedule/beta", "schedule/temperature", "answers/correct_lenient")  # fmt: skip
     metrics = {name: ([float(i)], np.mean) for i, name in enumerate(names)}
     log.on_rollout_metrics(SimpleNamespace(metrics=metrics, global_steps=0))
     log.close()

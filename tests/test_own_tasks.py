@@ -70,7 +70,7 @@ def test_a_source_whose_questions_are_all_too_long_is_named():
     # two-step problems take at least 22 tokens
     c = constants("MAX_PROMPT_LENGTH=20", "DATASET=examples/one_step,examples/two_step")
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows, source = demo.read_data(c)[1]
+    rows, source = demo.read_data(c)["test"]
     with pytest.raises(UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"):
         demo.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
     assert "two_step/test.jsonl" in Path("too_long.csv").read_text()
@@ -100,11 +100,16 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
     assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
     assert result["by_data_source"] == {
-        "gsm8k": {"questions": 1, "answer_accuracy": 0.0, "format_accuracy": 0.0},
-        "qa": {"questions": 2, "answer_accuracy": 0.5, "format_accuracy": 0.0},
+        "gsm8k": {
+            "questions": 1,
+            "answer_accuracy": 0.0,
+            "lenient_accuracy": 0.0,
+            "format_accuracy": 0.0,
+        },
+        "qa": {"questions": 2, "answer_accuracy": 0.5, "lenient_accuracy": 0.5, "format_accuracy": 0.0},
     }
     table = report.data_source_table(result, result)
-    assert "| qa | 2 | 50.0% to 50.0% | 0.0% to 0.0% |" in table
+    assert "| qa | 2 | 50.0% to 50.0% | 50.0% to 50.0% | 0.0% to 0.0% |" in table
     one = demo.evaluate(c, Parrot(["paris"]), rows[:1], grader, "greedy")
     assert "by_data_source" not in one and report.data_source_table(one, one) == ""
 
@@ -146,7 +151,7 @@ def test_two_data_sets_run_to_the_end_and_the_report_is_split():
     assert set(parts) == {"gsm8k", "math_reasoning"} and parts["gsm8k"]["questions"] == 8
     whole = (parts["gsm8k"]["answer_accuracy"] + parts["math_reasoning"]["answer_accuracy"]) / 2
     assert result["after"]["answer_accuracy"] == pytest.approx(whole)
-    assert "| data_source | questions | answers right | format right |" in report
+    assert "| data_source | questions | answers right | right by the last number | format right |" in report
 
 
 def test_think_tags_run_to_the_end(monkeypatch):

@@ -34,13 +34,14 @@ def test_the_shipped_files_have_their_recorded_checksums():
 
 
 def test_questions_are_distinct_and_the_splits_share_none():
-    train, test = ({row["question"] for row in read(split)} for split in ("train", "test"))
-    assert len(train) == len(read("train")) >= 3_000
-    assert len(test) == len(read("test")) >= 500
-    assert not train & test
+    sizes = {"train": 3_000, "validation": 128, "test": 500}
+    found = {split: {row["question"] for row in read(split)} for split in sizes}
+    for split, size in sizes.items():
+        assert len(found[split]) == len(read(split)) >= size
+    assert len(set.union(*found.values())) == sum(map(len, found.values()))
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_every_written_step_is_true_and_leads_to_the_answer(split):
     for row in read(split):
         work, gold = row["answer"].split("\n#### ")
@@ -66,7 +67,7 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
         (["HEADS=5"], "HEADS=5: must divide HIDDEN=96"),
         (["KV_HEADS=3"], "KV_HEADS=3"),
         (["TRAINING_STEPS=0"], "TRAINING_STEPS=0: use 1 or more"),
-        (["TRAIN_QUESTIONS=50000"], "TRAIN_QUESTIONS=50000: with the test's at most 40,000"),
+        (["TRAIN_QUESTIONS=50000"], "TRAIN_QUESTIONS=50000: with test and validation at most 40,000"),
         (["LAYER=3"], "LAYERS"),
     ],
 )

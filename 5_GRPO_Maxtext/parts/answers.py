@@ -4,7 +4,8 @@ One line per question of a kept step; `report.html` shows the same. Where a numb
 one per token, the end-of-sequence token included:
 
     {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
-     "temperature": 1.0, "tokens_in_step": 1893, "completions_in_step": 128,  what the loss of the whole step counts
+     "temperature": 1.0,
+     "tokens_in_step": 1893, "completions_in_step": 128,   what the loss of the whole step counts
      "completions": [{
         "text": ..., "tokens": ids, "pieces": their texts,
         "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
@@ -16,7 +17,7 @@ wait in answers.pending.json, so that SIGKILL loses none: a resumed run has the 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,63 @@ def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> li
     return texts
 
 
+def question_rows(
+    tokenizer,
+    grader,
+    num_generations: int,
+    completions: np.ndarray,
+    graded: Mapping[str, Any],
+    *,
+    advantages: np.ndarray,
+    counts: np.ndarray,
+    log_prob: np.ndarray,
+    log_prob_after: np.ndarray | None = None,
+    log_prob_reference: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """The part of a line that describes a question and its answers, for each question.
+
+    Args:
+        tokenizer: Tunix's adapter.
+        grader: from `task_rewards.make_grader`.
+        num_generations: G.
+        completions: int32 [N, T], right-padded; the G answers to a question side by side.
+        graded: as `loss_options.Learner` gives it.
+        advantages: float [N].
+        counts: bool [N], whether the answer is in the loss.
+        log_prob: float [N, T]; so are the others.
+    """
+    tokens = [row[row != tokenizer.pad_id()].tolist() for row in completions]
+    per_token = {
+        "log_prob": log_prob, "log_prob_after": log_prob_after, "log_prob_reference": log_prob_reference,
+    }  # fmt: skip
+    correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
+    answers = [
+        {
+            "text": text,
+            "tokens": tokens[i],
+            "pieces": token_texts(tokenizer.decode, tokens[i]),
+            "points": {name: float(points[i]) for name, points in graded["points"].items()},
+            "reward": float(graded["rewards"][i]),
+            "advantage": round(float(advantages[i]), DECIMALS),
+            "correct": bool(correct[i]),
+            "correct_lenient": bool(lenient[i]),
+            "format_ok": grader.format_right(text),
+            "cut_off": tokenizer.eos_id() not in tokens[i],
+            "counts": bool(counts[i]),
+        }
+        | {
+            name: None if values is None else rounded(values[i, : len(tokens[i])])
+            for name, values in per_token.items()
+        }
+        for i, text in enumerate(graded["completions"])
+    ]
+    return [
+        {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
+        | {"completions": answers[i : i + num_generations]}
+        for i in range(0, len(answers), num_generations)
+    ]
+
+
 # %% Log of the answers -------------------------------------------------------------------------------------
 class AnswerLog:
     """Writes answers.jsonl while a run goes on; with LOG_ANSWERS_EVERY=0 it does nothing.
@@ -117,21 +175,30 @@ class AnswerLog:
             return
         prompts, completions = devices.whole(batch.prompt_ids), devices.whole(batch.completion_ids)
         old, reference = batch.old_per_token_logps, batch.ref_per_token_logps
-        counted = devices.whole(batch.completion_mask).any(axis=1)  # [N]
+        mask = devices.whole(batch.completion_mask)
+        rows = question_rows(
+            self._cluster.tokenizer,
+            self._grader,
+            self._c.NUM_GENERATIONS,
+            completions,
+            graded,
+            advantages=devices.whole(batch.advantages),
+            counts=mask.any(axis=1),
+            log_prob=self._log_probs(prompts, completions) if old is None else devices.whole(old),
+            log_prob_reference=None if reference is None else devices.whole(reference),
+        )
+        shared = {
+            "step": done + 1,
+            "beta": beta,
+            "temperature": float(self._cluster.get_rollout_config(Mode.TRAIN).temperature),
+            "tokens_in_step": int(mask.sum()),
+            "completions_in_step": int(mask.any(axis=1).sum()),
+        }
         self._pending = {
             "step": done + 1,
             "prompts": prompts.tolist(),
             "completions": completions.tolist(),
-            "rows": self._rows(
-                done + 1,
-                completions,
-                graded,
-                beta,
-                advantages=devices.whole(batch.advantages),
-                counted=counted,
-                log_prob=self._log_probs(prompts, completions) if old is None else devices.whole(old),
-                reference=None if reference is None else devices.whole(reference),
-            ),
+            "rows": [shared | row for row in rows],
         }
         partial = self._pending_path.with_suffix(".partial")
         partial.write_text(json.dumps(self._pending))
@@ -157,54 +224,6 @@ class AnswerLog:
         c = self._c
         size = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
         return devices.whole(self._cluster.get_old_per_token_logps(prompts, completions, size))
-
-    def _rows(
-        self, step, completions, graded, beta, *, advantages, counted, log_prob, reference
-    ) -> list[dict[str, Any]]:
-        """One row per question, but for `log_prob_after`; arrays as in the batch, N = questions x G."""
-        tokenizer, grader, G = self._cluster.tokenizer, self._grader, self._c.NUM_GENERATIONS
-        lengths = (completions != tokenizer.pad_id()).sum(axis=1)  # [N]
-
-        def decode(tokens):
-            return tokenizer.decode(tokens, skip_special_tokens=False)
-
-        correct = grader.score(**graded) >= 1
-        lenient = grader.right_lenient(**graded)
-        texts = graded["completions"]
-        answers = []
-        for i, (row, n) in enumerate(zip(completions, lengths, strict=True)):
-            tokens = row[:n].tolist()
-            answers.append(
-                {
-                    "text": texts[i],
-                    "tokens": tokens,
-                    "pieces": token_texts(decode, tokens),
-                    "points": {name: float(points[i]) for name, points in graded["points"].items()},
-                    "reward": float(graded["rewards"][i]),
-                    "advantage": round(float(advantages[i]), DECIMALS),
-                    "correct": bool(correct[i]),
-                    "correct_lenient": bool(lenient[i]),
-                    "format_ok": grader.format_right(texts[i]),
-                    "cut_off": tokenizer.eos_id() not in tokens,
-                    "counts": bool(counted[i]),
-                    "log_prob": rounded(log_prob[i, :n]),
-                    "log_prob_after": None,
-                    "log_prob_reference": None if reference is None else rounded(reference[i, :n]),
-                }
-            )
-        shared = {
-            "beta": beta,
-            "temperature": float(self._cluster.get_rollout_config(Mode.TRAIN).temperature),
-            "tokens_in_step": int(lengths[counted].sum()),
-            "completions_in_step": int(counted.sum()),
-        }
-        return [
-            {"step": step}
-            | {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
-            | shared
-            | {"completions": answers[i : i + G]}
-            for i in range(0, len(answers), G)
-        ]
 
 
 def rounded(values: np.ndarray) -> list[float]:

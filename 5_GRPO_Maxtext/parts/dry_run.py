@@ -178,8 +178,10 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             print(f"data     {constant}: unchecked ({error})")
     if c.EVAL_EVERY and "DATASET" in data:
         train, source = data["DATASET"]
-        data["EVAL_QUESTIONS"], train = questions.hold_out(train, c.EVAL_QUESTIONS, read_split)
-        data["DATASET"] = train, source
+        held, train, held_source = questions.hold_out(
+            train, questions.read_validation(train, read_split)[0], c.EVAL_QUESTIONS
+        )
+        data |= {"DATASET": (train, source), "EVAL_QUESTIONS": (held, held_source)}
     rows = [row for read, _ in data.values() for row in read]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
     system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT

@@ -39,6 +39,7 @@ from parts.versions import require
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer; Tunix's limit
+GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of the data, as the rewards get them
 MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
 KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
 
@@ -274,7 +275,7 @@ class Learner(GRPOLearner):
         refill: a batch of other questions, as in the data set, for (steps done, attempt in this step).
         on_batch: is given (steps done, batch, what was graded, weight of the KL) before each step's update.
             What was graded are arrays with the rows of the batch: `completions`, `rewards`, `points` by
-            reward function, and the columns of the data.
+            reward function, and GRADED_COLUMNS.
         arguments: Tunix's.
     """
 
@@ -299,7 +300,7 @@ class Learner(GRPOLearner):
         found = self.reward_manager(prompts=prompts, completions=completions, mode=str(mode), **columns)
         self.rl_cluster.buffer_metrics(found["log_metrics"], mode=mode)
         names = [function.__name__ for function in self.reward_manager.reward_fns]
-        self._graded = {name: np.asarray(values) for name, values in columns.items()} | {
+        self._graded = {name: np.asarray(columns[name]) for name in GRADED_COLUMNS} | {
             "completions": np.array(completions, dtype=object),
             "rewards": found["rewards"],
             "points": {name: found["log_metrics"][f"rewards/{name}"][0] for name in names},

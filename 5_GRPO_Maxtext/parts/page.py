@@ -22,7 +22,8 @@ MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, 
 PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
     "pieces": "pieces", "points": "points", "reward": "reward", "advantage": "advantage",
     "correct": "correct", "correct_lenient": "correct_lenient", "format_ok": "format_ok",
-    "cut_off": "cut_off", "counts": "counts", "log_prob": "before", "log_prob_after": "after", "log_prob_reference": "reference",
+    "cut_off": "cut_off",
+    "counts": "counts", "log_prob": "before", "log_prob_after": "after", "log_prob_reference": "reference",
 }  # fmt: skip
 PER_EVALUATION = ("completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
@@ -94,6 +95,7 @@ def run_data(folder: Path) -> dict[str, Any]:
     return {
         "kind": "run",
         "title": "GRPO: every answer",
+        "inspector_title": "One question, its answers, and what the update did",
         "about": f"{constants['MODEL']}, {constants['DATASET']}, {folder}, {len(log):,} of "
         f"{constants['NUM_BATCHES']:,} steps of {constants['BATCH_SIZE']} questions × "
         f"{constants['NUM_GENERATIONS']} answers, seed {constants['SEED']}",
@@ -202,6 +204,7 @@ def answers_data(
     return {
         "kind": "questions",
         "title": "Answers to questions",
+        "inspector_title": "One question, its answers" + (", and what training did" if compared else ""),
         "about": about,
         "constants": {"ADVANTAGE": "group", "NORM_ADV_BY_STD": True, "ZERO_VARIANCE_GROUPS": "keep"},
         "summary": {"header": [], "rows": [], "notes": notes},

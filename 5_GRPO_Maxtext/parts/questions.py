@@ -296,39 +296,62 @@ def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[i
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
 
 
-def hold_out(
-    rows: list[dict[str, str]], count: int, read: Callable[..., tuple[list[dict[str, str]], str]]
-) -> tuple[tuple[list[dict[str, str]], str], list[dict[str, str]]]:
-    """Questions to ask while training goes on, in equal parts of all sources.
+def validation_file(source: str) -> Path | None:
+    """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without one."""
+    file = Path(source).with_name(f"validation{Path(source).suffix}")
+    return file if Path(source).stem == "train" and file.exists() else None
 
-    They are the file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; without one, the
-    end of its training questions, at most a tenth of them, which are then not trained on.
+
+def read_validation(
+    rows: list[dict[str, str]], read: Callable[..., tuple[list[dict[str, str]], str]]
+) -> tuple[list[dict[str, str]], str]:
+    """The questions beside the training questions that are there to be asked while training goes on.
 
     Args:
         rows: the training questions, from `read_questions`.
-        count: how many are wanted.
         read: `read_questions`, all but its first two arguments given.
 
     Returns:
-        The questions, and where they came from in words; and the training questions that are left.
+        As `read_questions`; none and "" where no source has a `validation_file`.
     """
-    by_source = {}
+    files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
+    parts = [read(str(file), "validation") for file in files]
+    return interleave([part for part, _ in parts]), ", ".join(source for _, source in parts)
+
+
+def hold_out(
+    rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
+) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
+    """Questions to ask while training goes on, as many of each source.
+
+    Args:
+        rows: the training questions.
+        validation: from `read_validation`. A source that has none there gives the end of its training
+            questions, at most a tenth of them, which are then not trained on.
+        count: how many are wanted.
+
+    Returns:
+        These questions; the training questions that are left; and where the former came from, in words.
+    """
+    by_source, read = {}, {}
     for row in rows:
         by_source.setdefault(row["source"], []).append(row)
+    for row in validation:
+        read.setdefault(row["source"], []).append(row)
     share = -(-count // len(by_source))
     held, left, names = [], [], []
     for source, own in by_source.items():
-        file = Path(source).with_name(f"validation{Path(source).suffix}")
-        if Path(source).stem == "train" and file.exists():
-            held.append(read(str(file), "validation")[0][:share])
-            names.append(str(file))
+        file = str(validation_file(source))
+        if file in read:
+            held.append(read[file][:share])
+            names.append(file)
         else:
             size = min(share, len(own) // 10)
             held.append(own[len(own) - size :])
             own = own[: len(own) - size]
             names.append(f"the last {size:,} of {source}, not trained on")
         left.append(own)
-    return (interleave(held)[:count], ", ".join(names)), interleave(left)
+    return interleave(held)[:count], interleave(left), ", ".join(names)
 
 
 def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:

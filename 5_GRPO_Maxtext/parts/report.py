@@ -56,7 +56,7 @@ def introduce(
         cluster: Tunix's, with the model that is trained.
         folder: of the checkpoint.
         hf: its config.
-        rows: the questions by what they are for: train, test, and validation if there are any.
+        rows: the questions by what they are for: train, validation (there may be none), test.
         sources: where they come from.
     """
     trainer, sequences = cluster.actor_trainer, c.BATCH_SIZE * c.NUM_GENERATIONS
@@ -67,7 +67,7 @@ def introduce(
     data = ", ".join(
         f"{split}: {sources[split]} ({len(rows[split]):,})"
         for split in ("train", "validation", "test")
-        if split in rows
+        if rows[split]
     )
     print(
         f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
@@ -147,15 +147,15 @@ def sample_answers(before: dict[str, Any], after: dict[str, Any]) -> str:
     )
 
 
-def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, checkpoints: str) -> str:
+def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, run: Run) -> str:
     """Names the kept checkpoint that was best during training, and says by which questions; or nothing."""
-    saved = {int(path.name) for path in epath.Path(checkpoints, "actor").glob("*") if path.name.isdigit()}
+    saved = {int(path.name) for path in epath.Path(run.checkpoints, "actor").glob("*") if path.name.isdigit()}
     kept = [result for result in evaluations if result["step"] * c.NUM_ITERATIONS in saved]
     if not kept:
         return ""
     best = max(kept, key=lambda result: result["answer_accuracy"])  # the first of several
     return (
-        f"Of the checkpoints kept, {checkpoints}/actor/{best['step'] * c.NUM_ITERATIONS} was the best on the "
+        f"Of the checkpoints kept, {run.folder}/{best['step'] * c.NUM_ITERATIONS} was the best on the "
         f"{best['questions']} questions asked during training: {best['answer_accuracy']:.1%} right, the last "
         f"{kept[-1]['answer_accuracy']:.1%}. None of them is among the test questions above, which the last "
         "checkpoint answered.\n\n"
@@ -238,7 +238,7 @@ def write(
     title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
     evaluations = answers.read_lines(folder / "evaluations.jsonl")
     draw_picture(folder / "report.png", log, before, after, evaluations, title)
-    best = best_checkpoint(evaluations, c, run.checkpoints)
+    best = best_checkpoint(evaluations, c, run)
     last = log[-1]
     training = (
         f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers, median {step_seconds:.2f} s "

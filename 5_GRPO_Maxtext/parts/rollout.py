@@ -309,6 +309,11 @@ class MaxTextRollout(BaseRollout):
         """Puts new weights into the model that decodes (a no-op while it shares the actor's)."""
         nnx.update(self._actor, params)
 
+    @property
+    def tokenizer(self):
+        """Tunix's adapter of the tokenizer."""
+        return self._tokenizer
+
     def pad_id(self) -> int:
         """Id of the padding token."""
         return self._tokenizer.pad_id()

@@ -10,7 +10,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.generate.utils import build_flat_dict, transfer_state_with_mappings
 from tunix.rl import common, trainer
 from tunix.rl import utils as rl_utils
-from tunix.rl.algo_core import compute_entropy_from_logits
+from tunix.rl.algo_core import compute_advantages, compute_entropy_from_logits
 from tunix.rl.function_registry import register_advantage_estimator, register_policy_loss_fn
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner, TrainExample
 from tunix.rl.rl_cluster import ClusterConfig, Mode, RLCluster, RLTrainingConfig, Role
@@ -41,6 +41,7 @@ __all__ = [
     "TrainingHooks",
     "build_flat_dict",
     "common",
+    "compute_advantages",
     "compute_entropy_from_logits",
     "register_advantage_estimator",
     "register_policy_loss_fn",

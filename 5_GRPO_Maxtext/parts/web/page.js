@@ -47,10 +47,10 @@ function written(text) {
 }
 
 const number = (value, digits = 3) =>
-  value === null || Number.isNaN(value) ? "–" : value.toFixed(digits).replace("-", "−");
+  value === null || Number.isNaN(value) ? "–" : value.toFixed(digits).replace(/^-(?=0[.]?0*$)/, "").replace("-", "−");
 const points = (value) => number(value, Number.isInteger(value * 10) ? 1 : 3);
 const inner = (value, digits = 3) => (value < 0 ? `(${number(value, digits)})` : number(value, digits));
-const signed = (value, digits = 3) => (value >= 0 ? "+" : "") + number(value, digits);
+const signed = (value, digits = 3) => (number(value, digits).startsWith("−") ? "" : "+") + number(value, digits);
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
@@ -474,6 +474,7 @@ function listPairs(limit = PAGE) {
 // --- start -----------------------------------------------------------------------------------------------
 function drawSummary() {
   at("title").textContent = data.title;
+  at("inspector_title").textContent = data.inspector_title;
   at("about").textContent = data.about;
   const { header, rows, notes } = data.summary;
   at("summary").replaceChildren(
@@ -483,6 +484,7 @@ function drawSummary() {
 }
 
 function start() {
+  document.body.className = data.kind;
   drawSummary();
   drawCurves();
   const last = Math.max(1, ...(data.columns.step ?? []), ...keptSteps);

@@ -1,0 +1,236 @@
+"""pass@k: how often at least one of k answers is right, for the untrained model and for the trained one.
+
+Pass@1 rises with reinforcement learning. Does the model also solve questions now that it could not solve
+before, or did it only learn to choose? The estimate is unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1),
+from n >= k answers to each question of which c are right:
+
+    pass@k = mean over questions of  1 - C(n - c, k) / C(n, k)
+
+At large k the untrained models of many published runs overtake the trained ones (arXiv 2504.13837).
+
+    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/mine
+    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
+
+Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy itself, at temperature 1. A
+model that was counted is not asked again: the same command goes on after a stop.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from parts import settings
+from parts.settings import UserError, at_least
+
+
+# %% Constants ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Edit a value here, or give it for one run as NAME=value."""
+
+    CHECKPOINT: str = ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
+    SAMPLES: int = 256  # n, answers per question; k goes up to n in powers of two
+    NUM_QUESTIONS: int = 512  # from the top of the run's test set
+    BATCH_SIZE: int = 512  # answers decoded at once; more: faster, and more memory
+    SEED: int = 0  # draws the answers
+    RUN_DIR: str = "runs/pass_at_k"  # folder for counts, CSV and picture
+
+
+RESAMPLES = 2_000  # of the questions, for the intervals
+COLORS = {"untrained": "#888888", "trained": "#1f77b4"}
+READINGS = {"strict": "right, in the form asked for", "lenient": "right by the last number"}
+
+
+def refuse(c: Constants) -> None:
+    """Checks the constants; raises UserError."""
+    at_least(c, SAMPLES=2, NUM_QUESTIONS=1, BATCH_SIZE=1, SEED=0)
+
+
+# %% Imports ------------------------------------------------------------------------------------------------
+if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+    settings.refuse_early(Constants, refuse)
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+import inference
+import reward_func
+from parts import llama, questions, run_log, task_rewards
+from parts.rollout import rollout_config
+from parts.versions import check_versions
+
+
+# %% Estimate -----------------------------------------------------------------------------------------------
+def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
+    """1 - C(n - c, k) / C(n, k) for each question (arXiv 2107.03374, eq. 1), as a product: no huge numbers.
+
+    Args:
+        right: c, right answers of each question, int [Q].
+        n: answers per question.
+        k: answers of which one has to be right, at most n.
+
+    Returns:
+        float64 [Q].
+    """
+    factors = 1 - k / np.arange(1, n + 1)  # C(n - c, k) / C(n, k) is the product over i = n - c + 1 .. n
+    missed = np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
+    return 1 - missed
+
+
+def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
+    """95 % interval of the mean over questions, by the percentile bootstrap.
+
+    Args:
+        values: [Q].
+        seed: of the resamples.
+    """
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
+    return tuple(np.percentile(means, (2.5, 97.5)))
+
+
+# %% Answers ------------------------------------------------------------------------------------------------
+def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
+    """Asks each test question n times, and counts the right answers.
+
+    Args:
+        run: a run's folder; empty for the newest.
+        trained: whether its last checkpoint answers, or the model that it started from.
+
+    Returns:
+        By reading ("strict", "lenient"), the count for each question.
+    """
+    arguments = [f"CHECKPOINT={run}", f"BATCH_SIZE={min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)}"]
+    ask, _, checkpoint = inference.read_arguments(arguments)
+    if checkpoint is None:
+        raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
+    root, step = inference.saved_steps(ask, checkpoint)
+    constants = checkpoint.constants
+    dataset = constants["TEST_DATASET"] or constants["DATASET"]
+    rows, _ = questions.read_questions(
+        dataset, "test", bad_rows=constants["BAD_ROWS"], tiny=settings.is_small(ask.MODEL)
+    )
+    rows = rows[: c.NUM_QUESTIONS]
+    grader = task_rewards.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
+    folder, hf = llama.load_hf_config(ask.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    system_prompt = questions.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT
+    rows, _ = questions.with_prompts(
+        rows, tokenizer, ask.MAX_PROMPT_LENGTH, template=ask.TEMPLATE, system_prompt=system_prompt
+    )
+    rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows))
+    if trained:
+        inference.restore(rollout, root, step, lora_only=bool(ask.LORA_RANK))
+
+    counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
+    asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
+    name = f"{checkpoint.run.name}, step {step}" if trained else f"{ask.MODEL}, untrained"
+    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name):
+        part = asked[start : start + ask.BATCH_SIZE]
+        sampling = rollout_config(
+            dict(temperature=1.0, top_k=-1, top_p=1.0),
+            prompt_tokens=ask.MAX_PROMPT_LENGTH,
+            new_tokens=ask.TOTAL_GENERATION_STEPS,
+            seed=jax.random.fold_in(jax.random.key(c.SEED), start),
+        )
+        texts = rollout.generate([rows[i]["prompts"] for i in part], sampling).text
+        columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
+        np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
+        np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
+    return {reading: found.tolist() for reading, found in counts.items()}
+
+
+def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
+    """`count_right`, kept in RUN_DIR: what was counted is not asked again."""
+    name = f"{Path(run).name or 'newest'}" if trained else "untrained"
+    path = Path(c.RUN_DIR) / f"counts_{name}.json"
+    mine = {"constants": asdict(c) | {"CHECKPOINT": run if trained else ""}}
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["constants"] == mine["constants"]:
+            return kept["counts"]
+    counts = count_right(c, run, trained)
+    path.write_text(json.dumps(mine | {"counts": counts}) + "\n")
+    return counts
+
+
+# %% Table and picture --------------------------------------------------------------------------------------
+def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> list[dict[str, str | int | float]]:
+    """One row per model, reading and k, shares with 95 % intervals over the questions.
+
+    Args:
+        counts: by model ("untrained", or a run's folder), from `count_right`.
+    """
+    rows = []
+    for model, readings in counts.items():
+        for reading, right in readings.items():
+            for k in (2**i for i in range(int(math.log2(c.SAMPLES)) + 1)):
+                values = pass_at_k(np.array(right), c.SAMPLES, k)
+                low, high = interval(values, c.SEED)
+                rows.append(
+                    {"model": model, "reading": reading, "k": k, "pass_at_k": round(values.mean(), 5),
+                     "low": round(low, 5), "high": round(high, 5),
+                     "never_right": int((np.array(right) == 0).sum()), "questions": len(right),
+                     "samples": c.SAMPLES}
+                )  # fmt: skip
+    return rows
+
+
+def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
+    """The curves: untrained against trained, strict on the left, lenient on the right."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
+    for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
+        shown = set()
+        for model in dict.fromkeys(row["model"] for row in rows):
+            kind = "untrained" if model == "untrained" else "trained"
+            mine = [row for row in rows if (row["model"], row["reading"]) == (model, reading)]
+            ks = [row["k"] for row in mine]
+            label = None if kind in shown else kind
+            shown.add(kind)
+            panel.plot(
+                ks, [row["pass_at_k"] for row in mine], color=COLORS[kind], marker="o", ms=3, label=label
+            )
+            low, high = ([row[end] for row in mine] for end in ("low", "high"))
+            panel.fill_between(ks, low, high, color=COLORS[kind], alpha=0.15, lw=0)
+        panel.set_xscale("log", base=2)
+        panel.set(xlabel="k, answers per question", title=words)
+    panels[0].set(ylabel="pass@k")
+    panels[0].legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Counts, estimates, writes; see the module's docstring."""
+    c = settings.read(Constants, arguments)
+    refuse(c)
+    settings.quiet()
+    check_versions()
+    run_log.keep_compiled()
+    folder = Path(c.RUN_DIR)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [run.strip() for run in c.CHECKPOINT.split(",")]
+    counts = {"untrained": kept_counts(c, runs[0], trained=False)}
+    counts |= {run: kept_counts(c, run, trained=True) for run in runs}
+    rows = table(c, counts)
+    with open(folder / "pass_at_k.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(folder / "pass_at_k.png", rows)
+    for row in rows:
+        print("{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row))
+    print(f"table: {folder}/pass_at_k.csv, picture: {folder}/pass_at_k.png")
+
+
+if __name__ == "__main__":
+    settings.run(main)

@@ -1,0 +1,262 @@
+"""answers.jsonl: every number computed again in another way, from the texts, the log and checkpoints."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from short_runs import SHORT
+from test_guards import load_weights
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import grpo_llama3_1_8b_demo as demo
+import inference
+import reward_func
+from parts import answers, llama, settings
+from parts.grading import format_ok, grade, last_number
+from parts.log_csv import read_log
+from parts.settings import HERE
+
+G, STEPS = 4, 8
+KEPT = [1, 3, 6, 8]  # the first, every third, the last
+ARGUMENTS = [*SHORT, "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20", "WARMUP_FRACTION=0.0",
+             "MAX_PROMPT_LENGTH=28"]  # fmt: skip
+REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run with a checkpoint of each step."""
+    folder = tmp_path_factory.mktemp("answers") / "run"
+    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(run):
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+
+
+def test_the_chosen_steps_are_kept_and_each_question_with_all_its_answers(run, rows):
+    assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
+    assert all(len(row["completions"]) == G for row in rows)
+    assert not list(run.glob("*.partial")) and not list(run.glob("*pending*"))
+    # the questions of a step, in the order of the data set, which a test of its own holds to the seed
+    c = settings.read(demo.Constants, ARGUMENTS)
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    asked = demo.make_prompts(c, *demo.read_data(c)["train"], tokenizer, False, run / "too_long.csv")
+    batches = demo.training_batches(c, asked, 0)
+    for step in KEPT:
+        expected = list(zip(batches[step - 1]["question"], batches[step - 1]["answer"], strict=True))
+        assert [(row["question"], row["answer"]) for row in rows if row["step"] == step] == expected
+
+
+def test_points_rewards_and_advantages_follow_from_the_texts(rows):
+    spread = 0
+    for row in rows:
+        texts = [answer["text"] for answer in row["completions"]]
+        points = {
+            name: getattr(reward_func, name)(prompts=None, completions=texts, answer=[row["answer"]] * G)
+            for name in REWARDS
+        }
+        rewards = np.array([sum(points[name][i] for name in REWARDS) for i in range(G)])
+        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+        spread += rewards.std() > 0
+        for i, answer in enumerate(row["completions"]):
+            assert answer["points"] == {name: points[name][i] for name in REWARDS}
+            assert answer["reward"] == rewards[i]
+            assert answer["advantage"] == pytest.approx(expected[i], abs=1e-5)  # five decimals are kept
+            assert answer["correct"] == grade(texts[i], row["answer"])
+            assert answer["correct_lenient"] == (last_number(texts[i]) == int(row["answer"]))
+            assert answer["format_ok"] == format_ok(texts[i])
+    assert spread > 4  # else equal numbers everywhere would pass
+
+
+def test_tokens_and_their_texts_are_the_answer(rows):
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    for row in rows:
+        for answer in row["completions"]:
+            assert tokenizer.decode(answer["tokens"], skip_special_tokens=True) == answer["text"]
+            assert "".join(answer["pieces"]) == tokenizer.decode(answer["tokens"])
+            assert len(answer["pieces"]) == len(answer["tokens"]) == len(answer["log_prob"])
+            assert answer["cut_off"] == (answer["tokens"][-1] != tokenizer.eos_token_id)
+            assert answer["counts"] is True
+        counted = [a for r in rows if r["step"] == row["step"] for a in r["completions"]]
+        assert row["tokens_in_step"] == sum(len(a["tokens"]) for a in counted)
+        assert row["completions_in_step"] == len(counted) == 16
+
+
+def test_the_log_has_the_means_of_these_answers(run, rows):
+    log = {int(row["step"]): row for row in read_log(run / "train_log.csv")}
+    assert list(log) == list(range(1, STEPS + 1))
+    for step in KEPT:
+        mine = [answer for row in rows if row["step"] == step for answer in row["completions"]]
+        columns = {"reward": "reward", "correct": "correct", "correct_lenient": "correct_lenient",
+                   "format_ok": "format_ok", "cut_off": "cut_off"}  # fmt: skip
+        for column, name in columns.items():
+            assert log[step][column] == pytest.approx(np.mean([a[name] for a in mine]), abs=1e-6)
+        assert log[step]["length"] == pytest.approx(np.mean([len(a["tokens"]) for a in mine]), abs=1e-5)
+
+
+def log_probs_under(checkpoint, rows):
+    """Log-probs of the tokens of each answer under a checkpoint, by a model that inference.py loads."""
+    c, _, found = inference.read_arguments([f"CHECKPOINT={checkpoint}"])
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    rollout = inference.make_rollout(c, folder, hf, tokenizer, 1)
+    if found:
+        root, step = inference.saved_steps(c, found)
+        inference.restore(rollout, root, step, lora_only=False)
+    rows = [dict(row) for row in rows]
+    inference.add_prompts(c, rows, tokenizer)
+    asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])
+             for row in rows for answer in row["completions"]]  # fmt: skip
+    # prompt and answer at the left, where training has the prompt's padding
+    tokens = np.zeros((len(asked), 56), np.int32)
+    for line, (prompt, answer) in zip(tokens, asked):
+        line[: len(prompt) + len(answer)] = prompt + answer
+    positions = np.broadcast_to(np.arange(56), tokens.shape)
+    logits, _ = nnx.jit(type(rollout.model()).__call__)(
+        rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
+        decoder_segment_ids=(tokens != 0).astype(np.int32),
+    )  # fmt: skip
+    log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32))
+    return [
+        log_prob[i, np.arange(len(prompt), len(prompt) + len(answer)) - 1, np.array(answer)]
+        for i, (prompt, answer) in enumerate(asked)
+    ]
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows, step):
+    mine = [row for row in rows if row["step"] == step]
+    written = [answer for row in mine for answer in row["completions"]]
+    for name, checkpoint in (
+        ("log_prob", run / str(step - 1)),
+        ("log_prob_after", run / str(step)),
+        ("log_prob_reference", "base"),
+    ):
+        for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
+            # five decimals, and float32 sums in another order and at other lengths
+            np.testing.assert_allclose(answer[name], expected, atol=5e-5)
+    changes = [np.subtract(answer["log_prob_after"], answer["log_prob"]) for answer in written]
+    assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
+
+
+def test_logging_and_evaluating_change_no_weight(run, tmp_path):
+    silent = tmp_path / "silent"
+    demo.main([*ARGUMENTS, "LOG_ANSWERS_EVERY=0", "EVAL_EVERY=0", f"RUN_DIR={silent}"])
+    logged, unlogged = load_weights(run, STEPS), load_weights(silent, STEPS)
+    assert logged.keys() == unlogged.keys() and len(logged) > 60
+    for name in logged:
+        np.testing.assert_array_equal(logged[name], unlogged[name], err_msg=name)
+    assert not list(silent.glob("answers*")) and not (silent / "evaluations.jsonl").exists()
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing of the run's own may catch it."""
+
+
+def test_a_kill_between_update_and_line_loses_no_step(run, rows, tmp_path, monkeypatch):
+    """The checkpoint of step 3 is there, its lines are not: the resumed run has the weights they need."""
+    folder = tmp_path / "broken"
+    finish = answers.AnswerLog.finish
+
+    def killed(self):
+        if self._pending and self._pending["step"] == 3:
+            self._cluster.actor_trainer.checkpoint_manager.close()  # the checkpoint of step 3 is whole
+            raise Killed
+        finish(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers.AnswerLog, "finish", killed)
+        with pytest.raises(Killed):
+            demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+    assert {row["step"] for row in answers.read_lines(folder / "answers.jsonl")} == {1}
+    assert json.loads((folder / "answers.pending.json").read_text())["step"] == 3
+    with open(folder / "answers.jsonl", "a") as file:
+        file.write('{"step": 3, "question": "cut sho')  # the kill came while the line was being written
+    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+    assert answers.read_lines(folder / "answers.jsonl") == rows
+    assert not (folder / "answers.pending.json").exists()
+
+
+def test_what_the_options_leave_out_is_marked(tmp_path):
+    """With refilled groups the texts still belong to the tokens; masked answers do not count."""
+    folder = tmp_path / "run"
+    demo.main([*ARGUMENTS, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill",
+               "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2", "TEMPERATURE_END=0.5",
+               f"RUN_DIR={folder}"])  # fmt: skip
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    rows = answers.read_lines(folder / "answers.jsonl")
+    train = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
+    asked = {row["question"]: row["answer"].split("#### ")[1] for row in train}
+    cut = 0
+    for row in rows:
+        assert asked[row["question"]] == row["answer"]
+        for answer in row["completions"]:
+            assert tokenizer.decode(answer["tokens"], skip_special_tokens=True) == answer["text"]
+            assert answer["reward"] == sum(answer["points"].values())
+            assert answer["counts"] != answer["cut_off"]
+            cut += answer["cut_off"]
+    assert 0 < cut < len(rows) * G
+    assert [row["temperature"] for row in rows] == [1.0] * 4 + [0.5] * 4
+    for step in (1, 2):
+        mine = [row for row in rows if row["step"] == step]
+        counted = [a for row in mine for a in row["completions"] if a["counts"]]
+        assert {row["completions_in_step"] for row in mine} == {len(counted)}
+        assert {row["tokens_in_step"] for row in mine} == {sum(len(a["tokens"]) for a in counted)}
+
+
+def test_lines_of_undone_steps_go_and_a_torn_line_too(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    assert answers.keep_lines(path, 5) == set() and not path.exists()
+    answers.append_lines(path, [{"step": step, "text": "\u202e\x1b[31m"} for step in (0, 1, 1, 4, 7)])
+    assert path.read_bytes().isascii() and b"\x1b" not in path.read_bytes()
+    path.write_text(path.read_text()[:-5])
+    assert answers.keep_lines(path, 4) == {0, 1, 4}
+    assert [row["step"] for row in answers.read_lines(path)] == [0, 1, 1, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.jsonl"]
+
+
+TEXTS = [
+    "plain words, and 8-6=2",
+    "中文也可以 mixed in",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 a family, \U0001f1f9\U0001f1fc a flag",
+    "é e\u0301 ñ ☃\u200d",
+    "\t\n  spaces  ",
+    "\u0645\u0631\u062d\u0628\u0627 7 \u05e9\u05dc\u05d5\u05dd",  # right to left
+    "x" * 50,
+    "好" * 40,
+]
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    """A byte-level BPE as Llama's: a character can take several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_texts_of_the_tokens_add_up_to_the_text(byte_level, text):
+    tokens = byte_level.encode(text).ids
+    pieces = answers.token_texts(byte_level.decode, tokens)
+    assert len(pieces) == len(tokens) > 1 and "".join(pieces) == text
+    whole = [byte_level.decode([token]) for token in tokens]
+    for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
+        assert "\ufffd" in alone or piece == alone
+
+
+def test_bytes_that_are_no_character_are_shown_and_do_not_swallow_the_rest(byte_level):
+    half = byte_level.encode("好").ids[:-1]
+    tokens = half * 20 + byte_level.encode("end").ids
+    pieces = answers.token_texts(byte_level.decode, tokens)
+    assert len(pieces) == len(tokens) and "".join(pieces).endswith("end")
+    assert "".join(pieces).count("\ufffd") >= 20  # each broken character leaves its mark
