@@ -1,0 +1,467 @@
+"""report.html in a real browser: `make test-browser`. Needs Debian's chromium and chromium-driver.
+
+The page is made by a real short run of the main script; what it shows is compared with the run's own files.
+`SCREENSHOTS=folder make test-browser` also writes the pictures of the README, of the run in RUN (default: the
+short one).
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WANTED = {
+    "chromium": "apt-get install chromium",
+    "chromedriver": "apt-get install chromium-driver",
+}
+missing = [f"{name} ({how})" for name, how in WANTED.items() if shutil.which(name) is None]
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select, WebDriverWait
+except ImportError:
+    missing.append(f"selenium ({sys.executable} -m pip install selenium)")
+if missing:
+    pytest.exit(f"make test-browser needs {', '.join(missing)}", returncode=2)
+
+from hostile import HOSTILE
+from short_runs import SHORT
+from test_page import with_hostile_texts
+
+import grpo_llama3_1_8b_demo as demo
+from parts import answers, page
+
+WIDTHS = {"phone": (360, 800), "desk": (1400, 1000)}
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("browser") / "run"
+    demo.main([*SHORT, f"RUN_DIR={folder}"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver():
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(driver):
+    """Opens a page at a size and in a colour scheme; at the end the browser has no complaint."""
+
+    def show(path, size="desk", scheme="light"):
+        width, height = WIDTHS[size]
+        metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=size == "phone")
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        driver.get(Path(path).resolve().as_uri())
+        return driver
+
+    yield show
+    assert not driver.get_log("browser")
+
+
+def find(driver, selector):
+    return driver.find_elements(By.CSS_SELECTOR, selector)
+
+
+def one(driver, selector):
+    [element] = find(driver, selector)
+    return element
+
+
+def set_step(driver, step):
+    script = "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input'))"
+    driver.execute_script(script, one(driver, "#step"), step)
+
+
+def choose_group(driver, i):
+    button = find(driver, "#groups button")[i]
+    driver.execute_script(
+        "arguments[0].scrollIntoView({block: 'center'})", button
+    )  # not under what is sticky
+    button.click()
+
+
+# --- slider and curves
+
+
+def test_the_slider_moves_curves_group_and_evaluation(run, show):
+    driver = show(run / "report.html")
+    rows = answers.read_lines(run / "answers.jsonl")
+    log = (run / "train_log.csv").read_text().splitlines()
+    rewards = [float(line.split(",")[1]) for line in log[1:]]
+    for step in (1, 2, 5, 8):
+        set_step(driver, step)
+        assert one(driver, "#step_shown").text == f"{step} of 8"
+        caption = one(driver, "#charts figure:first-child figcaption").text
+        assert f"{rewards[step - 1]:.3f}" in caption or f"{rewards[step - 1]:.1f}" in caption
+        kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
+        first = next(row for row in rows if row["step"] == kept)
+        assert one(driver, "#group .question").text == first["question"]
+        assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
+        marked = [row for row in find(driver, "#time_table tr[data-step]") if row.get_attribute("style")]
+        assert [row.get_attribute("data-step") for row in marked] == [str(4 * (step // 4))]
+    assert len(find(driver, "#charts figure")) == 9
+    one(driver, "#step_back").click()
+    assert one(driver, "#step_shown").text == "6 of 8"
+    one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert one(driver, "#step_shown").text == "4 of 8"
+
+
+def test_a_click_on_a_curve_moves_the_slider(run, show):
+    driver = show(run / "report.html")
+    set_step(driver, 1)
+    picture = find(driver, "#charts svg")[0]
+    webdriver.ActionChains(driver).move_to_element_with_offset(
+        picture, picture.size["width"] // 2 - 8, 0
+    ).click().perform()
+    assert one(driver, "#step_shown").text == "8 of 8"
+
+
+# --- one group
+
+
+def with_constants(run, folder, **constants):
+    """A copy of the run's page as if it had been started with these constants."""
+    copy = shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    saved = json.loads((copy / "constants.json").read_text())
+    (copy / "constants.json").write_text(json.dumps(saved | constants))
+    return page.write(copy)
+
+
+def numbers(text):
+    return text.replace("\u2212", "-")
+
+
+VARIANTS = {
+    "GRPO": {},
+    "Dr. GRPO": dict(NORM_ADV_BY_STD=False, LOSS_AGG_MODE="seq-mean-token-sum-norm"),
+    "RLOO": dict(ADVANTAGE="rloo", LOSS_AGG_MODE="seq-mean-token-sum", KL_LOSS_MODE="mse_kl"),
+    "DAPO": dict(LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"),
+    "GSPO": dict(LOSS_ALGO="gspo-token", EPSILON=0.0005),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
+    constants = VARIANTS[variant]
+    driver = show(with_constants(run, tmp_path / "run", **constants))
+    rows = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == 6]
+    set_step(driver, 6)
+    i = next(i for i, row in enumerate(rows) if len({a["reward"] for a in row["completions"]}) > 1)
+    choose_group(driver, i)
+    row = rows[i]
+    R = np.array([answer["reward"] for answer in row["completions"]])
+    G, T = len(R), 28
+    for number, answer in enumerate(row["completions"]):
+        t = len(answer["tokens"]) // 2
+        token = one(driver, f'.token[data-answer="{number}"][data-token="{t}"]')
+        driver.execute_script("arguments[0].focus()", token)
+        shown = numbers(one(driver, "#formula").text)
+
+        base = (R.sum() - R[number]) / (G - 1) if variant == "RLOO" else R.mean()
+        A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
+        assert f" = {A:.3f}" in shown.splitlines()[1]
+        name = variant if variant in ("RLOO", "Dr. GRPO") else "GRPO"
+        assert shown.splitlines()[1].startswith(f"{name}: A = ")
+
+        old, new, reference = (
+            np.array(answer[name]) for name in ("log_prob", "log_prob_after", "log_prob_reference")
+        )
+        log_ratio = (new - old).mean() if variant == "GSPO" else new[t] - old[t]
+        low, high = (
+            1 - constants.get("EPSILON", 0.2),
+            1 + constants.get("EPSILON_HIGH", constants.get("EPSILON", 0.2)),
+        )
+        assert f"= {np.exp(log_ratio):.3f}\n" in shown
+        assert f"clip(ratio, {low:.2f}, {high:.2f})" in shown
+        ratio, A = np.exp(log_ratio), answer["advantage"]
+        objective = min(ratio * A, np.clip(ratio, low, high) * A)
+        assert f"= {objective:.3f}".replace("-0.000", "0.000") in shown
+        d = reference[t] - new[t]
+        kl = {"kl": -d, "mse_kl": d * d / 2}.get(constants.get("KL_LOSS_MODE"), np.exp(d) - d - 1)
+        assert f"= {kl:.4f};".replace("-0.0000", "0.0000") in shown
+        N, n = row["completions_in_step"], len(answer["tokens"])
+        weights = {
+            "seq-mean-token-mean": 1 / (N * n),
+            "seq-mean-token-sum-norm": 1 / (N * T),
+            "seq-mean-token-sum": 1 / N,
+            "token-mean": 1 / row["tokens_in_step"],
+        }
+        weight = weights[constants.get("LOSS_AGG_MODE", "seq-mean-token-mean")]
+        assert "weight in J: 1 / " in shown and f"= {weight:.5f}" in shown
+
+
+def test_cards_have_the_points_and_their_shares_add_up_to_the_advantage(run, show):
+    driver = show(run / "report.html")
+    row = next(
+        row
+        for row in answers.read_lines(run / "answers.jsonl")
+        if row["step"] == 8 and len({a["reward"] for a in row["completions"]}) > 1
+    )
+    set_step(driver, 8)
+    at = [r["question"] for r in answers.read_lines(run / "answers.jsonl") if r["step"] == 8].index(
+        row["question"]
+    )
+    choose_group(driver, at)
+    cards = find(driver, "article")
+    order = [int(card.get_attribute("data-answer")) for card in cards]
+    advantages = [row["completions"][i]["advantage"] for i in order]
+    assert advantages == sorted(advantages, reverse=True) and sorted(order) == [0, 1, 2, 3]
+    for card, i in zip(cards, order):
+        answer = row["completions"][i]
+        lines = [[numbers(cell.text) for cell in line.find_elements(By.TAG_NAME, "td")]
+                 for line in card.find_elements(By.CSS_SELECTOR, "tbody tr")]  # fmt: skip
+        assert [line[0] for line in lines] == [*answer["points"], "sum"]
+        assert [float(line[1]) for line in lines] == [*answer["points"].values(), answer["reward"]]
+        shares = [float(line[2]) for line in lines]
+        assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=0.021)  # each is rounded to 0.01
+        assert shares[-1] == pytest.approx(answer["advantage"], abs=0.0051)
+        tokens = card.find_elements(By.CSS_SELECTOR, ".token")
+        for token, before, after in zip(tokens, answer["log_prob"], answer["log_prob_after"], strict=True):
+            kinds = set(token.get_attribute("class").split()) & {"up", "down"}
+            assert kinds == ({"up"} if after > before else {"down"} if after < before else set())
+
+
+def test_a_group_without_signal_says_why(run, show, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    rows = answers.read_lines(copy / "answers.jsonl")
+    for answer in rows[1]["completions"]:
+        answer |= {"reward": 9.5, "advantage": 0.0, "correct": True}
+    for answer in rows[2]["completions"]:
+        answer |= {
+            "reward": 1.0,
+            "advantage": 0.0,
+            "correct": False,
+            "pieces": ["same"] * len(answer["pieces"]),
+        }
+    rows[2]["completions"] = [rows[2]["completions"][0]] * 4
+    (copy / "answers.jsonl").unlink()
+    answers.append_lines(copy / "answers.jsonl", rows)
+    driver = show(page.write(copy))
+    set_step(driver, 1)
+    buttons = find(driver, "#groups button")
+    assert ["silent" in button.get_attribute("class") for button in buttons][1:3] == [True, True]
+    choose_group(driver, 1)
+    assert "All 4 answers earn 9.5 points" in (notice := one(driver, "#group .notice").text)
+    assert "every A is 0" in notice and "All are right" in notice and "word for word" not in notice
+    choose_group(driver, 2)
+    assert "None is right" in (notice := one(driver, "#group .notice").text) and "word for word" in notice
+
+
+def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
+    driver = show(run / "report.html")
+    set_step(driver, 6)
+    seen = []
+    while seen.count("theme") < 2:  # once around
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        element = driver.switch_to.active_element
+        seen.append(element.get_attribute("id") or element.get_attribute("role"))
+    for name in ("theme", "step_back", "step", "step_on", "tab", "option", "time_filter", "time_question",
+                 "both_filter", "both_form", "both_search"):  # fmt: skip
+        assert name in seen, name
+    assert seen.count("option") == 4  # one stop for each answer, not one for each token
+
+    first = one(driver, '#groups button[aria-selected="true"]')
+    first.send_keys(Keys.ARROW_RIGHT)
+    assert one(driver, '#groups button[aria-selected="true"]').text == "2"
+    order = [card.get_attribute("data-answer") for card in find(driver, "article")]
+    driver.execute_script(
+        "arguments[0].focus()", one(driver, f'.token[data-answer="{order[0]}"][data-token="0"]')
+    )
+
+    def chosen():
+        token = one(driver, ".token.chosen")
+        assert token == driver.switch_to.active_element
+        return token.get_attribute("data-answer"), int(token.get_attribute("data-token"))
+
+    assert chosen() == (order[0], 0)
+    for key, expected in ((Keys.ARROW_RIGHT, (order[0], 1)), (Keys.ARROW_DOWN, (order[1], 1)),
+                          (Keys.ARROW_LEFT, (order[1], 0)), (Keys.ARROW_LEFT, (order[1], 0)),
+                          (Keys.ARROW_UP, (order[0], 0)), (Keys.ARROW_UP, (order[0], 0))):  # fmt: skip
+        driver.switch_to.active_element.send_keys(key)
+        assert chosen() == expected
+    driver.switch_to.active_element.send_keys(Keys.END)
+    assert chosen()[1] == len(find(driver, f'.token[data-answer="{order[0]}"]')) - 1
+    assert "token" in one(driver, "#formula").text
+
+
+# --- through time, before and after
+
+
+def test_one_question_through_time(run, show):
+    driver = show(run / "report.html")
+    evaluations = answers.read_lines(run / "evaluations.jsonl")
+    question = Select(one(driver, "#time_question"))
+    right = np.array([e["greedy_correct"] for e in evaluations])  # [evaluations, questions]
+    assert len(question.options) == 8
+    for i in range(8):
+        question.select_by_value(str(i))
+        rows = find(driver, "#time_table tbody tr")
+        assert [row.find_element(By.TAG_NAME, "td").text for row in rows] == ["0", "4", "8"]
+        for row, e in zip(rows, evaluations):
+            shown = [cell.text.split(" ", 1) for cell in row.find_elements(By.TAG_NAME, "td")[1:]]
+            words = ["right" if good else "wrong" for good in (e["greedy_correct"][i], e["correct"][i])]
+            assert shown == [[words[0], e["greedy_completions"][i]], [words[1], e["completions"][i]]]
+        story = one(driver, "#time_table p").text
+        since = [e["step"] for k, e in enumerate(evaluations) if right[k:, i].all()]
+        if not since:
+            assert "is still wrong" in story
+        else:
+            assert ("right from the start" if since[0] == 0 else f"right from step {since[0]} on") in story
+    Select(one(driver, "#time_filter")).select_by_index(1)
+    learned = np.flatnonzero(~right[0] & right[-1])
+    offered = Select(one(driver, "#time_question")).options if len(learned) else []
+    assert [int(option.get_attribute("value")) for option in offered] == learned.tolist()
+
+
+def test_before_and_after_are_filtered_and_searched(run, show):
+    driver = show(run / "report.html")
+    before, after = (json.loads((run / f"{when}.json").read_text()) for when in ("before", "after"))
+
+    def listed():
+        lines = [pair.find_element(By.CSS_SELECTOR, ".question").text for pair in find(driver, ".pair")]
+        return [line.split("right answer:")[0].strip() for line in lines]
+
+    def expected(rule):
+        return [before["asked"][i]["question"] for i in range(16) if rule(i)]
+
+    choices = {
+        "turned right": lambda i: not before["correct"][i] and after["correct"][i],
+        "turned wrong": lambda i: before["correct"][i] and not after["correct"][i],
+        "all questions": lambda i: True,
+    }
+    for name, rule in choices.items():
+        Select(one(driver, "#both_filter")).select_by_value(name)
+        assert listed() == expected(rule)
+        assert one(driver, "#both_count").text.startswith(f"{len(expected(rule))} of 16 questions")
+    Select(one(driver, "#both_form")).select_by_value("turned right")
+    assert listed() == expected(lambda i: not before["format_ok"][i] and after["format_ok"][i])
+    Select(one(driver, "#both_form")).select_by_value("any")
+    one(driver, "#both_search").send_keys("SHELLS")
+    found = expected(lambda i: "shells" in before["asked"][i]["question"])
+    assert listed() == found and 0 < len(found) < 16
+    assert not one(driver, "#both_source_label").is_displayed()  # one source: nothing to choose
+
+
+# --- hostile texts, sizes, schemes
+
+
+@pytest.fixture(scope="module")
+def hostile(run, tmp_path_factory):
+    copy = shutil.copytree(run, tmp_path_factory.mktemp("hostile") / "run")
+    with_hostile_texts(copy)
+    return page.write(copy)
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
+    driver = show(run / "report.html", size)
+    tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
+    harmless = driver.execute_script(tags)
+    driver = show(hostile, size)
+    for step in (1, 8):
+        set_step(driver, step)
+        for i in range(4):
+            choose_group(driver, i)
+    Select(one(driver, "#both_source")).select_by_index(1)
+    Select(one(driver, "#both_source")).select_by_index(0)
+    for token in find(driver, ".token")[:30]:
+        driver.execute_script("arguments[0].focus()", token)
+    assert driver.execute_script("return window.hacked") is None
+    assert driver.current_url == hostile.resolve().as_uri()
+    assert set(driver.execute_script(tags)) <= set(harmless)
+    # nothing wider than the window, however long a word is
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+    shown = driver.execute_script("return [...document.querySelectorAll('.token')].map((e) => e.textContent)")
+    assert "<script>window.hacked = 1</script>" in shown and "{{data}} {{script}} {{policy}}" in shown
+    every = driver.execute_script("return document.body.innerText")
+    for code in ("U+202E", "U+0000", "U+001B", "U+200B", "U+D800", "U+FEFF", "U+2028"):
+        assert code in every, code
+    odd = r"[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
+    raw = driver.execute_script(f"return /{odd}/.test(document.querySelector('main').textContent)")
+    assert raw is False
+    both = driver.execute_script(
+        "return [...document.querySelectorAll('.pair .written')].map((e) => e.textContent)"
+    )
+    assert HOSTILE[0] in both and len(both) == 32
+
+
+def contrast(first, second):
+    """WCAG 2's contrast ratio of two CSS colours "rgb(r, g, b)"."""
+
+    def luminance(color):
+        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", WIDTHS)
+def test_light_and_dark_on_a_phone_and_on_a_desk(run, show, size, scheme):
+    driver = show(run / "report.html", size, scheme)
+    style = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor]"
+    body = driver.execute_script(style, one(driver, "body"))
+    assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
+    assert contrast(*body) > 7  # WCAG's AAA
+    card = driver.execute_script(style, find(driver, "article")[0])[1]
+    for selector in ("#about", ".badge.good", ".badge.bad", "figcaption .first"):
+        for element in find(driver, selector)[:1]:
+            color = driver.execute_script(style, element)[0]
+            for back in (body[1], card):
+                assert contrast(color, back) > 4.5, (selector, color, back)  # AA
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[size][0]
+    for element in find(driver, "button, select, input"):
+        if element.is_displayed():
+            assert element.rect["x"] >= 0 and element.rect["x"] + element.rect["width"] <= WIDTHS[size][0] + 1
+    columns = {card.rect["x"] for card in find(driver, "article")}
+    assert len(columns) == (1 if size == "phone" else 3)
+    one(driver, "#theme").click()
+    turned = driver.execute_script(style, one(driver, "body"))[1]
+    assert (contrast(turned, "rgb(255, 255, 255)") < 2) != (scheme == "light")
+
+
+def test_the_page_opens_within_a_second(run, show):
+    driver = show(os.environ.get("RUN", run) / Path("report.html"))
+    WebDriverWait(driver, 10).until(
+        lambda d: d.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd") > 0
+    )
+    milliseconds = driver.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert milliseconds < 1000
+
+
+@pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
+def test_pictures_for_the_readme(run, show):
+    folder = Path(os.environ["SCREENSHOTS"])
+    source = Path(os.environ.get("RUN", run)) / "report.html"
+    for name, size, scheme, place in (
+        ("page_group", "desk", "light", "#steps"), ("page_dark", "desk", "dark", "#through_time"),
+        ("page_phone", "phone", "light", "#inspector"),
+    ):  # fmt: skip
+        driver = show(source, size, scheme)
+        driver.execute_script("document.querySelector(arguments[0]).scrollIntoView()", place)
+        driver.save_screenshot(str(folder / f"{name}.png"))

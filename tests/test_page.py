@@ -1,0 +1,203 @@
+"""report.html without a browser: the data behind it, and that no text of a model leaves its place there."""
+
+import base64
+import csv
+import hashlib
+import html.parser
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from hostile import HOSTILE
+from short_runs import SHORT
+
+import grpo_llama3_1_8b_demo as demo
+import show_run
+from parts import answers, page
+from parts.settings import HERE, UserError
+
+
+class Elements(html.parser.HTMLParser):
+    """The tags of a page in their order, and the text inside each <script> and <style>."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inside, self.policy, self.open = [], {}, "", None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        attributes = dict(attributes)
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+        self.open = (tag, attributes.get("id"))
+
+    def handle_data(self, data):
+        if self.open and self.open[0] in ("script", "style"):
+            self.inside[self.open] = self.inside.get(self.open, "") + data
+
+    def handle_endtag(self, tag):
+        self.open = None
+
+
+def data_of(path):
+    return json.loads(Elements(path.read_text(encoding="utf-8")).inside["script", "data"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("page") / "run"
+    demo.main([*SHORT, f"RUN_DIR={folder}"])
+    return folder
+
+
+def test_the_page_has_what_the_files_have(run):
+    data = data_of(run / "report.html")
+    lines = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    assert [(g["step"], g["question"], g["answer"]) for g in data["groups"]] == [
+        (row["step"], row["question"], row["answer"]) for row in lines
+    ]
+    for group, row in zip(data["groups"], lines):
+        for shown, answer in zip(group["completions"], row["completions"], strict=True):
+            assert "".join(shown["pieces"]).startswith(answer["text"])
+            for name, old in (("before", "log_prob"), ("after", "log_prob_after"), ("points", "points"),
+                              ("reference", "log_prob_reference"), ("advantage", "advantage")):  # fmt: skip
+                assert shown[name] == answer[old]
+    with open(run / "train_log.csv", newline="") as file:
+        log = list(csv.DictReader(file))
+    for name in ("reward", "kl", "correct_lenient"):
+        assert data["columns"][name] == [None, *(float(row[name]) for row in log)]
+    evaluations = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in evaluations] == [0, 4, 8]
+    held_out = dict(zip(data["columns"]["step"], data["columns"]["held_out_correct"], strict=True))
+    for e in evaluations:
+        assert held_out[e["step"]] == pytest.approx(e["answer_accuracy"])
+    for when in ("before", "after"):
+        result = json.loads((run / f"{when}.json").read_text())
+        assert data[when]["completions"] == result["completions"] and len(result["completions"]) == 16
+        assert f"{result['lenient_accuracy']:.1%}" in str(data["summary"]["rows"])
+
+
+def test_evaluations_ask_the_validation_questions_and_the_report_names_the_best(run):
+    shipped = (HERE / "tiny_gsm8k" / "validation.jsonl").read_text().splitlines()[:8]
+    data = data_of(run / "report.html")
+    asked = [question["question"] for question in data["asked"]]
+    assert asked == [json.loads(line)["question"] for line in shipped]
+    saved = {int(path.name) for path in (run / "checkpoints" / "actor").glob("[0-9]*")}
+    evaluations = answers.read_lines(run / "evaluations.jsonl")
+    kept = [e for e in evaluations if e["step"] in saved]
+    best = max(kept, key=lambda e: e["answer_accuracy"])["step"]
+    assert kept and f"{run}/{best} was the best on the 8 questions" in (run / "report.md").read_text()
+
+
+def test_only_the_pages_own_script_may_run(run):
+    elements = Elements((run / "report.html").read_text(encoding="utf-8"))
+    policy = dict(part.split(" ", 1) for part in elements.policy.split("; "))
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    for kind, directive in (("script", "script-src"), ("style", "style-src")):
+        digest = base64.b64encode(hashlib.sha256(elements.inside[kind, None].encode()).digest()).decode()
+        assert policy[directive] == f"'sha256-{digest}'"
+    text = (run / "report.html").read_text(encoding="utf-8")
+    # nothing is loaded: no address but that of SVG's name space
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(link|img|iframe)|@import|url\(|innerHTML|insertAdjacent|document\.write", text)
+
+
+def with_hostile_texts(folder):
+    """Puts every text of HOSTILE where a model or a data set writes: answers, tokens, questions, sources."""
+    rows = answers.read_lines(folder / "answers.jsonl")
+    texts = iter(HOSTILE * 1000)
+    for row in rows:
+        row |= {"question": next(texts), "answer": next(texts), "data_source": next(texts)}
+        for answer in row["completions"]:
+            answer["text"] = next(texts)
+            answer["pieces"] = [next(texts) for _ in answer["pieces"]]
+    (folder / "answers.jsonl").unlink()
+    answers.append_lines(folder / "answers.jsonl", rows)
+    evaluations = answers.read_lines(folder / "evaluations.jsonl")
+    (folder / "evaluations.jsonl").unlink()
+    results = [(folder / f"{when}.json", json.loads((folder / f"{when}.json").read_text()))
+               for when in ("before", "after") if (folder / f"{when}.json").exists()]  # fmt: skip
+    for result in [*evaluations, *(result for _, result in results)]:
+        for name in ("completions", "greedy_completions"):
+            result[name] = [HOSTILE[i % len(HOSTILE)] for i in range(len(result[name]))]
+        for i, asked in enumerate(result["asked"]):
+            asked |= {"question": HOSTILE[i % len(HOSTILE)], "answer": HOSTILE[-1 - i % len(HOSTILE)]}
+            asked["data_source"] = HOSTILE[i % 2]
+    answers.append_lines(folder / "evaluations.jsonl", evaluations)
+    for path, result in results:
+        path.write_text(json.dumps(result))
+
+
+def test_hostile_texts_stay_inside_the_data(run, tmp_path):
+    hostile = shutil.copytree(run, tmp_path / "<b>run&amp;")
+    with_hostile_texts(hostile)
+    path = page.write(hostile)
+    harmless, found = (Elements(p.read_text(encoding="utf-8")) for p in (run / "report.html", path))
+    assert found.tags == harmless.tags and found.tags.count("script") == 2
+    block = found.inside["script", "data"]
+    assert block.isascii() and "<" not in block and not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", block)
+    shown = [answer for group in json.loads(block)["groups"] for answer in group["completions"]]
+    assert set(HOSTILE) == {piece for answer in shown for piece in answer["pieces"]}  # and nothing is lost
+
+
+def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
+    going = tmp_path / "going"
+    going.mkdir()
+    shutil.copy(run / "constants.json", going)
+    show_run.main([str(going)])  # before the first step
+    assert data_of(going / "report.html")["groups"] == []
+    for name in ("before.json", "train_log.csv", "evaluations.jsonl"):
+        shutil.copy(run / name, going)
+    text = (run / "answers.jsonl").read_text()
+    (going / "answers.jsonl").write_text(text[: len(text) // 2])  # a line is being written
+    show_run.main([str(going)])
+    data = data_of(going / "report.html")
+    assert 0 < len(data["groups"]) < text.count("\n") and data["after"] is None
+    assert data["summary"]["header"][1:] == ["before"]
+    assert f"page     {going}/report.html" in capsys.readouterr().out
+
+
+def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends(monkeypatch):
+    groups = [{"step": step, "text": "x" * 1000} for step in range(1, 101) for _ in range(2)]
+    assert page.thin(groups) == (groups, False)
+    monkeypatch.setattr(page, "MAX_BYTES", 50_000)
+    kept, thinned = page.thin(groups)
+    steps = sorted({group["step"] for group in kept})
+    assert thinned and steps[0] == 1 and steps[-1] == 100 and len(json.dumps(kept)) < 60_000
+    assert len(steps) > 10 and max(b - a for a, b in itertools.pairwise(steps)) == 8
+    assert all(sum(g["step"] == step for g in kept) == 2 for step in steps)
+
+
+def test_the_best_evaluation_is_the_first_of_the_highest_after_training_began():
+    def evaluation(step, share):
+        return {"step": step, "answer_accuracy": share, "questions": 8}
+
+    shares = [0.9, 0.5, 0.75, 0.75, 0.7]
+    words = page.best_evaluation([evaluation(25 * i, share) for i, share in enumerate(shares)])
+    assert "step 50, 75.0% right (the last, step 100: 70.0%)" in words
+    assert page.best_evaluation([evaluation(0, 0.9)]) == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"]])
+def test_a_wrong_folder_is_one_line(tmp_path, arguments):
+    done = subprocess.run(
+        [sys.executable, HERE / "show_run.py", *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "RUN_DIR" in done.stderr or "runs/mine" in done.stderr
+
+
+def test_a_template_that_lacks_a_place_is_an_error(monkeypatch, tmp_path):
+    shutil.copytree(page.WEB, tmp_path / "web")
+    monkeypatch.setattr(page, "WEB", tmp_path / "web")
+    (tmp_path / "web" / "page.html").write_text("{{policy}}{{style}}{{script}}")
+    with pytest.raises(ValueError, match="values to unpack"):
+        page.render({})
+    with pytest.raises(UserError, match="not the folder of a run"):
+        page.write(tmp_path)
