@@ -1,5 +1,6 @@
 # make demo    sets everything up and runs the main job: GRPO on a tiny Llama
 # make test    sets everything up and runs the tests
+# make test-browser    the page of a run in a real browser (Debian's chromium and chromium-driver)
 # make test-vllm    generation by the real vLLM engine, on a CPU, in an environment of its own (about 12 GB)
 PYTHON ?= python3.12
 BIN := .venv/bin
@@ -12,7 +13,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-.PHONY: setup demo test test-slow test-vllm lint links figures benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo test test-slow test-browser test-vllm lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -30,6 +31,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Installs nothing: without the browser, or before `make setup`, it says what is missing.
+test-browser:
+	@test -x $(BIN)/python || { echo "make test-browser needs .venv; run make setup first" >&2; exit 2; }
+	$(BIN)/python -m pytest tests/browser_page.py
 
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm_engine.py

@@ -92,7 +92,7 @@ def task_rows(run: Path) -> Iterator[dict[str, Any]]:
     )
     for name, old in before.items():
         row = {"data_source": name, "questions": old["questions"]}
-        for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+        for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy"):
             row |= {"before_" + key: old.get(key, ""), "after_" + key: after[name].get(key, "")}
         yield row | {"seconds": result["seconds"], "machine": processor(), "date": time.strftime("%Y-%m-%d")}
 
@@ -232,6 +232,11 @@ JOBS = [
         "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
         into("5_GRPO_Maxtext", "own_tasks.csv"),
         rows=task_rows,
+    ),
+    Job(
+        "python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2",
+        into("5_GRPO_Maxtext", "pass_at_k.csv", "pass_at_k.png"),
+        11,
     ),
     Job(
         "python benchmarks/grpo_variants.py",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
@@ -14,6 +15,7 @@ import reward_func
 from parts import llama, run_log, settings, task_rewards
 from parts.grading import extract_answer, grade
 from parts.settings import HERE, UserError
+from parts.task_rewards import COURSE_REWARDS
 
 RUN = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0",
        "LEARNING_RATE=3e-3", "BETA=0.0"]  # fmt: skip
@@ -94,6 +96,53 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
     assert "base, tiny_llama untrained" in next(iter(answers))
     texts = list(answers.values())
     assert len(answers) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
+
+
+def page_of(path):
+    text = Path(path).read_text()
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
+def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(trained, capsys):
+    run_dir, rows, *_ = trained
+    question, gold = rows[0]["question"], rows[0]["answer"]
+    inference.main([f"CHECKPOINT={run_dir}", "--page", f"ANSWER={gold}", question])
+    assert f"page:     {run_dir}/answers.html" in capsys.readouterr().out
+    data = page_of(run_dir / "answers.html")
+    [group] = data["groups"]
+    assert (group["question"], group["answer"], group["graded"]) == (question, gold, True)
+    assert data["kind"] == "questions" and data["compared"] and len(group["completions"]) == 8
+    texts = ["".join(answer["pieces"]).removesuffix("<|eot_id|>") for answer in group["completions"]]
+    R = np.array([answer["reward"] for answer in group["completions"]])
+    expected = (R - R.mean()) / (R.std(ddof=1) + 1e-6)
+    for answer, text, A in zip(group["completions"], texts, expected, strict=True):
+        points = {
+            name: getattr(reward_func, name)(None, completions=[text], answer=[gold])[0]
+            for name in COURSE_REWARDS
+        }
+        assert answer["points"] == points and answer["correct"] == grade(text, gold)
+        assert answer["advantage"] == pytest.approx(A, abs=1e-5)
+    # the untrained model's own page gives its log-probs to the same text the same number
+    inference.main(["CHECKPOINT=base", "--page", "SAMPLES=32", question])
+    [base] = page_of("answers.html")["groups"]
+    untrained = {"".join(answer["pieces"]): answer["before"] for answer in base["completions"]}
+    shared = [answer for answer in group["completions"] if "".join(answer["pieces"]) in untrained]
+    assert shared and base["graded"] is False and base["answer"] is None
+    for answer in shared:
+        # five decimals; other batches round otherwise
+        np.testing.assert_allclose(answer["before"], untrained["".join(answer["pieces"])], atol=5e-5)
+        assert np.abs(np.subtract(answer["after"], answer["before"])).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["ANSWER=3"], "ANSWER=3: there is no question"), (["--page", "SAMPLING=greedy"], "PAGE=True: greedy"),
+     (["--pages"], "no such option")],
+)  # fmt: skip
+def test_a_page_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        inference.main(["CHECKPOINT=base", *arguments])
+    assert not Path("answers.html").exists()
 
 
 def test_without_a_question_the_built_in_ones_are_asked(capsys):

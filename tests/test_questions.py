@@ -86,6 +86,34 @@ def test_a_folder_has_a_file_for_each_split():
     assert read("folder", "test")[1] == "folder/test.json"
 
 
+def asks(rows):
+    return [row["question"] for row in rows]
+
+
+def test_held_out_questions_are_the_validation_file_or_the_end_of_the_training_questions():
+    names = {"one": 40, "two": 30}
+    for name, count in names.items():
+        Path(name).mkdir()
+        rows = [{"question": f"{name} {i}", "answer": "#### 1"} for i in range(count)]
+        write(f"{name}/train.jsonl", rows)
+    write("one/validation.jsonl", [{"question": f"held {i}", "answer": "#### 1"} for i in range(9)])
+    train, _ = read("one,two", "train")
+    validation, source = questions.read_validation(train, read)
+    assert asks(validation) == [f"held {i}" for i in range(9)] and source == "one/validation.jsonl"
+    held, left, words = questions.hold_out(train, validation, 8)
+    # as many of each; the second has no such file, and gives a tenth at most
+    assert asks(held) == ["held 0", "two 27", "held 1", "two 28", "held 2", "two 29", "held 3"]
+    assert words == "one/validation.jsonl, the last 3 of two/train.jsonl, not trained on"
+    assert len(left) == 67 and not set(asks(left)) & set(asks(held))
+    assert asks(left)[:3] == ["one 0", "two 0", "one 1"]  # in the order of the data set
+    few, left, _ = questions.hold_out(train, validation, 2)
+    assert asks(few) == ["held 0", "two 29"] and len(left) == 69
+
+    alone, _ = read("two/train.jsonl", "train")
+    assert questions.read_validation(alone, read) == ([], "")
+    assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
+
+
 def test_lines_are_counted_as_an_editor_counts_them():
     """A byte-order mark, empty lines, Windows' line ends, and U+2028 inside a text, which ends no line."""
     first = json.dumps(ROWS[0] | {"prompt": "one\u2028two"}, ensure_ascii=False)

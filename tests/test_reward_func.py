@@ -13,7 +13,16 @@ import pytest
 
 import reward_func
 from parts import grading
-from parts.grading import extract_answer, extract_hash_answer, format_ok, grade, is_close, parse_number
+from parts.grading import (
+    extract_answer,
+    extract_hash_answer,
+    format_ok,
+    grade,
+    grade_lenient,
+    is_close,
+    last_number,
+    parse_number,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_CASES = ROOT / "tests" / "answer_cases.jsonl"
@@ -117,8 +126,11 @@ def test_every_gsm8k_gold_in_every_writing():
         sign = "-" if n < 0 else ""
         for text in (f"{n}", f"{n:,}", f"{sign}${abs(n)}", f"{n}.00"):
             assert grade(tagged(text), gold), (text, gold)
+            assert grade_lenient(f"so it is {text}.", gold) and not grade(f"so it is {text}.", gold)
+        assert grade_lenient(solution, gold)  # its working, and "#### N" at the end
         for text in (f"{n + 1}", f"{n + 1:,}", f"${n + 1}", f"{n + 1}.00"):
             assert not grade(tagged(text), gold), (text, gold)
+            assert not grade_lenient(f"{gold} or {text}.", gold)
 
 
 # ---------------------------------------------------------------- independent oracles
@@ -286,6 +298,23 @@ def test_the_longest_number_that_is_read():
     assert parse_number("1e-308") == Fraction(1, 10**308)
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("I get 18", 18), ("18", 18), ("It is $1,080.50.", Fraction(2161, 2)), ("3/4 of it", Fraction(3, 4)),
+        ("<reasoning>8-6=2,2+5=7</reasoning>7</answer>", 7), ("<answer>7</answer>, not 5", 5),
+        ("16-9", 9), ("16 - 9", 9), ("(3)-5", 5), ("x-5", 5), ("= -3", -3), ("-3", -3), ("is: -$5", -5),
+        ("17. So", 17), ("50%", 50), ("１８", 18), ("\u221218", -18), ("1\u00a0000", 1000), ("10:30", 30),
+        ("no number", None), ("", None), ("1/0", None), ("9" * 5000, None), ("77" + "x" * 9000, 77),
+    ],
+)  # fmt: skip
+def test_the_last_number_wherever_it_stands(text, number):
+    assert last_number(text) == number
+    if number is not None:
+        assert grade_lenient(text, str(number)) and not grade_lenient(text, str(number + 1))
+    assert not grade_lenient(text, "nothing")
+
+
 # ---------------------------------------------------------------- hostile texts
 
 HOSTILE = [
@@ -319,6 +348,7 @@ def test_100_kb_of_anything_take_linear_time(unit):
         calls = {
             "grade": functools.partial(grade, completion, "18"),
             "format_ok": functools.partial(format_ok, completion),
+            "grade_lenient": functools.partial(grade_lenient, completion, "18"),
             "extract_hash_answer": functools.partial(extract_hash_answer, "#### " + completion),
         }
         columns = {"prompts": ["?"], "completions": [completion], "answer": ["18"]}

@@ -43,7 +43,7 @@ _POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!
 # On either side: "minus five", "2 million".
 _SPOILT_BEFORE = re.compile(r"(?:[A-Za-z_]|[-+/^<>≤≥≠±√×÷]\s*)\Z")
 _SPOILT_AFTER = re.compile(r"\A(?:\s?[kKMBx]\b|-(?![A-Za-z]))|[=+^<>±×÷√π;]")
-_SPOILT_SIGN = re.compile(r"[\w)]\s*\Z")  # before a sign: an operation, not a minus
+_OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")  # before a sign: "16 - 9", "x-5"; but "is -5" is a minus
 _SPOILT_WORDS = re.compile(
     r"\b(?:minus|negative|half|dozen|hundred|thousand|million|billion|trillion|pi)s?\b", re.I
 )
@@ -127,17 +127,16 @@ def grade(completion: str, gold: str) -> bool:
 def last_number(completion: str) -> Fraction | None:
     """The last number in `completion`, wherever it stands; None if there is none.
 
-    It forgives every fault of form: "I get 18", and a forgotten tag. A minus sign counts where no number or
-    letter stands before it: the last number of "16-9" is 9.
+    It forgives every fault of form: "I get 18", and a forgotten tag. A minus sign counts unless it is an
+    operation: the last number of "16-9" is 9.
     """
-    # The end is enough, and keeps the time linear: a longer number is none.
-    text = _DIGIT_SPACE.sub(",", completion[-MAX_LENGTH:].translate(_PLAIN))
+    text = _DIGIT_SPACE.sub(",", completion.translate(_PLAIN))
     numbers = list(_NUMBER.finditer(text))
     if not numbers:
         return None
     last = numbers[-1]
     number = last.group()
-    if last["sign"] and _SPOILT_SIGN.search(text[: last.start()]):
+    if last["sign"] and _OPERATION.search(text[: last.start()]):
         number = number.lstrip("+- ")
     return parse_number(number)
 

@@ -247,7 +247,8 @@ function drawAnswer(g, i) {
     const token = el("span", {
       class: `token ${change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
       tabindex: -1, "aria-selected": false,
-      onmouseenter: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
+      // not mouseenter: that also comes when the page moves under a mouse that rests
+      onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
     token.style.setProperty("--strength", (0.85 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(3));
     return token;
@@ -274,6 +275,7 @@ function drawPoints(g, i) {
 }
 
 function choose(i, t, focus = false) {
+  if (i === state.answer && t === state.token && !focus) return;
   state.answer = i;
   state.token = t;
   if (focus) document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`)?.focus();

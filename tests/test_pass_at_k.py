@@ -1,0 +1,116 @@
+"""pass_at_k.py: the estimate against counting all choices, the answers of real runs against the grader."""
+
+import csv
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from short_runs import SHORT
+
+import grpo_llama3_1_8b_demo as demo
+import pass_at_k
+from parts import settings
+from parts.grading import grade, last_number
+from parts.rollout import MaxTextRollout
+from parts.settings import HERE, UserError
+
+NUM_QUESTIONS, SAMPLES = 6, 8
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(5, 0, 2), (5, 2, 3), (5, 5, 1), (6, 1, 6), (6, 3, 4), (1, 1, 1)])
+def test_the_estimate_is_the_share_of_all_choices_with_a_right_answer(n, c, k):
+    answers = [True] * c + [False] * (n - c)
+    share = np.mean([any(chosen) for chosen in itertools.combinations(answers, k)])
+    assert pass_at_k.pass_at_k(np.array([c]), n, k) == pytest.approx([share], abs=1e-12)
+
+
+def test_large_numbers_stay_exact():
+    right = np.array([0, 1, 7, 255, 256])
+    for k in (1, 16, 200, 256):
+        exact = [1 - math.comb(256 - c, k) / math.comb(256, k) for c in right.tolist()]
+        np.testing.assert_allclose(pass_at_k.pass_at_k(right, 256, k), exact, rtol=1e-12)
+
+
+def test_the_estimate_is_unbiased():
+    """Its mean over binomial counts is 1 - (1 - p)^k, the chance that one of k answers is right."""
+    n, k, p = 12, 5, 0.15
+    counts = np.arange(n + 1)
+    chances = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
+    assert (pass_at_k.pass_at_k(counts, n, k) * chances).sum() == pytest.approx(1 - (1 - p) ** k, abs=1e-12)
+
+
+def test_the_interval_is_that_of_the_mean():
+    values = np.random.default_rng(0).beta(0.5, 0.5, 400)
+    low, high = pass_at_k.interval(values, seed=1)
+    half = 1.96 * values.std(ddof=1) / 20  # the normal approximation, good at 400 questions
+    # 2,000 resamples place an end to about 4 % of the half width
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.12 * half)
+    assert pass_at_k.interval(np.ones(9), seed=1) == (1, 1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two short runs."""
+    folder = tmp_path_factory.mktemp("pass_at_k")
+    for seed in (0, 1):
+        demo.main([*SHORT, f"SEED={seed}", "NUM_BATCHES=2", "EVAL_EVERY=0", f"RUN_DIR={folder}/seed_{seed}"])
+    return folder
+
+
+def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
+    texts = []
+    generate = MaxTextRollout.generate
+
+    def observed(self, prompts, config, **kwargs):
+        assert (config.temperature, config.top_k, config.top_p) == (1.0, -1, 1.0)  # the policy itself
+        output = generate(self, prompts, config, **kwargs)
+        texts.extend(output.text)
+        return output
+
+    monkeypatch.setattr(MaxTextRollout, "generate", observed)
+    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=20",
+                 f"NUM_QUESTIONS={NUM_QUESTIONS}", "RUN_DIR=out"]  # fmt: skip
+    pass_at_k.main(arguments)
+    shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:NUM_QUESTIONS]
+    gold = [json.loads(line)["answer"].split("#### ")[1] for line in shipped]
+    assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES  # untrained, and twice trained
+    by_model = np.reshape(texts, (3, NUM_QUESTIONS, SAMPLES))
+    readings = {"strict": grade, "lenient": lambda text, answer: last_number(text) == int(answer)}
+    with open("out/pass_at_k.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 4
+    for row in rows:
+        model = ["untrained", f"{run}/seed_0", f"{run}/seed_1"].index(row["model"])
+        right = np.array([[readings[row["reading"]](text, answer) for text in answers]
+                          for answers, answer in zip(by_model[model], gold)])  # fmt: skip
+        k = int(row["k"])
+        missed = [math.comb(SAMPLES - c, k) / math.comb(SAMPLES, k) for c in right.sum(axis=1).tolist()]
+        assert float(row["pass_at_k"]) == pytest.approx(1 - np.mean(missed), abs=1e-5)  # as it is rounded
+        assert float(row["low"]) <= float(row["pass_at_k"]) <= float(row["high"])
+        assert int(row["never_right"]) == (right.sum(axis=1) == 0).sum()
+        assert (row["questions"], row["samples"]) == (str(NUM_QUESTIONS), str(SAMPLES))
+    assert not np.array_equal(by_model[0], by_model[1]) and Path("out/pass_at_k.png").stat().st_size > 5_000
+
+    old, texts[:] = Path("out/pass_at_k.csv").read_text(), []
+    Path("out/counts_seed_1.json").unlink()  # as if stopped there
+    pass_at_k.main(arguments)
+    assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["SAMPLES=1"], "SAMPLES=1: use 2 or more"), ([], "there is no run yet"),
+     (["CHECKPOINT=nowhere"], "CHECKPOINT=nowhere: not in a run")],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        pass_at_k.main([*arguments, "RUN_DIR=out"])
+    assert settings.read(pass_at_k.Constants, []).SAMPLES == 256
