@@ -13,7 +13,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-.PHONY: setup demo test test-slow test-browser test-vllm lint links figures benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo test test-slow test-browser page-pictures test-vllm lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -36,6 +36,10 @@ test-slow: setup
 test-browser:
 	@test -x $(BIN)/python || { echo "make test-browser needs .venv; run make setup first" >&2; exit 2; }
 	$(BIN)/python -m pytest tests/browser_page.py
+
+# The README's pictures of the page, of a run of the main script with its default constants: RUN=its folder
+page-pictures: setup
+	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures
 
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm_engine.py

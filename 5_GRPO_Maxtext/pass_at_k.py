@@ -146,7 +146,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     """`count_right`, kept in RUN_DIR: what was counted is not asked again."""
-    name = f"{Path(run).name or 'newest'}" if trained else "untrained"
+    name = (run or "newest").replace("/", "_") if trained else "untrained"
     path = Path(c.RUN_DIR) / f"counts_{name}.json"
     mine = {"constants": asdict(c) | {"CHECKPOINT": run if trained else ""}}
     if path.exists():
@@ -202,6 +202,7 @@ def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
             low, high = ([row[end] for row in mine] for end in ("low", "high"))
             panel.fill_between(ks, low, high, color=COLORS[kind], alpha=0.15, lw=0)
         panel.set_xscale("log", base=2)
+        panel.set_xticks(ks, map(str, ks))
         panel.set(xlabel="k, answers per question", title=words)
     panels[0].set(ylabel="pass@k")
     panels[0].legend(frameon=False, loc="lower right")

@@ -239,6 +239,12 @@ JOBS = [
         11,
     ),
     Job(
+        "make page-pictures RUN=runs/seed_0",
+        into("5_GRPO_Maxtext", "page_group.png", "page_time.png", "page_phone.png"),
+        0.5,
+        writes_itself=True,
+    ),
+    Job(
         "python benchmarks/grpo_variants.py",
         into("5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png"),
         writes_itself=True,

@@ -1,10 +1,10 @@
 """report.html in a real browser: `make test-browser`. Needs Debian's chromium and chromium-driver.
 
 The page is made by a real short run of the main script; what it shows is compared with the run's own files.
-`SCREENSHOTS=folder make test-browser` also writes the pictures of the README, of the run in RUN (default: the
-short one).
+`make page-pictures RUN=folder` writes the pictures of the README.
 """
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 WANTED = {
     "chromium": "apt-get install chromium",
@@ -472,4 +473,6 @@ def test_pictures_for_the_readme(run, show, name, size, scheme, place):
     set_step(driver, 20)
     choose_group(driver, min(13, len(find(driver, "#groups button")) - 1))
     driver.execute_script("arguments[0].scrollIntoView()", one(driver, place))
-    driver.save_screenshot(str(Path(os.environ["SCREENSHOTS"]) / f"{name}.png"))
+    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    picture = picture.quantize(64, dither=Image.Dither.NONE)  # enough for a page, in a third of the space
+    picture.save(Path(os.environ["SCREENSHOTS"]) / f"{name}.png", optimize=True)

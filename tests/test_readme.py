@@ -17,6 +17,7 @@ import convert_checkpoint
 import grpo_llama3_1_8b_demo as demo
 import inference
 import mesh_and_axis_rules
+import pass_at_k
 from parts import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +65,9 @@ def test_the_constants_table_equals_the_script(language):
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 @pytest.mark.parametrize(
-    "script", [inference, convert_checkpoint, mesh_and_axis_rules], ids=lambda script: script.__name__
+    "script",
+    [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k],
+    ids=lambda script: script.__name__,
 )
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
     text = (settings.HERE / language).read_text()
@@ -152,8 +155,39 @@ def test_the_results_table_is_the_committed_csv(language):
     for run in runs:
         assert run["command"] in text
         for when in ("before", "after"):
-            for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+            for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy"):
                 assert f"{100 * float(run[f'{when}_{key}']):.1f}" in text
+    cells = []
+    for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+        shares = [[100 * float(run[f"{when}_{key}"]) for run in runs] for when in ("before", "after")]
+        cells.append(" → ".join(f"{statistics.mean(s):.1f} ± {statistics.stdev(s):.1f} %" for s in shares))
+    seconds = statistics.mean(float(run["seconds"]) for run in runs)
+    assert f"| {' | '.join(cells)} | {seconds:.0f} s |" in text
+    gains = [
+        statistics.mean(float(run[f"after_{key}"]) - float(run[f"before_{key}"]) for run in runs)
+        for key in ("answer_accuracy", "lenient_accuracy")
+    ]
+    assert all(f"{100 * gain:.1f}" in text for gain in gains)
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_table_of_pass_at_k_is_the_committed_csv(language):
+    with open(settings.HERE / "assets" / "pass_at_k.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    text = (settings.HERE / language).read_text().replace(" 到 ", " to ")
+    shown = 0
+    for k in dict.fromkeys(line["k"] for line in lines):
+        cells = []
+        for reading in pass_at_k.READINGS:
+            mine = [line for line in lines if (line["k"], line["reading"]) == (k, reading)]
+            [untrained] = [line for line in mine if line["model"] == "untrained"]
+            share, low, high = (100 * float(untrained[name]) for name in ("pass_at_k", "low", "high"))
+            trained = [100 * float(line["pass_at_k"]) for line in mine if line is not untrained]
+            assert len(trained) == 3
+            cells.append(f"{share:.1f} % ({low:.1f} to {high:.1f})")
+            cells.append(f"{statistics.mean(trained):.1f} ± {statistics.stdev(trained):.1f} %")
+        shown += f"| {k} | {' | '.join(cells)} |" in text
+    assert shown == text.count(" to ", text.index("| k |"), text.index("[`pass_at_k.csv`]")) // 2 == 6
 
 
 @pytest.mark.parametrize("folder", mistakes.FOLDERS)
