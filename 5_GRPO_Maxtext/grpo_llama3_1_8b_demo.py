@@ -198,7 +198,8 @@ def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")
     test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
-    return {"train": train, "test": test, "validation": questions.read_validation(train[0], read)}
+    validation = questions.read_validation(train[0], read) if c.EVAL_EVERY else ([], "")
+    return {"train": train, "test": test, "validation": validation}
 
 
 def make_prompts(c: Constants, rows, source: str, tokenizer, think_tags: bool, too_long: Path):
@@ -315,7 +316,7 @@ def sampling(c: Constants, config_name: str = "", **changes: Any) -> RolloutConf
 
 
 def evaluate(
-    c: Constants, rollout, rows: list[dict[str, str]], grader, config_name: str, num_passes: int = 1
+    c: Constants, rollout, rows: Sequence[dict[str, str]], grader, config_name: str, num_passes: int = 1
 ) -> dict[str, Any]:
     """Asks every question and grades the answers.
 
@@ -382,10 +383,12 @@ def evaluate(
     return result
 
 
-def evaluate_both(c: Constants, rollout, rows: list[dict[str, str]], grader) -> dict[str, Any]:
-    """What `evaluate` finds with EVAL_CONFIG, and its greedy figures and lists as `greedy_...`."""
+def evaluate_both(
+    c: Constants, rollout, rows: Sequence[dict[str, str]], grader, num_passes: int = 1
+) -> dict[str, Any]:
+    """`evaluate` with EVAL_CONFIG; the greedy figures and lists as `greedy_...`; and what was `asked`."""
     greedy = evaluate(c, rollout, rows, grader, "greedy")
-    result = evaluate(c, rollout, rows, grader, c.EVAL_CONFIG, c.NUM_PASSES)
+    result = evaluate(c, rollout, rows, grader, c.EVAL_CONFIG, num_passes)
     kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
     asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
     return result | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
@@ -661,18 +664,17 @@ def main(arguments: list[str]) -> None:
                 too_long=run.logs / "too_long.csv",
             )
             data["test"] = data["test"][0][: c.NUM_TEST_QUESTIONS], data["test"][1]
-            rows = {split: prompts(*part) for split, part in data.items() if part[0]}
-            cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
-            memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
+            rows = {split: prompts(*part) if part[0] else [] for split, part in data.items()}
             sources = {split: source for split, (_, source) in data.items()}
-            rows["validation"] = rows.get("validation", [])
             if c.EVAL_EVERY:
                 rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
                     rows["train"], rows["validation"], c.EVAL_QUESTIONS
                 )
+            cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
+            memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
             report.introduce(c, run, cluster, folder, hf, rows, sources)
 
-            ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader)
+            ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader, c.NUM_PASSES)
             before = run.once("before", ask)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask)

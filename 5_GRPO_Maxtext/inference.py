@@ -247,7 +247,7 @@ from etils import epath
 
 import reward_func
 from parts import answers, llama, lora, page, run_log, task_rewards
-from parts.grading import grade
+from parts.grading import grade, grade_lenient
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
 from parts.tunix_api import (
     CheckpointManager,
@@ -333,6 +333,14 @@ def is_right(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) 
     return bool(grader.score([completion], *columns)[0] >= 1)
 
 
+def is_right_lenient(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> bool:
+    """Whether a completion is right by its last number, wherever that stands."""
+    if row["data_source"] is None:
+        return grade_lenient(completion, row["gold"])
+    columns = ([row[name]] for name in ("gold", "data_source", "extra_info"))
+    return bool(grader.right_lenient([completion], *columns)[0])
+
+
 def judged(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong: 7]", or nothing where the right answer is not known."""
     if row["gold"] is None:
@@ -376,12 +384,14 @@ def show(
             print(f"vote:     {old}{words}{judged(grader, winner, row)}")
     known = [i for i, row in enumerate(rows) if row["gold"] is not None]
     if known:
-        counts = [
-            sum(is_right(grader, vote(grader, answers[i])[0], rows[i]) for i in known)
-            for answers in (before, after)
-            if answers
-        ]
-        print(f"\nright:    {', after '.join(f'{count} of {len(known)}' for count in counts)}")
+        print()
+        for words, judge in (("right:    ", is_right), ("by the last number: ", is_right_lenient)):
+            counts = [
+                sum(judge(grader, vote(grader, texts[i])[0], rows[i]) for i in known)
+                for texts in (before, after)
+                if texts
+            ]
+            print(f"{words}{', after '.join(f'{count} of {len(known)}' for count in counts)}")
 
 
 def write_rows(
@@ -391,9 +401,9 @@ def write_rows(
     after: list[list[str]],
     grader: task_rewards.Grader,
 ) -> None:
-    """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct`.
+    """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote. The other arguments are those of `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. The other arguments are those of `show`.
     """
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:
@@ -406,6 +416,7 @@ def write_rows(
                 out["before"] = vote(grader, before[i])[0]
             if row["gold"] is not None:
                 out["correct"] = is_right(grader, completion, row)
+                out["correct_lenient"] = is_right_lenient(grader, completion, row)
             # default=str: a Parquet file can hold dates
             file.write(json.dumps(out, ensure_ascii=False, default=str) + "\n")
     partial.rename(path)  # whole or not at all

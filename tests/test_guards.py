@@ -24,7 +24,7 @@ from tunix.rl import common
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import llama, questions, run_log, settings, task_rewards, versions
+from parts import answers, llama, questions, run_log, settings, task_rewards, versions
 from parts.settings import HERE, UserError
 
 GOOD_ROW = {
@@ -545,6 +545,25 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
     assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
+
+
+def test_a_disk_that_is_full_when_answers_are_kept_loses_none(small_disk, monkeypatch):
+    original = answers.AnswerLog.on_batch
+
+    def filling(self, done, *batch):
+        if done == 3:
+            (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+        original(self, done, *batch)
+
+    arguments = [*SHORT, "MAX_TO_KEEP=1", f"RUN_DIR={small_disk}/run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(answers.AnswerLog, "on_batch", filling)
+        with pytest.raises(UserError, match="the disk is full"):
+            demo.main(arguments)
+    (small_disk / "ballast").unlink()
+    demo.main(arguments)
+    steps = [row["step"] for row in answers.read_lines(small_disk / "run" / "answers.jsonl")]
+    assert steps == [step for step in (1, 2, 4, 6, 8) for _ in range(4)]
 
 
 def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():

@@ -13,7 +13,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from parts import llama, run_log, settings, task_rewards
-from parts.grading import extract_answer, grade
+from parts.grading import extract_answer, grade, last_number
 from parts.settings import HERE, UserError
 from parts.task_rewards import COURSE_REWARDS
 
@@ -79,6 +79,12 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     said = capsys.readouterr().out
     was = sum(grade(text, row["answer"]) for text, row in zip(before, rows))
     assert f"right:    {was} of 16, after {sum(right)} of 16" in said
+    lenient = [
+        [last_number(text) == int(row["answer"]) for text, row in zip(texts, rows)]
+        for texts in (before, after)
+    ]
+    assert f"by the last number: {sum(lenient[0])} of 16, after {sum(lenient[1])} of 16" in said
+    assert [row["correct_lenient"] for row in written] == lenient[1]
     assert "before: <reasoning>" in said and " | after: " in said
 
 

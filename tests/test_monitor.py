@@ -21,7 +21,7 @@ from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
 import health
-from parts import run_log, settings, task_rewards
+from parts import answers, run_log, settings, task_rewards
 from parts.log_csv import read_log
 from parts.rollout import MaxTextRollout
 
@@ -321,6 +321,16 @@ def test_two_hosts_train_as_one(run, tmp_path):
     for folder in (tmp_path / "run", tmp_path / "run" / "host_1"):
         assert_same_curves(read_log(folder / "train_log.csv"), run["rows"])
     assert not (tmp_path / "run" / "host_1" / "checkpoints").exists()
+    alone = answers.read_lines(run["folder"] / "run" / "answers.jsonl")
+    first, second = (
+        answers.read_lines(folder / "answers.jsonl")
+        for folder in (tmp_path / "run", tmp_path / "run" / "host_1")
+    )
+    assert first == second and len(first) == len(alone) == 3 * B
+    for mine, expected in zip(first, alone):
+        for answer, other in zip(mine["completions"], expected["completions"], strict=True):
+            assert answer["tokens"] == other["tokens"] and answer["points"] == other["points"]
+            np.testing.assert_allclose(answer["log_prob_after"], other["log_prob_after"], atol=1e-3)
 
 
 @pytest.mark.slow

@@ -152,14 +152,23 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
     shutil.copy(run / "constants.json", going)
     show_run.main([str(going)])  # before the first step
     assert data_of(going / "report.html")["groups"] == []
-    for name in ("before.json", "train_log.csv", "evaluations.jsonl"):
+    for name in ("before.json", "evaluations.jsonl"):
         shutil.copy(run / name, going)
+    rows = (run / "train_log.csv").read_text().splitlines(keepends=True)
+    (going / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4
     text = (run / "answers.jsonl").read_text()
     (going / "answers.jsonl").write_text(text[: len(text) // 2])  # a line is being written
     show_run.main([str(going)])
     data = data_of(going / "report.html")
     assert 0 < len(data["groups"]) < text.count("\n") and data["after"] is None
     assert data["summary"]["header"][1:] == ["before"]
+    assert data["columns"]["step"] == [0, 1, 2, 3, 4, 8]  # not the evaluation of step 4
+    assert [value is None for value in data["columns"]["held_out_correct"]] == [
+        False,
+        *[True] * 3,
+        False,
+        False,
+    ]
     assert f"page     {going}/report.html" in capsys.readouterr().out
 
 

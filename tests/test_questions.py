@@ -520,7 +520,7 @@ def test_the_readmes_table_is_the_committed_csv(language):
     for row in rows:
         cells = [
             f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"
-            for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy")
+            for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
             if row["before_" + key]
         ]
         assert row["command"] in text and f"| {row['questions']} | {' | '.join(cells)} |" in text

@@ -15,6 +15,7 @@ from typing import Any
 
 from parts.answers import read_lines
 from parts.log_csv import read_log
+from parts.run_log import HELD_OUT
 from parts.settings import UserError
 
 WEB = Path(__file__).resolve().parent / "web"
@@ -138,23 +139,13 @@ def thin(groups: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
 def with_evaluations(
     log: Sequence[dict[str, float]], evaluations: Sequence[dict[str, Any]]
 ) -> dict[str, list[float | None]]:
-    """The columns of train_log.csv, and the evaluation before the first step in front of them."""
-    names = dict.fromkeys(name for row in log for name in row if not name.startswith("memory"))
-    rows = list(log)
-    if log and evaluations and evaluations[0]["step"] == 0:
-        first = evaluations[0]
-        rows.insert(
-            0,
-            {
-                "step": 0,
-                "held_out_correct": first["answer_accuracy"],
-                "held_out_correct_lenient": first["lenient_accuracy"],
-                "held_out_format_ok": first["format_accuracy"],
-                "held_out_greedy_correct": first["greedy_answer_accuracy"],
-                "held_out_greedy_correct_lenient": first["greedy_lenient_accuracy"],
-            },
-        )
-    return {name: [without_nan(row.get(name, math.nan)) for row in rows] for name in names}
+    """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which loses none by a kill."""
+    rows = {int(row["step"]): dict(row) for row in log}
+    for evaluation in evaluations:
+        row = rows.setdefault(evaluation["step"], {"step": evaluation["step"]})
+        row.update({column: evaluation[name] for column, name in HELD_OUT.items()})
+    names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
+    return {name: [without_nan(rows[step].get(name, math.nan)) for step in sorted(rows)] for name in names}
 
 
 def summary(before, after, evaluations, constants) -> dict[str, Any]:

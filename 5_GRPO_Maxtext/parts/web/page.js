@@ -3,15 +3,9 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const c = data.constants;
-const groupsOf = Map.groupBy ? Map.groupBy(data.groups, (g) => g.step) : groupBy(data.groups);
+const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
 const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, held: 0, shown: 0 };
-
-function groupBy(groups) {
-  const map = new Map();
-  for (const group of groups) map.set(group.step, [...(map.get(group.step) ?? []), group]);
-  return map;
-}
 
 // --- making elements -------------------------------------------------------------------------------------
 const at = (id) => document.getElementById(id);
