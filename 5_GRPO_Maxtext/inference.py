@@ -403,7 +403,8 @@ def write_rows(
 ) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. The other arguments are those of `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. The other arguments are
+    those of `show`.
     """
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:
