@@ -384,12 +384,16 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
     tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
     harmless = driver.execute_script(tags)
     driver = show(hostile, size)
-    for step in (1, 8):
+    odd = r"[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
+    raw = f"return /{odd}/.test(document.querySelector('main').textContent)"
+    for step in (1, 2, 4, 6, 8):
         set_step(driver, step)
         for i in range(4):
             choose_group(driver, i)
-    Select(one(driver, "#both_source")).select_by_index(1)
-    Select(one(driver, "#both_source")).select_by_index(0)
+            assert driver.execute_script(raw) is False
+    for i in (1, 2, 0):
+        Select(one(driver, "#both_source")).select_by_index(i)
+        assert driver.execute_script(raw) is False and bool(find(driver, ".pair"))
     for token in find(driver, ".token")[:30]:
         driver.execute_script("arguments[0].focus()", token)
     assert driver.execute_script("return window.hacked") is None
@@ -403,13 +407,14 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
     every = driver.execute_script("return document.body.innerText")
     for code in ("U+202E", "U+0000", "U+001B", "U+200B", "U+D800", "U+FEFF", "U+2028"):
         assert code in every, code
-    odd = r"[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
-    raw = driver.execute_script(f"return /{odd}/.test(document.querySelector('main').textContent)")
-    assert raw is False
     both = driver.execute_script(
         "return [...document.querySelectorAll('.pair .written')].map((e) => e.textContent)"
     )
     assert HOSTILE[0] in both and len(both) == 32
+    questions = driver.execute_script(
+        "return [...document.querySelectorAll('option')].map((e) => e.textContent)"
+    )
+    assert any("U+202E" in text for text in questions)
 
 
 def contrast(first, second):

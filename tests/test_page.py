@@ -127,8 +127,8 @@ def with_hostile_texts(folder):
         for name in ("completions", "greedy_completions"):
             result[name] = [HOSTILE[i % len(HOSTILE)] for i in range(len(result[name]))]
         for i, asked in enumerate(result["asked"]):
-            asked |= {"question": HOSTILE[i % len(HOSTILE)], "answer": HOSTILE[-1 - i % len(HOSTILE)]}
-            asked["data_source"] = HOSTILE[i % 2]
+            asked |= {"question": HOSTILE[(20 + i) % len(HOSTILE)], "answer": HOSTILE[i % len(HOSTILE)]}
+            asked["data_source"] = HOSTILE[20 + i % 2]
     answers.append_lines(folder / "evaluations.jsonl", evaluations)
     for path, result in results:
         path.write_text(json.dumps(result))

@@ -1,11 +1,11 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
-// What a model wrote is hostile: it passes through `written`, which makes text nodes and nothing else.
+// What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const c = data.constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
-const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, held: 0, shown: 0 };
+const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, shown: 0 };
 
 // --- making elements -------------------------------------------------------------------------------------
 const at = (id) => document.getElementById(id);
@@ -26,13 +26,16 @@ const svg = (tag, attributes = {}, ...children) =>
 // is shown by its number. A line feed is shown and obeyed.
 const ODD = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Cn}\p{Zl}\p{Zp}]/gu;
 
+const named = (character) =>
+  character === "\n" ? "⏎" : `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+const plain = (text) => text.replace(ODD, named);
+
 function written(text) {
   const nodes = [];
   let last = 0;
   for (const match of text.matchAll(ODD)) {
     nodes.push(text.slice(last, match.index));
-    const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-    nodes.push(el("span", { class: "odd" }, match[0] === "\n" ? "⏎" : `U+${code}`));
+    nodes.push(el("span", { class: "odd" }, named(match[0])));
     if (match[0] === "\n") nodes.push("\n");
     last = match.index + match[0].length;
   }
@@ -207,7 +210,7 @@ function drawGroup() {
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
     el("p", {}, "right answer: ", el("b", {}, ...(g.answer === null ? ["not known"] : written(g.answer))),
-      data.sources > 1 ? `, data source: ${g.data_source}` : ""),
+      ...(data.sources > 1 ? [", data source: ", ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
       `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
       (how.std === undefined ? "" : `, std = ${number(how.std)}`))]),
@@ -384,7 +387,7 @@ function drawTime() {
   const offer = () => {
     const holds = STORIES[at("time_filter").value];
     const fitting = greedy.map((seen, i) => i).filter((i) => holds(greedy[i]));
-    at("time_question").replaceChildren(...fitting.map((i) => el("option", { value: i }, `${mark(greedy[i])} `, data.asked[i].question)));
+    at("time_question").replaceChildren(...fitting.map((i) => el("option", { value: i }, `${mark(greedy[i])} ${plain(data.asked[i].question)}`)));
     at("time_question").disabled = !fitting.length;
     drawQuestion();
   };
@@ -442,7 +445,7 @@ function drawBeforeAfter() {
   const options = (rules) => Object.entries(rules).map(([name, holds]) => el("option", { value: name }, `${name} (${every.filter(holds).length})`));
   at("both_filter").append(...options(TURNS));
   at("both_form").append(...options(FORMS));
-  at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, name)));
+  at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, plain(name))));
   at("both_source_label").hidden = sources.length < 2;
   for (const id of ["both_filter", "both_form", "both_source"]) at(id).addEventListener("change", () => listPairs());
   at("both_search").addEventListener("input", () => listPairs());
@@ -471,7 +474,7 @@ function listPairs(limit = PAGE) {
 function drawSummary() {
   at("title").textContent = data.title;
   at("inspector_title").textContent = data.inspector_title;
-  at("about").textContent = data.about;
+  at("about").textContent = plain(data.about);
   const { header, rows, notes } = data.summary;
   at("summary").replaceChildren(
     ...(rows.length ? [el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...header.map((name) => el("th", {}, name)))),
