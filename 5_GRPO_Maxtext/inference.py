@@ -239,7 +239,7 @@ def refuse(arguments: Sequence[str]) -> None:
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # what is wrong is refused here, before seconds of imports
-    settings.answer(refuse)
+    settings.answer_early(refuse)
 
 import jax
 import numpy as np

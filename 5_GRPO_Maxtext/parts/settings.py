@@ -198,5 +198,10 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         kind: the dataclass.
         check: refuses constants, as `checks.refuse`.
     """
-    if "ipykernel" not in sys.modules:  # a notebook's arguments are its kernel's, not the reader's
-        answer(lambda arguments: check(read(kind, arguments)))
+    answer_early(lambda arguments: check(read(kind, arguments)))
+
+
+def answer_early(refuse: Callable[[list[str]], Any]) -> None:
+    """`answer`, but not in a notebook: its arguments are its kernel's, not the reader's."""
+    if "ipykernel" not in sys.modules:
+        answer(refuse)
