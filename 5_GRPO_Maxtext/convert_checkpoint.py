@@ -1,9 +1,10 @@
-"""Converts a Llama: Hugging Face -> MaxText's scanned layout (Orbax), and what was trained -> Hugging Face.
+"""Converts a Llama: Hugging Face to MaxText's scanned layout, and what was trained, or GGUF, to Hugging Face.
 
 The direction follows from what SOURCE is. A Hugging Face name or folder becomes an Orbax checkpoint that
 MaxText's own programs load (`load_parameters_path=TARGET/0/items`). An Orbax checkpoint, MaxText's or the one
-in a RUN_DIR of the main script, becomes a folder that transformers and vLLM load. The main script itself
-needs neither: it reads Hugging Face's files as they are.
+in a RUN_DIR of the main script, becomes a folder that transformers and vLLM load. A GGUF file, llama.cpp's
+format, becomes such a folder, too, for MODEL of the main script. That script itself needs none of this for
+Hugging Face's files: it reads them as they are.
 
     hf[q, k, v, o, gate, up, down]  [out, in], one tensor per layer
         <->  MaxText  [in, layer, ...], all layers in one array (SCAN_LAYERS=True);
@@ -12,6 +13,7 @@ needs neither: it reads Hugging Face's files as they are.
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=tiny_llama TARGET=runs/tiny_maxtext
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/tiny_maxtext MODEL=tiny_llama TARGET=runs/tiny_hf
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/mine TARGET=runs/mine_hf     # RUN_DIR=runs/mine
+    python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
 
 A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
 
@@ -48,7 +50,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: 
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    SOURCE: str = ""  # Hugging Face name or folder; or an Orbax checkpoint: a run's RUN_DIR, or MaxText's
+    SOURCE: str = (
+        ""  # Hugging Face name or folder; Orbax checkpoint: a run's RUN_DIR, or MaxText's; .gguf file
+    )
     TARGET: str = ""  # the folder to make; it must not exist yet
     MODEL: str = ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
     WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""  # (empty = MODEL's; for MaxText float32)
@@ -375,6 +379,30 @@ def to_huggingface(
         for hf_names in names.values()
         for hf_name in np.atleast_1d(hf_names)
     }
+    write_weights(c, tensors(), bytes_of, target)
+    for path in folder.iterdir():  # tokenizer, chat template, generation config: as they are
+        if path.suffix in (".json", ".jinja", ".model") and "safetensors" not in path.name:
+            shutil.copyfile(path, target / path.name)
+    written = json.loads((folder / "config.json").read_text())
+    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(dtype_of(config))
+    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    return sum(bytes_of.values()) // dtype_of(config).itemsize
+
+
+def write_weights(
+    c: Constants, tensors: Iterator[tuple[str, np.ndarray]], bytes_of: dict[str, int], target: Path
+) -> None:
+    """Makes `target` with the *.safetensors of a Hugging Face model, and their index if there are several.
+
+    Args:
+        c: the constants.
+        tensors: names and contiguous weights, in the order of `bytes_of`; asked for one at a time.
+        bytes_of: the size of each.
+        target: the folder to make.
+
+    Raises:
+        UserError: a disk that is too small, or a MAX_SHARD_SIZE that is no size.
+    """
     check_disk(c, sum(bytes_of.values()))
     try:
         plan = huggingface_hub.split_state_dict_into_shards_factory(
@@ -388,21 +416,40 @@ def to_huggingface(
             f"MAX_SHARD_SIZE={c.MAX_SHARD_SIZE}: use a number and a unit, such as 500MB or 2GB"
         ) from None
     target.mkdir(parents=True)
-    stream = tensors()  # in the order of `bytes_of`, so a file needs the next few tensors
-    for file, hf_names in plan.filename_to_tensors.items():
-        shard = dict(itertools.islice(stream, len(hf_names)))
+    for file, hf_names in plan.filename_to_tensors.items():  # a file needs the next few tensors
+        shard = dict(itertools.islice(tensors, len(hf_names)))
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if len(plan.filename_to_tensors) > 1:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
-    for path in folder.iterdir():  # tokenizer, chat template, generation config: as they are
-        if path.suffix in (".json", ".jinja", ".model") and "safetensors" not in path.name:
-            shutil.copyfile(path, target / path.name)
-    written = json.loads((folder / "config.json").read_text())
-    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(dtype_of(config))
-    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-    return sum(bytes_of.values()) // dtype_of(config).itemsize
+
+# %% GGUF -> Hugging Face -----------------------------------------------------------------------------------
+def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
+    """Writes a Hugging Face folder with the weights, config and tokenizer of a GGUF file.
+
+    Returns:
+        The number of parameters and the MaxText config.
+
+    Raises:
+        UserError: a file that is not whole or not supported, or a disk that is too small.
+    """
+    from parts import gguf_model  # here: the package gguf is not among the TPU's
+
+    model = gguf_model.GGUFLlama(path)
+    hf = model.config()
+    config = llama.to_maxtext_config(
+        hf, rows=1, prompt_tokens=1, new_tokens=1, weight_dtype=c.WEIGHT_DTYPE or "float32"
+    )
+    counts = {hf_name: math.prod(model.shape(name)) for hf_name, name in model.names().items()}
+    tensors = (
+        (name, np.ascontiguousarray(tensor.astype(dtype_of(config)))) for name, tensor in model.tensors()
+    )
+    write_weights(c, tensors, {name: n * dtype_of(config).itemsize for name, n in counts.items()}, target)
+    hf.dtype = str(dtype_of(config))
+    hf.save_pretrained(target)
+    model.tokenizer().save_pretrained(target)
+    return sum(counts.values()), config
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
@@ -435,10 +482,15 @@ def main(arguments: Sequence[str]) -> None:
     refuse(c)
     settings.quiet()
     check_versions()
-    checkpoint = find_checkpoint(settings.find_path(c.SOURCE))
+    source = settings.find_path(c.SOURCE)
+    checkpoint = find_checkpoint(source)
     partial = Path(c.TARGET + ".partial")  # renamed at the end: TARGET is whole, or it is not there
     shutil.rmtree(partial, ignore_errors=True)
-    if checkpoint:
+    if source.suffix == ".gguf":
+        print(f"{source} -> Hugging Face")
+        count, config = from_gguf(c, source, partial)
+        use = f"MODEL={c.TARGET}"
+    elif checkpoint:
         count, config = export(c, checkpoint, partial)
         use = f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
     else:

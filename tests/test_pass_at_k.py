@@ -104,6 +104,8 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
     counted.unlink()  # as if stopped there
     pass_at_k.main(arguments)
     assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
+    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_0", "SEED=1"])  # other draws: none is kept
+    assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES
 
 
 @pytest.mark.parametrize(

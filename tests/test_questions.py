@@ -111,6 +111,8 @@ def test_held_out_questions_are_the_validation_file_or_the_end_of_the_training_q
 
     alone, _ = read("two/train.jsonl", "train")
     assert questions.read_validation(alone, read) == ([], "")
+    write("one/other.jsonl", rows)
+    assert questions.read_validation(read("one/other.jsonl", "train")[0], read) == ([], "")
     assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
 
 
