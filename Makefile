@@ -35,6 +35,8 @@ test-slow: setup
 # Installs nothing: without the browser, or before `make setup`, it says what is missing.
 test-browser:
 	@test -x $(BIN)/python || { echo "make test-browser needs .venv; run make setup first" >&2; exit 2; }
+	@for program in chromium chromedriver; do command -v $$program > /dev/null || { echo "make test-browser \
+	needs $$program; on Debian: apt-get install chromium chromium-driver" >&2; exit 2; }; done
 	$(BIN)/python -m pytest tests/browser_page.py
 
 # The README's pictures of the page, of a run of the main script with its default constants: RUN=its folder

@@ -8,30 +8,17 @@ import io
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-
-WANTED = {
-    "chromium": "apt-get install chromium",
-    "chromedriver": "apt-get install chromium-driver",
-}
-missing = [f"{name} ({how})" for name, how in WANTED.items() if shutil.which(name) is None]
-try:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.ui import Select, WebDriverWait
-except ImportError:
-    missing.append(f"selenium ({sys.executable} -m pip install selenium)")
-if missing:
-    pytest.exit(f"make test-browser needs {', '.join(missing)}", returncode=2)
-
 from hostile import HOSTILE
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 from short_runs import SHORT
 from test_page import with_hostile_texts
 
