@@ -466,5 +466,5 @@ def test_pictures_for_the_readme(run, show, name, size, scheme, place):
     choose_group(driver, min(13, len(find(driver, "#groups button")) - 1))
     driver.execute_script("arguments[0].scrollIntoView()", one(driver, place))
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-    picture = picture.quantize(64, dither=Image.Dither.NONE)  # enough for a page, in a third of the space
+    picture = picture.quantize(256, dither=Image.Dither.NONE)  # enough for a page, in half the space
     picture.save(Path(os.environ["SCREENSHOTS"]) / f"{name}.png", optimize=True)
