@@ -50,9 +50,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: 
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    SOURCE: str = (
-        ""  # Hugging Face name or folder; Orbax checkpoint: a run's RUN_DIR, or MaxText's; .gguf file
-    )
+    SOURCE: str = ""  # Hugging Face name or folder; .gguf file; Orbax checkpoint: a RUN_DIR, or MaxText's
     TARGET: str = ""  # the folder to make; it must not exist yet
     MODEL: str = ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
     WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""  # (empty = MODEL's; for MaxText float32)
@@ -437,7 +435,8 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
     from parts import gguf_model  # here: the package gguf is not among the TPU's
 
     model = gguf_model.GGUFLlama(path)
-    hf = model.config()
+    tokenizer = model.tokenizer()
+    hf = model.config(tokenizer)
     config = llama.to_maxtext_config(
         hf, rows=1, prompt_tokens=1, new_tokens=1, weight_dtype=c.WEIGHT_DTYPE or "float32"
     )
@@ -448,7 +447,7 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
     write_weights(c, tensors, {name: n * dtype_of(config).itemsize for name, n in counts.items()}, target)
     hf.dtype = str(dtype_of(config))
     hf.save_pretrained(target)
-    model.tokenizer().save_pretrained(target)
+    tokenizer.save_pretrained(target)
     return sum(counts.values()), config
 
 

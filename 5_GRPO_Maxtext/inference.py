@@ -425,12 +425,13 @@ def write_rows(
 
 
 # %% Page ---------------------------------------------------------------------------------------------------
-def token_log_probs(c: Constants, rollout: MaxTextRollout, output: RolloutOutput) -> np.ndarray:
-    """Log-probs of the answers' tokens under the weights of now, at temperature 1: float [N, T]."""
-    completions = padded_tokens(c, rollout, output)
+def token_log_probs(
+    c: Constants, rollout: MaxTextRollout, prompts: np.ndarray, completions: np.ndarray
+) -> np.ndarray:
+    """Log-probs [N, T] of completions [N, T] to prompts [N, P] under the weights of now, at temperature 1."""
     parts = [
         rollout.get_per_token_logps(
-            output.left_padded_prompt_tokens[start : start + c.BATCH_SIZE],
+            prompts[start : start + c.BATCH_SIZE],
             completions[start : start + c.BATCH_SIZE],
         )
         for start in range(0, len(completions), c.BATCH_SIZE)
@@ -451,7 +452,8 @@ def write_page(
     path: Path,
     rollout: MaxTextRollout,
     rows: list[dict[str, Any]],
-    output: RolloutOutput,
+    texts: list[list[str]],
+    completions: np.ndarray,
     grader: task_rewards.Grader,
     *,
     about: str,
@@ -464,7 +466,8 @@ def write_page(
         path: of the page.
         rollout: gives tokenizer and lengths.
         rows: from `read_rows`.
-        output: of `ask`.
+        texts: the answers to each question, from `by_question`.
+        completions: their tokens, int32 [N, T].
         grader: from `make_grader`.
         about: which model answered.
         before: log-probs [N, T] of the answers before training; None where the model is the untrained one.
@@ -473,21 +476,21 @@ def write_page(
     groups = []
     for i, row in enumerate(rows):
         part = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES)
-        texts = np.array(output.text[part], dtype=object)
+        answered = np.array(texts[i], dtype=object)
         known = row["gold"] is not None
         columns = {"question": row["question"], "answer": row["gold"] if known else "",
                    "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
         columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
         points = {}
         if known:
-            points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions}
+            points = {f.__name__: np.array(f(None, answered, **columns)) for f in grader.functions}
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
         [group] = answers.question_rows(
             rollout.tokenizer,
             grader,
             c.SAMPLES,
-            padded_tokens(c, rollout, output)[part],
-            columns | {"completions": texts, "points": points, "rewards": rewards},
+            completions[part],
+            columns | {"completions": answered, "points": points, "rewards": rewards},
             advantages=compute_advantages(rewards, c.SAMPLES),
             counts=np.ones(c.SAMPLES, bool),
             log_prob=(now if before is None else before)[part],
@@ -498,7 +501,7 @@ def write_page(
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    path.write_text(page.render(page.answers_data(groups, about, before is not None, notes)))
+    settings.write_whole(path, page.render(page.answers_data(groups, about, before is not None, notes)))
     print(f"page:     {path}")
 
 
@@ -612,11 +615,12 @@ def main(arguments: Sequence[str]) -> None:
         after = by_question(c, output)
         show(rows, before, after, grader)
     if c.PAGE:
-        now, old = token_log_probs(c, rollout, output), None
+        tokens = output.left_padded_prompt_tokens, padded_tokens(c, rollout, output)
+        now, old = token_log_probs(c, rollout, *tokens), None
         if checkpoint:  # the untrained model again, for the same tokens
-            old = token_log_probs(c, make_rollout(c, folder, hf, tokenizer, len(output.text)), output)
+            old = token_log_probs(c, make_rollout(c, folder, hf, tokenizer, len(output.text)), *tokens)
         path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
-        write_page(c, path_of_page, rollout, rows, output, grader, about=about, before=old, now=now)
+        write_page(c, path_of_page, rollout, rows, after, tokens[1], grader, about=about, before=old, now=now)
     if path:
         write_rows(path, rows, before, after, grader)
 

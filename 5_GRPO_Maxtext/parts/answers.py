@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from parts import devices
+from parts.settings import write_whole
 from parts.tunix_api import Mode
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
@@ -31,10 +32,15 @@ CONTEXT = 8  # tokens before a token that can change its text: spaces, and the b
 
 
 # %% Lines of a step ----------------------------------------------------------------------------------------
+def to_lines(rows: Sequence[dict[str, Any]]) -> str:
+    """One JSON line per row. ASCII: no control character of an answer reaches a terminal."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Adds one JSON line per row. ASCII: no control character of an answer reaches a terminal."""
+    """Adds the rows to a file of such lines."""
     with open(path, "a", encoding="ascii") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.write(to_lines(rows))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -55,11 +61,8 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
         The steps that are left.
     """
     rows = [row for row in read_lines(path) if row["step"] <= last_step]
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
     if path.exists():
-        append_lines(partial, rows)
-        partial.rename(path)  # whole or not at all
+        write_whole(path, to_lines(rows))
     return {row["step"] for row in rows}
 
 
@@ -200,9 +203,7 @@ class AnswerLog:
             "completions": completions.tolist(),
             "rows": [shared | row for row in rows],
         }
-        partial = self._pending_path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._pending))
-        partial.rename(self._pending_path)
+        write_whole(self._pending_path, json.dumps(self._pending))
 
     def finish(self) -> None:
         """After the update: adds what it did to the tokens, and writes the lines."""

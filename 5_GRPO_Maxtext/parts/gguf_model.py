@@ -98,9 +98,8 @@ class GGUFLlama:
             kind = name.split(".")[-2]
             yield hf_name, halves(weight, self.number(counts[kind])) if kind in counts else weight
 
-    def config(self) -> transformers.LlamaConfig:
-        """The sizes, as Hugging Face's config.json has them."""
-        tokenizer = self.tokenizer()
+    def config(self, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaConfig:
+        """The sizes, as Hugging Face's config.json has them, and the special tokens of its `tokenizer`."""
         width, heads = self.number("embedding_length"), self.number("attention.head_count")
         return transformers.LlamaConfig(
             vocab_size=self.shape("token_embd.weight")[0],

@@ -16,7 +16,7 @@ from typing import Any
 from parts.answers import read_lines
 from parts.log_csv import read_log
 from parts.run_log import HELD_OUT
-from parts.settings import UserError
+from parts.settings import UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, evenly
@@ -74,9 +74,7 @@ def write(folder: Path) -> Path:
     if not (folder / "constants.json").is_file():
         raise UserError(f"{folder}: not the folder of a run (no constants.json in it); give its RUN_DIR")
     path = folder / "report.html"
-    partial = path.with_suffix(".partial")
-    partial.write_text(render(run_data(folder)), encoding="utf-8")
-    partial.rename(path)
+    write_whole(path, render(run_data(folder)))
     return path
 
 

@@ -75,9 +75,7 @@ class Run:
             return json.loads(path.read_text())
         result = ask()
         print(f"{name} training: {in_words(result)}")
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(result) + "\n")
-        partial.rename(path)  # whole or not at all
+        settings.write_whole(path, json.dumps(result) + "\n")
         return result
 
 

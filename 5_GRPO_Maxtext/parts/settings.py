@@ -146,6 +146,13 @@ def help_text(kind: type) -> str:
     return "\n".join(shown)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there: a reader, or a kill, never finds half of it."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+
+
 def at_least(c: Any, **lowest: float) -> None:
     """Refuses constants below a lowest value: `at_least(c, SEED=0, BATCH_SIZE=1)`.
 

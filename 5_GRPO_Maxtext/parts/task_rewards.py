@@ -377,10 +377,11 @@ class Grader:
         """
         import numpy as np
 
-        strict = self.score(completions, answer, data_source, extra_info) >= 1
         by_number = [parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
-        return np.where(by_number, lenient, strict)
+        if all(by_number):  # nothing to grade a second time
+            return np.array(lenient)
+        return np.where(by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1)
 
     def format_right(self, completion: str) -> bool:
         """Whether the completion has the form that the prompt asks for."""
