@@ -80,6 +80,8 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
             if name != "MODEL":
                 del own[name]
     assert [(name, str(value)) for name, value in own.items()] in tables
+    said = remarks(script.Constants)
+    assert said.keys() == settings.defaults(script.Constants, "laptop").keys() and all(said.values())
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
