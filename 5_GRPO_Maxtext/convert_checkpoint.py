@@ -361,7 +361,7 @@ def to_huggingface(
         UserError: a disk that is too small, or a MAX_SHARD_SIZE that is no size.
     """
     names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[llama.ARCHITECTURE](hf.to_dict())
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for name, hf_names in names.items():

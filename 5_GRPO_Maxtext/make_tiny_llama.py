@@ -269,7 +269,7 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
 def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
     """The model's weights under Hugging Face's names and in its layout (float32)."""
     names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[llama.ARCHITECTURE](hf.to_dict())
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     params = nnx.to_pure_dict(nnx.state(adapter.base, nnx.Param))
     weights = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Writes tests/golden/: random tiny Llamas and the logits that transformers + torch give for them.
+"""Writes tests/golden/: random tiny models and the logits that transformers + torch give for them.
 
 torch is not among this project's requirements (its Linux wheels bring gigabytes of CUDA), so the numbers to
 compare with are committed. Needs an environment of its own:
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
@@ -27,13 +27,19 @@ CONFIGS = {
     "llama31_rope": dict(
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA31_ROPE
     ),
-    "llama32_rope": dict(
+    "llama32_rope": dict(  # Llama 3.2 1B and 3B
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
+        tie_word_embeddings=True,
         rope_parameters=LLAMA31_ROPE | {"factor": 32.0},
     ),
+    "qwen3": dict(num_attention_heads=4, num_key_value_heads=2, head_dim=24),  # 8B and larger
+    "qwen3_tied": dict(  # 0.6B, 1.7B, 4B
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
+    ),
 }
+QWEN3_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
 def positions_of(name: str, length: int) -> np.ndarray:
@@ -45,7 +51,7 @@ def positions_of(name: str, length: int) -> np.ndarray:
     )
 
 
-def write_logits(model: LlamaForCausalLM, name: str, path: Path) -> None:
+def write_logits(model: torch.nn.Module, name: str, path: Path) -> None:
     """Logits of two random rows of 24 tokens."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(5, model.config.vocab_size, (2, 24)).astype(np.int32)
@@ -62,11 +68,14 @@ def main() -> None:
     """One folder for each config, and the logits of the shipped tiny_llama."""
     for name, sizes in CONFIGS.items():
         torch.manual_seed(0)
-        config = LlamaConfig(
+        make_config = LlamaConfig
+        if "qwen3" in name:
+            make_config, sizes = Qwen3Config, sizes | {"rope_parameters": QWEN3_ROPE}
+        config = make_config(
             vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
             max_position_embeddings=131_072, rms_norm_eps=1e-5, initializer_range=0.3, **sizes,
         )  # fmt: skip
-        model = LlamaForCausalLM(config).eval()
+        model = AutoModelForCausalLM.from_config(config).eval()
         for parameter in model.parameters():  # norm scales start at 1 and would hide a missing one
             if parameter.ndim == 1:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -57,9 +57,9 @@ def in_bfloat16(name):
     return folder
 
 
-def maxtext_logits(checkpoint, golden, scan_layers):
+def maxtext_logits(checkpoint, name, golden, scan_layers):
     """Logits [B, L, V] of MaxText with an Orbax checkpoint, loaded by MaxText's own loader."""
-    _, hf = llama.load_hf_config(str(GOLDEN / LLAMA8B_LAYOUT))
+    _, hf = llama.load_hf_config(str(GOLDEN / name))
     config = llama.to_maxtext_config(
         hf,
         rows=len(golden["tokens"]),
@@ -84,15 +84,20 @@ def load(folder, rows=2, **changes):
 
 
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(tmp_path, scan_layers):
-    golden = np.load(GOLDEN / LLAMA8B_LAYOUT / "logits.npz")
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
-    logits = maxtext_logits(tmp_path / "mt" / "0" / "items", golden, scan_layers)
+@pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "qwen3"])
+def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transformers(
+    tmp_path, name, scan_layers
+):
+    golden = np.load(GOLDEN / name / "logits.npz")
+    convert.main([f"SOURCE={GOLDEN / name}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
+    logits = maxtext_logits(tmp_path / "mt" / "0" / "items", name, golden, scan_layers)
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
-@pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "grouped_kv_heads", "tied_embeddings"])
+@pytest.mark.parametrize(
+    "name", [LLAMA8B_LAYOUT, "grouped_kv_heads", "tied_embeddings", "qwen3", "qwen3_tied"]
+)
 def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_layers):
     model = in_bfloat16(name)
     convert.main([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
@@ -113,6 +118,13 @@ def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_o
             np.testing.assert_allclose(after[name], before[name], rtol=2 * 2.0**-23)
         else:
             np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_a_round_trip_of_qwen3_in_float32_gives_the_same_bits():
+    """Nothing is divided: Qwen3's queries are normalised, and MaxText scales them when it runs."""
+    convert.main([f"SOURCE={GOLDEN / 'qwen3'}", "TARGET=mt"])
+    convert.main(["SOURCE=mt", f"MODEL={GOLDEN / 'qwen3'}", "TARGET=hf"])
+    assert_same_bits(GOLDEN / "qwen3", "hf")
 
 
 def test_query_weights_keep_all_their_bits_when_the_main_script_loads_bfloat16():

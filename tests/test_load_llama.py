@@ -1,4 +1,4 @@
-"""Any Llama checkpoint into MaxText: logits against transformers' LlamaForCausalLM."""
+"""Any Llama or Qwen3 checkpoint into MaxText: logits against those of transformers' own models."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from parts import llama
 from parts.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope"]
+CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope", "qwen3", "qwen3_tied"]
 
 
 def logits_of(adapter, mesh, golden):
@@ -90,16 +90,38 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, message):
         maxtext_logits(folder, golden)
 
 
+@pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
+def test_the_norms_of_queries_and_keys_are_seen(tmp_path, norm):
+    """The comparison above would notice a norm that is left out, or one layer's in the place of another's."""
+    folder = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
+    name = f"model.layers.1.self_attn.{norm}.weight"
+    edit_weights(folder, lambda w: w.update({name: w[name.replace("layers.1", "layers.0")]}))
+    golden = np.load(GOLDEN / "qwen3" / "logits.npz")
+    difference = np.abs(maxtext_logits(folder, golden) - golden["logits"]).max()
+    assert difference > 10 * tolerance(golden)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+LLAMA3_ROPE = json.loads((GOLDEN / "llama31_rope" / "config.json").read_text())["rope_parameters"]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"attention_bias": True}, "biases"),
-        ({"model_type": "mistral"}, "not a plain Llama"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+        ("grouped_kv_heads", {"attention_bias": True}, "attention_bias=True is not"),
+        ("grouped_kv_heads", {"mlp_bias": True}, "mlp_bias=True is not supported; mlp_bias=False is"),
+        ("grouped_kv_heads", {"model_type": "mistral"}, "'mistral' is not supported; llama and qwen3 are"),
+        ("grouped_kv_heads", {"model_type": "qwen2"}, "'qwen2' is not supported; llama and qwen3 are"),
+        ("grouped_kv_heads", {"model_type": "no_such"}, "config.json is not understood .*llama or qwen3 is"),
+        ("grouped_kv_heads", {"rope_parameters": YARN}, "'yarn' is not supported with llama; default or llama3"),
+        ("qwen3", {"rope_parameters": YARN}, "'yarn' is not supported with qwen3; default is"),
+        ("qwen3", {"rope_parameters": LLAMA3_ROPE}, "'llama3' is not supported with qwen3; default is"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True is not"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True is not"),
     ],
-)
-def test_another_architecture_is_refused_in_one_line(tmp_path, change, message):
-    folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
+)  # fmt: skip
+def test_another_architecture_is_refused_in_one_line(tmp_path, name, change, message):
+    folder = shutil.copytree(GOLDEN / name, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | change
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):

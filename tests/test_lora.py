@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def constants(*arguments):
 
 
 @functools.cache  # nobody changes what is loaded
-def load(folder="tiny_llama", rows=4, scan_layers=False):
+def load(folder="tiny_llama", rows=4, **changes):
     folder, hf = llama.load_hf_config(str(folder))
-    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=28, scan_layers=scan_layers)
+    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=28, **changes)
     return *llama.load_llama(folder, hf, config, pad_id=0), config, hf
 
 
@@ -84,6 +85,32 @@ def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_lay
     # float32 in another order, after three layers: 5e-5 seen of logits of size 10
     np.testing.assert_allclose(logits(plain, mesh), changed, atol=1e-3)
     np.testing.assert_array_equal(logits(base, mesh), expected)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16(scan_layers):
+    """qwix's sum would be float32 from the first layer on, and stacked layers would not compile."""
+    base, mesh, config, _ = load(dtype="bfloat16", scan_layers=scan_layers)
+    adapted, merge = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
+    fill_b(adapted)
+    graphdef, state = nnx.split(adapted)
+    tokens = jnp.ones((4, 20), jnp.int32)
+
+    def forward(state):
+        positions = jnp.broadcast_to(jnp.arange(20), tokens.shape)
+        return nnx.merge(graphdef, state)(tokens, positions, None, None)[0]
+
+    with mesh:
+        program = str(jax.make_jaxpr(forward)(state))
+    kept = re.findall(r"(\w+)\[4,20,256\] = name\[name=mlpwi_0\]", program)  # for the gradient
+    assert kept == ["bf16"] * (1 if scan_layers else 3)
+    float32, mesh, config, _ = load(scan_layers=scan_layers)
+    exact, _ = lora.add_lora(float32, mesh, config, RANK, ALPHA, ALL, seed=0)
+    fill_b(exact)
+    expected = logits(exact, mesh)
+    rounding = np.abs(logits(adapted, mesh).astype(np.float32) - expected).mean()
+    what_a_and_b_do = np.abs(logits(float32, mesh) - expected).mean()
+    assert rounding < 0.1 * what_a_and_b_do  # bfloat16 has 8 bits: 0.4 % per rounding, a few dozen of them
 
 
 def test_only_the_named_weights_get_matrices():

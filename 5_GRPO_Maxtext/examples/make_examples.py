@@ -1,10 +1,12 @@
-"""Makes the data of the examples from tiny_gsm8k, and a tiny Llama that writes <think> tags.
+"""Makes the data of the examples, three of them from tiny_gsm8k, and a tiny Llama that writes <think> tags.
 
     python 5_GRPO_Maxtext/examples/make_examples.py
 
     examples/word_problems/    prompt, ground_truth, data_source and extra_info
     examples/one_step/         the same columns, data_source math_reasoning: one operation
     examples/two_step/         GSM8K's columns: two operations
+    examples/small_numbers/    one operation on the numbers 2 to 12, in English that no tiny Llama knows: for
+                               a pretrained model; no pair of numbers is in two of its files
     runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
                                renamed to <think> and </think>
 
@@ -13,12 +15,17 @@ Each folder of data holds train, validation and test, as .json or .jsonl.
 The data are committed; the model, a copy, is not. Takes about one second.
 """
 
+import itertools
 import json
+import random
 import shutil
 from pathlib import Path
 
 # %% Constants ------------------------------------------------------------------------------------------
 ROWS = {"train": 600, "validation": 40, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
+SMALL_NUMBERS = {"train": 600, "validation": 64, "test": 256}  # rows per file
+SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}  # of the pairs of numbers
+SEED = 0  # of small_numbers
 
 EXAMPLES = Path(__file__).resolve().parent
 FOLDER_5 = EXAMPLES.parent
@@ -51,7 +58,50 @@ def make_data() -> dict[str, str]:
             ),
             f"two_step/{split}.jsonl": json_lines(two_step),
         }
-    return files
+    return files | {
+        f"small_numbers/{split}.jsonl": json_lines(rows) for split, rows in small_numbers().items()
+    }
+
+
+SMALL = range(2, 13)
+NAMES = ("Tom", "Lily", "Sara", "Max", "Anna", "Kim", "Ben", "Mia")
+THINGS = ("apples", "cards", "books", "coins", "shells", "pencils", "marbles", "eggs")
+PROBLEMS = (  # question, working; c = a + b
+    ("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", "{a}+{b}={c}"),
+    ("{name} has {a} {things} and {other} has {b} {things}. How many do they have together?", "{a}+{b}={c}"),
+    ("{name} has {c} {things} and gives away {b}. How many {things} are left?", "{c}-{b}={a}"),
+    (
+        "{name} has {a} boxes with {b} {things} in each box. How many {things} does {name} have?",
+        "{a}*{b}={d}",
+    ),
+    ("{name} buys {a} {things} for {b} dollars each. How many dollars does {name} pay?", "{a}*{b}={d}"),
+)
+
+
+def small_numbers() -> dict[str, list[dict]]:
+    """Rows of examples/small_numbers by split. A split's numbers are in no other, whatever the problem."""
+    rng = random.Random(SEED)
+    # (3, 5) and (5, 3) stay together: their sum and their product are the same fact
+    pairs = list(itertools.combinations_with_replacement(SMALL, 2))
+    rng.shuffle(pairs)
+    splits, start = {}, 0
+    for split, count in SMALL_NUMBERS.items():
+        stop = start + round(SHARES[split] * len(pairs))
+        rows = []
+        for i in range(count):
+            question, working = PROBLEMS[i % len(PROBLEMS)]
+            a, b = rng.sample(rng.choice(pairs[start:stop]), 2)
+            name, other = rng.sample(NAMES, 2)
+            words = dict(name=name, other=other, things=rng.choice(THINGS), a=a, b=b, c=a + b, d=a * b)
+            working = working.format(**words)
+            rows.append(
+                {
+                    "prompt": question.format(**words), "ground_truth": working.partition("=")[2],
+                    "data_source": "math_reasoning", "extra_info": {"working": working},
+                }
+            )  # fmt: skip
+        splits[split], start = rows, stop
+    return splits
 
 
 def json_lines(rows: list[dict]) -> str:

@@ -1,7 +1,8 @@
-"""Any supported checkpoint into MaxText: Llama-architecture weights in Hugging Face's layout.
+"""Any supported checkpoint into MaxText: Llama or Qwen3 in Hugging Face's layout.
 
-`model_name="llama3.1-8b"` tells MaxText the architecture and its weight mapping; every size comes from the
-checkpoint's own config.json. The logits equal transformers' `LlamaForCausalLM` (tests/test_load_llama.py).
+MaxText's `model_name` says the architecture and its weight mapping; every size comes from the checkpoint's own
+config.json. Qwen3 is a Llama whose queries and keys are normalised per head before they are rotated. The
+logits equal those of transformers' own models (tests/test_load_llama.py).
 """
 
 import functools
@@ -24,12 +25,15 @@ from maxtext.utils import model_creation_utils
 from parts import versions
 from parts.settings import UserError, find_path
 
-ARCHITECTURE = "llama3.1-8b"  # MaxText's name of the layers, the weight names and the layout hooks
+ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
+    "llama": "llama3.1-8b",
+    "qwen3": "qwen3-0.6b",
+}
 SPARE_TOKEN = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for padding
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
-def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.LlamaConfig]:
+def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
     """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
 
     Args:
@@ -37,7 +41,8 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         weights: False leaves them on the hub, for a dry run.
 
     Raises:
-        UserError: not found, not reachable, not a Llama, without weights, or with parts MaxText lacks.
+        UserError: not found, not reachable, another architecture, without weights, or with parts MaxText
+            lacks.
     """
     folder = find_path(model)
     if not folder.is_dir():
@@ -57,13 +62,35 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights and not list(folder.glob("*.safetensors")):
         raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
-    hf = transformers.AutoConfig.from_pretrained(folder)
-    rope_type = getattr(hf, "rope_parameters", {}).get("rope_type")
-    if hf.model_type != "llama" or hf.attention_bias or hf.mlp_bias or hf.hidden_act != "silu":
-        raise UserError(f"MODEL={model}: not a plain Llama ({hf.model_type}); biases are not supported")
-    if rope_type not in ("default", "llama3"):
-        raise UserError(f"MODEL={model}: rope type {rope_type!r} is not supported; default or llama3 is")
+    try:
+        hf = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:  # a model_type that transformers does not know; no JSON
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
+        ) from None
+    refuse_unsupported(model, hf)
     return folder, hf
+
+
+def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
+    """Raises UserError where MaxText's layers are not those of `hf`; `model` is MODEL."""
+    if hf.model_type not in ARCHITECTURES:
+        supported = " and ".join(ARCHITECTURES)
+        raise UserError(f"MODEL={model}: architecture {hf.model_type!r} is not supported; {supported} are")
+    for name, wanted in (
+        ("attention_bias", False), ("mlp_bias", False), ("use_sliding_window", False), ("hidden_act", "silu"),
+    ):  # fmt: skip
+        found = getattr(hf, name, wanted)  # Qwen3 has no mlp_bias, a Llama no sliding window
+        if found != wanted:
+            raise UserError(f"MODEL={model}: {name}={found} is not supported; {name}={wanted} is")
+    rope_type = hf.rope_parameters["rope_type"]
+    rope_types = ("default", "llama3") if hf.model_type == "llama" else ("default",)
+    if rope_type not in rope_types:
+        raise UserError(
+            f"MODEL={model}: rope type {rope_type!r} is not supported with {hf.model_type}; "
+            f"{' or '.join(rope_types)} is"
+        )
 
 
 def load_tokenizer(folder: Path):
@@ -93,7 +120,7 @@ def load_tokenizer(folder: Path):
 
 # %% MaxText's side -----------------------------------------------------------------------------------------
 def to_maxtext_config(
-    hf: transformers.LlamaConfig,
+    hf: transformers.PretrainedConfig,
     *,
     rows: int,
     prompt_tokens: int,
@@ -105,7 +132,7 @@ def to_maxtext_config(
     remat_policy: str = "none",
     **machine: Any,
 ):
-    """The MaxText config of a Llama with the sizes of `config.json`.
+    """The MaxText config of a model with the sizes of `config.json`.
 
     Args:
         hf: the checkpoint's config.
@@ -124,7 +151,7 @@ def to_maxtext_config(
     """
     rope = hf.rope_parameters
     settings = dict(
-        model_name=ARCHITECTURE,
+        model_name=ARCHITECTURES[hf.model_type],
         override_model_config=True,
         base_num_decoder_layers=hf.num_hidden_layers,
         base_emb_dim=hf.hidden_size,
@@ -168,7 +195,7 @@ def to_maxtext_config(
         ) from None
 
 
-def to_run_config(c, hf: transformers.LlamaConfig, **machine: Any):
+def to_run_config(c, hf: transformers.PretrainedConfig, **machine: Any):
     """The MaxText config of a training run: B * G sequences per pass, weights split over all devices.
 
     Args:
@@ -206,7 +233,7 @@ def rope_scaling(factor: float, low: float, high: float, original: int) -> Calla
     return scale
 
 
-def use_rope_scaling(model: nnx.Module, hf: transformers.LlamaConfig) -> None:
+def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> None:
     """Gives a MaxText model the checkpoint's rope scaling.
 
     MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
@@ -230,17 +257,19 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.LlamaConfig) -> None:
             setattr(module, name, scale)  # on the instance: other models in this process keep theirs
 
 
-def weight_mapping(hf: transformers.LlamaConfig, config, saving_to_hf: bool):
-    """MaxText's own name map and layout hooks between its Llama and Hugging Face's, for these sizes."""
+def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
+    """MaxText's own name map and layout hooks between its model and Hugging Face's, for these sizes."""
     sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
-    names = param_mapping.PARAM_MAPPING[ARCHITECTURE](sizes, config, scan_layers=config.scan_layers)
-    layout_hooks = param_mapping.HOOK_FNS[ARCHITECTURE](
+    names = param_mapping.PARAM_MAPPING[config.model_name](sizes, config, scan_layers=config.scan_layers)
+    layout_hooks = param_mapping.HOOK_FNS[config.model_name](
         sizes, config, scan_layers=config.scan_layers, saving_to_hf=saving_to_hf
     )
     if hf.tie_word_embeddings:
         names.pop("params-decoder-logits_dense-kernel")
-    if not saving_to_hf:
-        # MaxText divides the query weights by sqrt(head_dim) in the checkpoint's own type: in bfloat16
+    # Qwen's map serves Qwen2, too, whose attention has biases.
+    names = {name: hf_name for name, hf_name in names.items() if not name.endswith("-bias")}
+    if hf.model_type == "llama" and not saving_to_hf:
+        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own type: in bfloat16
         # that rounds each of them by up to 0.4 %, before a single step is trained.
         for name, chain in layout_hooks.items():
             if "query" in name:
@@ -248,7 +277,7 @@ def weight_mapping(hf: transformers.LlamaConfig, config, saving_to_hf: bool):
     return names, layout_hooks
 
 
-def load_llama(folder: Path, hf: transformers.LlamaConfig, config, pad_id: int, devices=None):
+def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
     """Builds the MaxText model under Tunix's adapter and fills it with the checkpoint's weights.
 
     Args:

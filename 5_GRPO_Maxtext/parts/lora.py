@@ -35,6 +35,19 @@ TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
 }
 
 
+class LoraProvider(qwix.LoraProvider):
+    """qwix's, whose sum x W + (alpha / r) x A B has the dtype of x.
+
+    A and B are kept in the dtype of the weights. Where that is float32 and activations are bfloat16, qwix's
+    sum, and with it every activation behind it, would be float32: twice the memory, and stacked layers
+    (SCAN_LAYERS=True) would not compile. Drop this when qwix rounds its sum.
+    """
+
+    def dot_general(self, lhs, *args, **kwargs):
+        """`jax.lax.dot_general` of an activation and a weight, with the LoRA product added."""
+        return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
+
+
 def add_lora(
     adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, targets: str, seed: int
 ) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
@@ -55,7 +68,7 @@ def add_lora(
         stacked layers A [in, layer, r] and B [r, layer, out].
     """
     names = {TARGETS[name]: name for name in lora_targets(targets)}
-    provider = qwix.LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
+    provider = LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
     tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
     base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

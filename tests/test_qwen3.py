@@ -1,0 +1,71 @@
+"""Qwen3 through everything that a Llama goes through; its logits are compared in test_load_llama.py."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_qwen3
+import safetensors.numpy
+from short_runs import SHORT
+from test_rollout import full_forward, prompts, settings
+
+import convert_checkpoint as convert
+import grpo_llama3_1_8b_demo as demo
+import inference
+from parts import llama, rollout
+from parts.tunix_api import RolloutConfig, TokenizerAdapter
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return random_qwen3.make(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
+    """The cache holds keys that are normalised and rotated."""
+    folder, hf = llama.load_hf_config(str(model))
+    tokenizer = llama.load_tokenizer(folder)
+    config = llama.to_maxtext_config(hf, rows=8, prompt_tokens=28, new_tokens=28)
+    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+    engine = rollout.MaxTextRollout(
+        actor, TokenizerAdapter(tokenizer), mesh, RolloutConfig(temperature=1.0),
+        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
+    )  # fmt: skip
+    output = engine.generate(prompts(8), settings(temperature=0.0))
+    logits, completions = full_forward(engine, output)
+    generated = completions != engine.pad_id()
+    assert len(np.unique(completions)) > 5  # of 76: not one token for ever
+    np.testing.assert_array_equal(logits.argmax(axis=-1)[generated], completions[generated])
+
+
+@pytest.mark.parametrize("lora", [(), ("LORA_RANK=2", "SCAN_LAYERS=True")])
+def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, tmp_path, monkeypatch, lora):
+    monkeypatch.chdir(tmp_path)
+    demo.main([f"MODEL={model}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run", "LEARNING_RATE=0.01",
+               "REWARDS=match_format_approximately", *lora])  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == 2
+    convert.main(["SOURCE=run", "TARGET=hf"])
+    before = safetensors.numpy.load_file(model / "model.safetensors")
+    after = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    assert before.keys() == after.keys()
+    moved = {name for name, weight in before.items() if np.abs(weight - after[name]).max() > 0}
+    trained = {name for name in before if not lora or "proj" in name}
+    # random answers of which some groups differ in reward: every weight that is trained gets a gradient
+    assert moved == trained
+    inference.main(["CHECKPOINT=run", "COMPARE=True"])
+
+
+def test_the_exported_model_answers_as_the_run_did(model, tmp_path, monkeypatch, capsys):
+    """An untrained checkpoint: the folder, MaxText's weights of it, and those as a folder again."""
+    monkeypatch.chdir(tmp_path)
+    convert.main([f"SOURCE={model}", "TARGET=mt"])
+    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
+    answers = []
+    for folder in (model, tmp_path / "hf"):
+        capsys.readouterr()
+        inference.main(["CHECKPOINT=base", f"MODEL={folder}", "Kim has 8 cards and loses 6."])
+        answers.append(capsys.readouterr().out.replace(str(folder), ""))
+    assert answers[0] == answers[1]
