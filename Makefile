@@ -1,4 +1,5 @@
 # make demo    sets everything up and runs the main job: GRPO on a tiny Llama
+# make demo-cuda    the same on an NVIDIA GPU, in an environment of its own (downloads 2.5 GB more)
 # make test    sets everything up and runs the tests
 # make test-browser    the page of a run in a real browser (Debian's chromium and chromium-driver)
 # make test-vllm    generation by the real vLLM engine, on a CPU, in an environment of its own (about 12 GB)
@@ -13,7 +14,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-.PHONY: setup demo test test-slow test-browser page-pictures test-vllm lint links figures benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo demo-cuda test test-slow test-browser page-pictures test-vllm lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -25,6 +26,15 @@ setup: .venv/installed
 
 demo: setup
 	$(BIN)/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
+
+# CUDA itself comes with the packages; of NVIDIA's, the machine needs only the driver, 580 or newer (for CUDA 13).
+demo-cuda: .venv-cuda/installed
+	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
+
+.venv-cuda/installed: requirements-cuda.txt
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet --require-hashes --requirement requirements-cuda.txt
+	touch $@
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
@@ -79,11 +89,15 @@ fit-check: .venv-fit/installed
 	touch $@
 
 # After a change in pyproject.toml. Versions already in requirements.txt stay where they can.
+# The set for a GPU comes last: requirements.txt constrains it, so what both hold has one version.
 requirements: setup
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)
 	$(BIN)/uv pip compile --group fit --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file requirements-fit.txt
+	$(BIN)/uv pip compile pyproject.toml --extra dev --group cuda --constraint $(REQUIREMENTS) --universal \
+	  --python-version 3.12 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make requirements" --quiet --output-file requirements-cuda.txt
 
 # After a change in requirements-tpu.in: folder 5 on a TPU VM. libtpu's wheels ask for glibc 2.31.
 requirements-tpu: setup

@@ -271,7 +271,8 @@ def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """Shape and logical axes of each array of Llama 3.1 8B, as MaxText names them; nothing is allocated."""
     config = pyconfig.initialize(
         ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"],
-        model_name=llama.ARCHITECTURES["llama"], per_device_batch_size=1, max_target_length=16, hardware="cpu",
+        model_name=llama.ARCHITECTURES["llama"], per_device_batch_size=1, max_target_length=16,
+        hardware="cpu",
         skip_jax_distributed_system=True, enable_checkpointing=False, log_config=False, jax_cache_dir="",
         run_name="ledger", base_output_directory="runs",
     )  # fmt: skip

@@ -56,7 +56,7 @@ from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import checks, devices, dry_run, llama, memory, task_rewards, versions
+from parts import checks, devices, dry_run, llama, lora, memory, task_rewards, versions
 from parts.loss_options import Example
 from parts.memory import GIB
 from parts.settings import UserError
@@ -161,8 +161,9 @@ def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, eos_id: int, **
     config = llama.to_run_config(c, hf, per_device_batch_size=rows / len(trainer_devices), **machine)
     mesh = maxtext_utils.get_mesh_from_config(config, trainer_devices)
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
-    model = TunixMaxTextAdapter(base, pad_id=pad_id)
-    model.config = None  # as MaxText's own `from_pretrained` leaves it
+    plain = TunixMaxTextAdapter(base, pad_id=pad_id)
+    plain.config = None  # as MaxText's own `from_pretrained` leaves it
+    model, merge = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else (plain, None)
 
     def context():
         stack = contextlib.ExitStack()
@@ -191,24 +192,44 @@ def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, eos_id: int, **
             temperature=c.TEMPERATURE,
         )  # fmt: skip
 
-    vllm_state = abstract_vllm_state(model, mesh, jnp.dtype(c.DTYPE))
+    vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))
 
     def sync(params, beside):
         return transfer_state_with_mappings(
-            params,
+            merge(params) if merge else params,
             jax.tree.map(lambda x: x, vllm_state),  # it is filled in place
-            key_mappings=model.to_hf_mappings(),
-            key_mapping_hook_fns=model.to_hf_hook_fns(),
-            transpose_keys=model.to_hf_transpose_keys(),
+            key_mappings=plain.to_hf_mappings(),
+            key_mapping_hook_fns=plain.to_hf_hook_fns(),
+            transpose_keys=plain.to_hf_transpose_keys(),
             reshard_fn=lambda new, place: {
                 k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
             },
         )
 
     return SimpleNamespace(
-        trainer=trainer, step=step, reference=reference, sync=sync, mesh=mesh, context=context,
+        trainer=trainer, reference_model=plain, step=step, reference=reference, sync=sync, mesh=mesh,
+        context=context,
         example=abstract_example(c, mesh), params=nnx.state(model, nnx.Param), vllm_state=vllm_state,
     )  # fmt: skip
+
+
+def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config):
+    """`lora.add_lora` on an abstract model: another one, abstract too, and `merge`."""
+    merges = []
+
+    def add(plain):
+        adapted, merge = lora.add_lora(plain, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
+        merges.append(merge)
+        return adapted
+
+    placed = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(plain))}
+    everywhere = NamedSharding(mesh, P())  # A and B
+    graphdef, state = nnx.split(nnx.eval_shape(add, plain))
+    shardings = [
+        (path, leaf.replace(placed.get(path, everywhere))) for path, leaf in nnx.to_flat_state(state)
+    ]
+    adapted = nnx.merge(graphdef, with_shardings(state, nnx.from_flat_state(shardings)))
+    return adapted, merges[0]
 
 
 def abstract_trainer(c, model, mesh, context) -> rl_trainer.Trainer:
@@ -294,7 +315,9 @@ def compile_program(name: str, programs: SimpleNamespace, beside: Any) -> tuple[
                 trainer.model, trainer.optimizer, example, beside
             )
         elif name == "reference":
-            lowered = nnx.jit(programs.reference, keep_unused=True).lower(trainer.model, example, beside)
+            lowered = nnx.jit(programs.reference, keep_unused=True).lower(
+                programs.reference_model, example, beside
+            )
         else:
             lowered = jax.jit(programs.sync, keep_unused=True).lower(programs.params, beside)
         try:
@@ -329,8 +352,6 @@ def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list
     """
     c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", *arguments])  # the last MODEL holds
     checks.refuse(c)
-    if c.LORA_RANK:
-        raise UserError(f"LORA_RANK={c.LORA_RANK}: the fit check compiles full training; leave it out")
     hf = model_config(c.MODEL)
     chips = topology_devices(topology)
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, chips)
@@ -342,9 +363,11 @@ def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list
     actor, optimizer = (another(x) for x in (programs.trainer.model, programs.trainer.optimizer))
     reference = actor if memory.weight_copies(c) > 1 else ()
     critic = (actor, optimizer) if algorithm == "PPO" else ()
+    # with LoRA the reference computes with the actor's own frozen weights
+    beside_reference = nnx.state(programs.trainer.model, nnx.LoRAParam) if c.LORA_RANK else actor
     beside = {  # on the same chips, and no argument of the program
         "step": (reference, critic),
-        "reference": (actor, optimizer, critic),
+        "reference": (beside_reference, optimizer, critic),
         "sync": (optimizer, reference, critic),
     }
     names = ["step", "reference", "sync"] if c.BETA else ["step", "sync"]
@@ -368,11 +391,8 @@ def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list
 
 
 def model_config(model: str):
-    """The config of MODEL; that of Llama 3.1 8B is public, and needs no network and no licence."""
-    if model == memory.LLAMA_3_1_8B:
-        return memory.llama_3_1_8b_config()
-    _, hf, _ = dry_run.find_model(model, weights=False)
-    return hf
+    """The config of MODEL; those in memory.PUBLISHED need no network and no licence."""
+    return memory.published_config(model) or dry_run.find_model(model, weights=False)[1]
 
 
 def verdict(c, rows, hf, programs, trainer_devices, rollout_mesh) -> list[str]:

@@ -80,7 +80,7 @@ def test_constants_that_were_not_compiled_get_a_lower_bound(capsys):
 def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(tmp_path, monkeypatch, capsys):
     """Llama 3.1 70B from nothing but its config.json."""
     monkeypatch.setattr(importlib.util, "find_spec", without("libtpu"))
-    hf = memory.llama_3_1_8b_config()
+    hf = memory.published_config()
     hf.update({"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80})
     hf.update({"num_attention_heads": 64})
     hf.save_pretrained("llama_70b")
@@ -103,10 +103,10 @@ def without(package):
 
 def test_the_sizes_of_the_model_decide_and_not_its_name():
     c = eight_b("BATCH_SIZE=8", "MODEL=my/copy_of_it")
-    hf = memory.llama_3_1_8b_config()
+    hf = memory.published_config()
     assert memory.compiled_peak(c, hf, "v5p-64") == (7.65, "compiled (assets/fit_check.csv)")
     for size, value in (("vocab_size", 32_000), ("num_hidden_layers", 33), ("tie_word_embeddings", True)):
-        other = memory.llama_3_1_8b_config()
+        other = memory.published_config()
         other.update({size: value})
         assert memory.committed_peak(c, other, "v5p-64") is None, size
 
@@ -121,7 +121,7 @@ def test_the_compiler_is_asked_about_the_model_of_the_run(monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(memory.subprocess, "run", run)
-    other = memory.llama_3_1_8b_config()
+    other = memory.published_config()
     other.update({"hidden_size": 8192})
     c = eight_b("MODEL=llama_70b", "BATCH_SIZE=8")
     assert memory.compiled_peak(c, other, "v5p-64") == (50.25, "compiled now")
@@ -268,7 +268,7 @@ def test_vllm_gets_its_share_and_no_more():
     taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
     weights = 2 * PARAMETERS_8B / 8 / GIB
     cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / GIB  # key and value, layers, heads per chip, width, bfloat16
-    hf = memory.llama_3_1_8b_config()
+    hf = memory.published_config()
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
         c = eight_b(f"HBM_UTILIZATION_VLLM={share}")
         fits = taken + weights + cache <= share * 31.24 <= taken + 31.24 - 26

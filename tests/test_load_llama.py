@@ -113,7 +113,7 @@ LLAMA3_ROPE = json.loads((GOLDEN / "llama31_rope" / "config.json").read_text())[
         ("grouped_kv_heads", {"model_type": "mistral"}, "'mistral' is not supported; llama and qwen3 are"),
         ("grouped_kv_heads", {"model_type": "qwen2"}, "'qwen2' is not supported; llama and qwen3 are"),
         ("grouped_kv_heads", {"model_type": "no_such"}, "config.json is not understood .*llama or qwen3 is"),
-        ("grouped_kv_heads", {"rope_parameters": YARN}, "'yarn' is not supported with llama; default or llama3"),
+        ("grouped_kv_heads", {"rope_parameters": YARN}, "'yarn' is not supported with llama; default or"),
         ("qwen3", {"rope_parameters": YARN}, "'yarn' is not supported with qwen3; default is"),
         ("qwen3", {"rope_parameters": LLAMA3_ROPE}, "'llama3' is not supported with qwen3; default is"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True is not"),

@@ -91,7 +91,7 @@ def test_at_first_it_is_the_base_model_and_merged_it_is_the_adapted_one(scan_lay
 def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16(scan_layers):
     """qwix's sum would be float32 from the first layer on, and stacked layers would not compile."""
     base, mesh, config, _ = load(dtype="bfloat16", scan_layers=scan_layers)
-    adapted, merge = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
+    adapted, _ = lora.add_lora(base, mesh, config, RANK, ALPHA, ALL, seed=0)
     fill_b(adapted)
     graphdef, state = nnx.split(adapted)
     tokens = jnp.ones((4, 20), jnp.int32)

@@ -1,6 +1,7 @@
-"""The Makefile where Python 3.12 is missing."""
+"""The Makefile where Python 3.12 is missing, and what it says of its own targets and environments."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "lint"])
+@pytest.mark.parametrize("target", ["setup", "demo", "demo-cuda", "test", "lint"])
 def test_without_python_3_12_make_says_in_one_line_what_to_do(tmp_path, target):
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "requirements.txt", tmp_path)
@@ -22,4 +23,17 @@ def test_without_python_3_12_make_says_in_one_line_what_to_do(tmp_path, target):
     assert done.returncode == 2
     [line] = (done.stdout + done.stderr).splitlines()
     assert "PYTHON=/nowhere/python3.12 is not Python 3.12; install it, or set its path" in line
-    assert not (tmp_path / ".venv").exists()
+    assert not list(tmp_path.glob(".venv*"))
+
+
+def test_every_target_is_phony_but_the_environments():
+    text = (ROOT / "Makefile").read_text()
+    [phony] = re.findall(r"^\.PHONY: (.*)$", text, re.M)
+    assert sorted(phony.split()) == sorted(re.findall(r"^([\w-]+):", text, re.M))
+
+
+def test_git_ignores_every_environment_that_make_builds():
+    stamps = re.findall(r"^(\.venv[\w-]*/installed):", (ROOT / "Makefile").read_text(), re.M)
+    assert ".venv-cuda/installed" in stamps
+    for stamp in stamps:
+        subprocess.run(["git", "check-ignore", "--quiet", stamp], cwd=ROOT, check=True)

@@ -2,8 +2,6 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_qwen3

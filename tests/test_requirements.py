@@ -1,5 +1,6 @@
 """What is installed is what pyproject.toml asks for, and nothing committed names a package registry."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
         ("requirements-fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+        (
+            "requirements-cuda.txt",
+            ["pyproject.toml", "--extra", "dev", "--group", "cuda", "--constraint", "requirements.txt"],
+        ),
     ],
 )
 def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copy(ROOT / file, tmp_path)  # versions stay as they are, unless they no longer fit
+    for name in ("pyproject.toml", "requirements.txt", file):
+        shutil.copy(ROOT / name, tmp_path)  # versions stay as they are, unless they no longer fit
     command = [Path(sys.executable).parent / "uv", "pip", "compile", *source,
                "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url",
                "--custom-compile-command", "make requirements", "--quiet",
@@ -51,7 +56,30 @@ def test_both_sets_have_the_version_that_the_tests_run_with(package):
         assert f"\n{package}=={version(package)} " in (ROOT / name).read_text(), name
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-tpu.txt"])
+def packages(name):
+    """By package: its line (version and marker), and its hashes."""
+    _, *blocks = re.split(r"^(?=\w)", (ROOT / name).read_text(), flags=re.M)
+    return {
+        block.split("==")[0]: (block.splitlines()[0], re.findall(r"sha256:\w{64}", block)) for block in blocks
+    }
+
+
+def test_the_cuda_set_is_the_cpu_set_and_nothing_but_cuda():
+    cpu, cuda = packages("requirements.txt"), packages("requirements-cuda.txt")
+    assert {name: cuda.get(name) for name in cpu} == cpu
+    more = cuda.keys() - cpu.keys()
+    assert more == {name for name in more if name.startswith(("jax-cuda13-", "nvidia-"))}
+
+
+def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_asks_for():
+    cuda = packages("requirements-cuda.txt")
+    for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        assert cuda[name][0].split()[0] == f"{name}=={version('jax')}"
+    # Without the extra with-cuda of the plugin, these would be looked for on the machine.
+    assert {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= cuda.keys()
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-cuda.txt", "requirements-tpu.txt"])
 def test_every_requirement_is_pinned_with_hashes(name):
     blocks = (ROOT / name).read_text().split("\n    # via")[:-1]
     assert len(blocks) > 100

@@ -3,6 +3,7 @@
 What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, an environment of its own).
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -91,6 +92,18 @@ def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, 
 def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
     with pytest.raises(settings.UserError, match=words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
+
+
+@pytest.mark.parametrize(
+    ("width", "refused"), [(32, True), (96, True), (64, False), (128, False), (256, False)]
+)
+def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused(width, refused):
+    """The padding would count in the mean of its norms; tests/vllm_engine.py saw other answers with 32."""
+    hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
+    expected = pytest.raises(settings.UserError, match=f"ROLLOUT_ENGINE=vllm: .* head_dim is {width}; 64 and")
+    with expected if refused else contextlib.nullcontext():
+        devices.plan_devices(constants_of({}), hf, list(range(4)))
+    devices.plan_devices(constants_of(dict(ROLLOUT_ENGINE="maxtext")), hf, list(range(4)))
 
 
 ON_8_DEVICES = """

@@ -1,7 +1,8 @@
 """The main script with the real vLLM engine, on a CPU: `make test-vllm` (an environment of its own, large).
 
-Everything but the attention kernel is what runs on a TPU: see vllm_cpu_shim.py. The model is the tiny Llama;
-its heads of 24 are padded to 128, as the engine does with any width it has no kernel for.
+Everything but the attention kernel is what runs on a TPU: see vllm_cpu_shim.py. The models are the tiny
+Llama, whose heads are padded to 128, as the engine does with any width it has no kernel for, and a random
+Qwen3.
 """
 
 import vllm_cpu_shim  # isort: skip  (before JAX)
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_qwen3
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
@@ -43,7 +45,7 @@ class Session:
         self.run = run_log.Run(folder, folder, str(folder / "checkpoints"))
         model, self.hf = llama.load_hf_config(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
-        questions, source = demo.read_data(self.c)[1]
+        questions, source = demo.read_data(self.c)["test"]
         too_long = folder / "too_long.csv"
         self.rows = demo.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
         self.grader = task_rewards.make_grader("", "", reward_func, self.rows)
@@ -170,6 +172,26 @@ def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
     assert resumed.ask(resumed.cluster.rollout, "greedy").text == after.text
 
 
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    """Two key/value heads, which the engine splits between two devices; no padding (see plan_devices)."""
+    folder = tmp_path_factory.mktemp("models") / "qwen3"
+    return random_qwen3.make(folder, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+
+
+def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path, qwen3):
+    session = Session(tmp_path, f"MODEL={qwen3}", "REWARDS=match_format_approximately")
+    before = session.ask(session.cluster.rollout, "greedy")
+    assert before.text == session.by_rollout_py().text
+    session.grader = task_rewards.make_grader("match_format_approximately", "", reward_func, session.rows)
+    session.train()
+    after = session.ask(session.cluster.rollout, "greedy")
+    assert after.text == session.by_rollout_py().text
+    assert sum(a != b for a, b in zip(before.text, after.text, strict=True)) >= 5  # of 64
+    sample = session.ask(session.cluster.rollout)
+    assert largest_difference(sample.logprobs, session.trainer_logps(sample)) < TOLERANCE
+
+
 def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
     stage = types.SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1)
     for module in (engine_llama3, pp_utils):
@@ -189,13 +211,16 @@ def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
     assert shapes == json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
 
 
-def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path):
+@pytest.mark.parametrize("name", ["tiny_llama", "qwen3"])
+def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path, name, request):
     """Evaluate, train, evaluate, report: weights cross from a mesh of FSDP 2 to one of tensor parallel 2."""
+    model = name if name == "tiny_llama" else request.getfixturevalue(name)
     code = "import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo; demo.main(sys.argv[1:])"
     path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
     flags = "--xla_force_host_platform_device_count=4"
     done = subprocess.run(
-        [sys.executable, "-c", code, *SETTINGS, "NUM_TEST_QUESTIONS=64", f"RUN_DIR={tmp_path}"],
+        [sys.executable, "-c", code, *SETTINGS, f"MODEL={model}", "NUM_TEST_QUESTIONS=64", "EVAL_EVERY=1",
+         "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1", f"RUN_DIR={tmp_path}"],
         env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -203,5 +228,9 @@ def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_
     assert result["steps"] == 2
     before, after = (json.loads((tmp_path / f"{when}.json").read_text()) for when in ("before", "after"))
     assert before["completions"] != after["completions"]
-    # The shipped model answers about four in ten right; with wrong weights it would be none.
-    assert before["greedy_answer_accuracy"] > 0.2
+    asked = [json.loads(line)["step"] for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert asked == [0, 1, 2]  # by the engine, between two steps
+    kept = [json.loads(line)["step"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert set(kept) == {1, 2}
+    if name == "tiny_llama":  # answers about four in ten right; with wrong weights it would be none
+        assert before["greedy_answer_accuracy"] > 0.2

@@ -1,8 +1,8 @@
 """A reward without a form: the last number of the answer is right, wherever it stands.
 
-A pretrained model that was never shown <answer> tags earns nothing by them, and where nothing is earned nothing
-is learned. REWARD_FUNC=examples/last_number.py REWARDS=compute_score,last_number pays for the number first; the
-course's `compute_score` pays as much again where that number is all that the answer says in numbers.
+A pretrained model that was never shown <answer> tags earns nothing by them, and where nothing is earned
+nothing is learned. REWARD_FUNC=examples/last_number.py REWARDS=compute_score,last_number pays for the number
+first; the course's `compute_score` pays as much again where no other number stands in the answer.
 """
 
 from parts.grading import grade_lenient

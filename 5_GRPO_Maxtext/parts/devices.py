@@ -192,7 +192,8 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
 
     Raises:
-        UserError: the fractions, the parallelism, the heads or the sequences do not divide.
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide; heads that vLLM's
+            engine gets wrong.
     """
     trainer, sampler = split_devices(
         devices, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION, c.SAMPLER_DEVICES_FRACTION
@@ -213,6 +214,12 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         )
     if c.ROLLOUT_ENGINE != "vllm":
         return trainer, None
+    if hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
+        # tpu-inference 0.32 pads such heads with zeros, and its norms take the mean over the padding, too
+        raise UserError(
+            f"ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is {hf.head_dim}; "
+            "64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"
+        )
     if len(sampler) % c.SAMPLER_DATA_PARALLEL:
         raise UserError(
             f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: must divide the {len(sampler)} devices that "

@@ -125,12 +125,13 @@ def find_model(model: str, weights: bool):
     if isinstance(cached, str):
         folder, hf, source = find_model(str(Path(cached).parent), weights)
         return folder, hf, f"{model}, downloaded earlier to {source}"
-    if model != memory.LLAMA_3_1_8B:
+    published = memory.published_config(model)
+    if published is None:
         raise UserError(
             f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
         )
     source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-    return None, memory.llama_3_1_8b_config(), source
+    return None, published, source
 
 
 def count_parameters(c, hf) -> int:

@@ -1,7 +1,7 @@
 """Any supported checkpoint into MaxText: Llama or Qwen3 in Hugging Face's layout.
 
-MaxText's `model_name` says the architecture and its weight mapping; every size comes from the checkpoint's own
-config.json. Qwen3 is a Llama whose queries and keys are normalised per head before they are rotated. The
+MaxText's `model_name` says the architecture and its weight mapping; every size comes from the checkpoint's
+own config.json. Qwen3 is a Llama whose queries and keys are normalised per head before they are rotated. The
 logits equal those of transformers' own models (tests/test_load_llama.py).
 """
 

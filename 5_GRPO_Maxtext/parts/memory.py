@@ -24,14 +24,40 @@ from parts.settings import HERE, UserError
 
 GIB = 2**30
 HBM_GIB = {"v5e": 15.75, "v6e": 31.24, "v5p": 95.73}  # per chip, as the TPU compiler enforces it
-SLICES = {"v5p-8": 4, "v6e-8": 8, "v5p-64": 32}  # chips; the name of a v5p slice counts two cores per chip
+SLICES = {  # chips; the name of a v5p slice counts two cores per chip
+    "v5e-1": 1, "v5e-4": 4, "v5e-8": 8, "v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v5p-8": 4, "v5p-64": 32,
+}  # fmt: skip
 DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
 BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
-LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"  # the model of assets/fit_check.csv
+LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
+_LLAMA3_ROPE = dict(
+    rope_type="llama3", rope_theta=500_000.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)  # fmt: skip
+PUBLISHED = {  # what their config.json says, for machines that cannot reach the hub
+    LLAMA_3_1_8B: dict(
+        model_type="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336,
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=False,
+        rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": dict(
+        model_type="llama", vocab_size=128_256, hidden_size=2048, intermediate_size=8192,
+        num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
+        rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=True,
+        rope_parameters=_LLAMA3_ROPE | {"factor": 32.0},
+    ),
+    "Qwen/Qwen3-0.6B": dict(
+        model_type="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
+        num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        rms_norm_eps=1e-6, max_position_embeddings=40_960, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1_000_000.0),
+    ),
+}  # fmt: skip
 MODEL_SIZES = (  # of config.json; with MEMORY_CONSTANTS they decide whether a figure of the file applies
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "tie_word_embeddings",
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
 )  # fmt: skip
 MEMORY_CONSTANTS = (
     "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
@@ -118,19 +144,11 @@ def existing(path: Path) -> Path:
 
 
 # %% A chip's memory ----------------------------------------------------------------------------------------
-def llama_3_1_8b_config():
-    """The sizes in Llama 3.1 8B's published config.json, for machines that cannot reach the hub."""
+def published_config(model: str = LLAMA_3_1_8B):
+    """The config of a model in PUBLISHED, None of any other."""
     import transformers
 
-    return transformers.LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
-        max_position_embeddings=131_072, tie_word_embeddings=False,
-        rope_parameters=dict(
-            rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0,
-            high_freq_factor=4.0, original_max_position_embeddings=8192,
-        ),
-    )  # fmt: skip
+    return transformers.AutoConfig.for_model(**PUBLISHED[model]) if model in PUBLISHED else None
 
 
 def weight_copies(c) -> int:
@@ -271,7 +289,7 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
     """
     if (peak := committed_peak(c, hf, name)) is not None:
         return peak, "compiled (assets/fit_check.csv)"
-    if importlib.util.find_spec("libtpu") is None or c.LORA_RANK:  # the fit check compiles full training
+    if importlib.util.find_spec("libtpu") is None:
         return None, ""
     print(f"         compiling for {name}, one to three minutes ...", flush=True)
     changed = [f"{constant}={getattr(c, constant)}" for constant in ("MODEL", *MEMORY_CONSTANTS)]
@@ -289,9 +307,11 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
 
 def committed_peak(c, hf, name: str) -> float | None:
     """As `compiled_peak`, from assets/fit_check.csv alone: GiB per chip of the largest of its programs."""
-    compiled = llama_3_1_8b_config()
-    if any(getattr(hf, size) != getattr(compiled, size) for size in MODEL_SIZES):
-        return None
+    same_sizes = {
+        model
+        for model in PUBLISHED
+        if all(getattr(hf, size) == getattr(published_config(model), size) for size in MODEL_SIZES)
+    }
     defaults = settings.defaults(type(c), "tpu")
     ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
     peaks = []
@@ -299,6 +319,8 @@ def committed_peak(c, hf, name: str) -> float | None:
         for row in csv.DictReader(file):
             theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
             theirs |= dict(argument.split("=") for argument in row["constants"].split())
+            if theirs.pop("MODEL", LLAMA_3_1_8B) not in same_sizes:
+                continue
             if (row["topology"], row["algorithm"]) == (name, "GRPO") and theirs == ours:
                 peaks.append(float(row["peak"]))
     return max(peaks, default=None)
