@@ -27,7 +27,7 @@ setup: .venv/installed
 demo: setup
 	$(BIN)/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
 
-# CUDA itself comes with the packages; of NVIDIA's, the machine needs only the driver, 580 or newer (for CUDA 13).
+# The packages bring CUDA 13 with them; the machine itself needs NVIDIA's driver, 580 or newer.
 demo-cuda: .venv-cuda/installed
 	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
 

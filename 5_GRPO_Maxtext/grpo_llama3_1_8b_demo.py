@@ -65,20 +65,20 @@ class Constants:
     # --- turn these: sampling and GRPO
     MAX_PROMPT_LENGTH: int = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
     TOTAL_GENERATION_STEPS: int = pair(laptop=28, tpu=768)  # tokens per answer; longer answers are cut off
-    TEMPERATURE: float = pair(laptop=1.0, tpu=0.9)  # 1 = the policy itself; lower makes the G answers agree
-    BATCH_SIZE: int = pair(laptop=16, tpu=2)  # questions per step; more: less noise, more memory and time
+    TEMPERATURE: float = 1.0  # 1 = the policy itself; lower makes the G answers agree
+    BATCH_SIZE: int = pair(laptop=16, tpu=64)  # questions per step; more: less noise, more memory and time
     NUM_GENERATIONS: int = 8  # G, answers per question; with 2 most groups agree and teach nothing
     NUM_ITERATIONS: int = 1  # mu, optimizer updates per batch; above 1 the clip begins to bind
-    BETA: float = 0.08  # weight of the KL to the frozen starting model (0 = no reference model is loaded)
+    BETA: float = pair(laptop=0.08, tpu=0.001)  # weight of the KL to the starting model (0 = none is loaded)
     EPSILON: float = 0.2  # clip range of the ratio; larger allows larger policy updates
-    NUM_BATCHES: int = pair(laptop=200, tpu=3_738)  # training steps, each on one batch of questions
-    LEARNING_RATE: float = pair(laptop=1e-3, tpu=3e-6)  # peak; 8 B parameters tolerate far less than 0.3 M
-    MAX_GRAD_NORM: float = pair(laptop=1.0, tpu=0.1)  # gradient clip; lower it if the KL runs away (0 = off)
-    LORA_RANK: int = 0  # r of A [in, r] and B [r, out] beside each weight (0 = train all weights)
+    NUM_BATCHES: int = pair(laptop=200, tpu=116)  # training steps, each on one batch of questions
+    LEARNING_RATE: float = pair(laptop=1e-3, tpu=3e-5)  # peak; for all weights of 8 B (LORA_RANK=0) 1e-6
+    MAX_GRAD_NORM: float = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
+    LORA_RANK: int = pair(laptop=0, tpu=32)  # r of A [in, r], B [r, out] beside each weight (0 = train all)
     NUM_TEST_QUESTIONS: int = pair(laptop=512, tpu=1_319)  # held-out questions, from the top of the test set
     EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # how test answers are drawn
-    EVAL_EVERY: int = pair(laptop=25, tpu=250)  # steps between evaluations during training (0 = none)
-    EVAL_QUESTIONS: int = 128  # held-out questions of such an evaluation; not trained on, not in the test
+    EVAL_EVERY: int = pair(laptop=25, tpu=20)  # steps between evaluations during training (0 = none)
+    EVAL_QUESTIONS: int = pair(laptop=128, tpu=512)  # held out for it; not trained on, not in the test
     LOG_ANSWERS_EVERY: int = 10  # steps between those whose every answer is kept, to be looked at (0 = none)
 
     # --- leave these until you need them: data
@@ -86,7 +86,7 @@ class Constants:
     NUM_PASSES: int = 1  # sampled answers per test question; above 1 adds pass@k and majority@k
     # --- sampling
     TOP_P: float = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
-    TOP_K: int = pair(laptop=-1, tpu=50)  # (-1 = off); 50 of 128,256 tokens cut only noise
+    TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
     TEMPERATURE_END: float = 0.0  # TEMPERATURE moves there in a straight line over all steps (0 = stays)
     # --- loss, beyond the page (parts/loss_options.py)
     EPSILON_HIGH: float = 0.0  # upper clip range (0 = EPSILON); DAPO, arXiv 2503.14476: 0.28
@@ -109,11 +109,11 @@ class Constants:
     WEIGHT_DECAY: float = 0.1  # AdamW's pull to zero, times the learning rate (0 = off)
     WARMUP_FRACTION: float = 0.1  # share of all steps (0 = off)
     MAX_NONFINITE_UPDATES: int = 0  # updates in a row that may be NaN or infinite, skipped; one more stops
-    TRAIN_MICRO_BATCH_SIZE: int = 0  # questions per gradient pass; fewer save memory (0 = all)
-    LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
+    TRAIN_MICRO_BATCH_SIZE: int = pair(laptop=0, tpu=2)  # questions per gradient pass; saves memory (0 = all)
+    LORA_ALPHA: float = pair(laptop=16.0, tpu=32.0)  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that get A and B
     # --- checkpoints and logs (all under RUN_DIR)
-    SAVE_INTERVAL_STEPS: int = pair(laptop=50, tpu=500)  # steps between checkpoints
+    SAVE_INTERVAL_STEPS: int = pair(laptop=50, tpu=20)  # steps between checkpoints
     MAX_TO_KEEP: int = 4  # checkpoints kept; each has the weights and two Adam moments
     CHECKPOINT_DIR: str = ""  # folder or gs://bucket/folder (needs gcsfs) for them (empty = RUN_DIR)
     PROFILE_DIR: str = ""  # folder for a profiler trace of steps 3 and 4, for TensorBoard (empty = off)

@@ -15,8 +15,9 @@ actor, and its optimizer, to what is in memory beside the step: what GRPO saves.
     make fit-check                                                   # all of TABLE, written to assets/
     .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py             # all of TABLE, printed
     .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v6e-8 BATCH_SIZE=1
+    .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
 
-The third form takes every constant of the main script, MODEL included. On one core of an AMD EPYC a step that
+The last two forms take every constant of the main script. On one core of an AMD EPYC a step that
 fits takes about 45 s, one that does not 5 s.
 """
 
@@ -71,7 +72,8 @@ class Constants:
 
     TOPOLOGIES: str = "v5p-8,v6e-8,v5p-64"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"  # PPO: with a critic and its optimizer
-    WRITE: bool = False  # True: compile all of TABLE and write assets/fit_check.csv; takes no other constant
+    LARGEST: bool = False  # True: the most answers per gradient pass that fit, by halving; the step alone
+    WRITE: bool = False  # True: all of TABLE (with LARGEST: of RUNGS) to assets/; takes no other constant
 
 
 # The README's table: topology, algorithm, constants other than the defaults of the TPU column.
@@ -91,9 +93,23 @@ TABLE = [
     ("v5p-8", "PPO", ("WEIGHT_DTYPE=bfloat16",)),
 ]
 
+# What readers have, and what is small enough for it: the most answers that fit are looked for.
+RUNGS = [
+    (topology, "GRPO", (f"MODEL={model}", *trained))
+    for topology in ("v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
+    for model, trained in (
+        ("Qwen/Qwen3-0.6B", ("LORA_RANK=0",)),
+        ("Qwen/Qwen3-0.6B", ("LORA_RANK=32",)),
+        ("meta-llama/Llama-3.2-1B-Instruct", ("LORA_RANK=0",)),
+        ("meta-llama/Llama-3.2-1B-Instruct", ("LORA_RANK=32",)),
+        (memory.LLAMA_3_1_8B, ("LORA_RANK=32",)),
+    )
+]
+MOST_PER_CHIP = 64  # answers with which the search begins
+
 PAD_ID, EOS_ID = 128_004, 128_009  # Llama 3.1's; other numbers take the same memory
 COLUMNS = ("topology", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
-           "limit", "left", "seconds")  # fmt: skip
+           "limit", "left", "vllm_least", "vllm_most", "seconds")  # fmt: skip
 
 
 # %% The three programs, abstract ---------------------------------------------------------------------------
@@ -336,13 +352,16 @@ def compile_program(name: str, programs: SimpleNamespace, beside: Any) -> tuple[
     }, ""
 
 
-def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def check(
+    topology: str, algorithm: str, arguments: Sequence[str], step_alone: bool = False
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Compiles the programs of one configuration, prints as it goes.
 
     Args:
         topology: name of the slice.
         algorithm: "GRPO" or "PPO".
         arguments: constants of the main script; without MODEL it is Llama 3.1 8B.
+        step_alone: leave out the other programs.
 
     Returns:
         One row of COLUMNS per program, and the verdict, one line per thing to know.
@@ -371,8 +390,10 @@ def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list
         "sync": (optimizer, reference, critic),
     }
     names = ["step", "reference", "sync"] if c.BETA else ["step", "sync"]
+    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(programs.reference_model, nnx.Param)))
+    trains = len(trainer_devices) if rollout_mesh and rollout_mesh.devices.flat[0] in trainer_devices else 0
     rows = []
-    for name in names if algorithm == "GRPO" else ["step"]:
+    for name in ["step"] if step_alone or algorithm == "PPO" else names:
         print(f"{topology} {algorithm} {' '.join(arguments)}: compiling {name} ...", flush=True)
         started = time.perf_counter()
         sizes, reason = compile_program(name, programs, beside[name])
@@ -381,13 +402,48 @@ def check(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list
             chips=f"{len(trainer_devices)} of {len(chips)}", limit=limit, left=limit - sizes["peak"],
             seconds=time.perf_counter() - started, **sizes,
         )  # fmt: skip
+        if name == "step" and rollout_mesh and algorithm == "GRPO":
+            needs = memory.vllm_needs(c, hf, parameters, rollout_mesh, trains, limit, row["peak"])
+            row |= dict(vllm_least=needs.least, vllm_most=needs.most)
         rows.append(row)
         print(
             f"  peak {row['peak']:.2f} of {limit} GiB per chip, {row['seconds']:.0f} s {reason}", flush=True
         )
         if reason:
             break  # the other programs would not save it
-    return rows, verdict(c, rows, hf, programs, trainer_devices, rollout_mesh)
+    return rows, verdict(c, rows, hf, parameters, rollout_mesh, trains)
+
+
+def largest(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], list[str]]:
+    """The most answers per gradient pass that fit: halved until they do. What does not fit compiles fast.
+
+    Args:
+        topology: name of the slice.
+        algorithm: "GRPO" or "PPO".
+        arguments: constants of the main script, BATCH_SIZE and NUM_GENERATIONS excepted: a question gets up
+            to the default's answers, and there are as many questions as that makes.
+
+    Returns:
+        As `check`, of the step alone: the row that fits, if there is one, and that of twice as many answers.
+    """
+    G = settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"]
+    chips = len(topology_devices(topology))
+    rows = []
+    for answers in (chips * per_chip for per_chip in reversed(powers_of_two(MOST_PER_CHIP))):
+        group = min(answers, G)
+        if group < 2:  # one answer has no group to be compared with
+            continue
+        sizes = f"BATCH_SIZE={answers // group}", "TRAIN_MICRO_BATCH_SIZE=0", f"NUM_GENERATIONS={group}"
+        found, lines = check(topology, algorithm, (*arguments, *sizes), step_alone=True)
+        rows = rows[-1:] + found  # beside the last that did not fit
+        if found[-1]["left"] >= 0:
+            break
+    return rows[::-1], lines
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4 ... up to `most`."""
+    return [2**i for i in range(most.bit_length())]
 
 
 def model_config(model: str):
@@ -395,8 +451,17 @@ def model_config(model: str):
     return memory.published_config(model) or dry_run.find_model(model, weights=False)[1]
 
 
-def verdict(c, rows, hf, programs, trainer_devices, rollout_mesh) -> list[str]:
-    """What the figures mean: fits or not, by how much, which constant to change; then vLLM."""
+def verdict(c, rows, hf, parameters: int, rollout_mesh, trainer_chips: int) -> list[str]:
+    """What the figures mean: fits or not, by how much, which constant to change; then vLLM.
+
+    Args:
+        c: the main script's constants.
+        rows: of `check`.
+        hf: the checkpoint's config.
+        parameters: of the model.
+        rollout_mesh: of vLLM, None without it.
+        trainer_chips: as `memory.vllm_needs` takes them.
+    """
     worst = min(rows, key=lambda row: row["left"])
     name = " ".join(filter(None, (worst["topology"], worst["algorithm"], worst["constants"])))
     if worst["left"] < 0:
@@ -407,19 +472,17 @@ def verdict(c, rows, hf, programs, trainer_devices, rollout_mesh) -> list[str]:
         return [f"{name}: does not fit, {too_much}; {remedy}"]
     lines = [f"{name}: fits, {worst['left']:.2f} GiB per chip left ({worst['program']})"]
     if rollout_mesh is not None and worst["algorithm"] == "GRPO":
-        parameters = sum(x.size for x in jax.tree.leaves(programs.params))
-        chips = len(trainer_devices) if rollout_mesh.devices.flat[0] in trainer_devices else 0
+        chip = worst["limit"], worst["peak"]
         try:
-            said = memory.vllm_verdict(c, hf, parameters, rollout_mesh, chips, worst["limit"], worst["peak"])
-            lines.append(f"  {said}")
+            lines.append("  " + memory.vllm_verdict(c, hf, parameters, rollout_mesh, trainer_chips, *chip))
         except UserError as error:
             lines.append(f"  {error}")
     return lines
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def cases(arguments: Sequence[str]) -> tuple[list[tuple[str, str, tuple[str, ...]]], bool]:
-    """What the command line asks for: topology, algorithm and constants of each case; whether to write.
+def cases(arguments: Sequence[str]) -> tuple[Constants, list[tuple[str, str, tuple[str, ...]]]]:
+    """What the command line asks for: this script's constants; topology, algorithm, constants of each case.
 
     Raises:
         UserError: a value that cannot be, or constants beside WRITE=True.
@@ -428,12 +491,14 @@ def cases(arguments: Sequence[str]) -> tuple[list[tuple[str, str, tuple[str, ...
     own = [argument for argument in arguments if argument.partition("=")[0] in names]
     others = tuple(argument for argument in arguments if argument not in own)
     c = settings.read(Constants, own)
-    if c.WRITE and len(arguments) > 1:
-        given = " ".join(argument for argument in arguments if not argument.startswith("WRITE="))
-        raise UserError(f"WRITE=True: the file holds the cases of TABLE; leave out {given}, or WRITE")
-    if c.WRITE or not arguments:
-        return TABLE, c.WRITE
-    return [(topology, c.ALGORITHM, others) for topology in c.TOPOLOGIES.split(",")], False
+    given = [argument for argument in arguments if not argument.startswith(("WRITE=", "LARGEST="))]
+    if c.WRITE and given:
+        raise UserError(
+            f"WRITE=True: the files hold the cases of TABLE and RUNGS; leave out {' '.join(given)}, or WRITE"
+        )
+    if not given:
+        return c, RUNGS if c.LARGEST else TABLE
+    return c, [(topology, c.ALGORITHM, others) for topology in c.TOPOLOGIES.split(",")]
 
 
 def main(arguments: list[str]) -> None:
@@ -444,10 +509,10 @@ def main(arguments: list[str]) -> None:
     settings.quiet()
     versions.check_versions()
     started = time.perf_counter()
-    chosen, write = cases(arguments)
+    c, chosen = cases(arguments)
     rows, verdicts = [], []
     for case in chosen:
-        new_rows, lines = check(*case)
+        new_rows, lines = largest(*case) if c.LARGEST else check(*case)
         rows += new_rows
         verdicts += lines
     print(f"\nGiB per chip; jax {jax.__version__}, libtpu {importlib.metadata.version('libtpu')}")
@@ -457,8 +522,9 @@ def main(arguments: list[str]) -> None:
     print("\n" + "\n".join(verdicts))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
     print(f"{time.perf_counter() - started:.0f} s, {peak:.1f} GiB of this machine's memory")
-    if write:
-        with open(settings.HERE / "assets" / "fit_check.csv", "w", newline="") as file:
+    if c.WRITE:
+        name = memory.FIT_FILES[c.LARGEST]
+        with open(settings.HERE / "assets" / name, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows({k: shown(v) for k, v in row.items()} for row in rows)

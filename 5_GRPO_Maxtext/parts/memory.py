@@ -1,8 +1,7 @@
 """Does it fit: a step into a chip's memory, the checkpoints onto a disk.
 
-A slice is judged by the TPU compiler's own figure where there is one: in assets/fit_check.csv, which
-`make fit-check` writes, or from libtpu if it is installed. Elsewhere the arrays that every step needs give a
-lower bound:
+A slice is judged by the TPU compiler's own figure where there is one: in FIT_FILES, which `make fit-check`
+writes, or from libtpu if it is installed. Elsewhere the arrays that every step needs give a lower bound:
 
     bytes per chip >= (checkpoint + weights of actor and reference) / chips
 
@@ -18,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from parts import settings
 from parts.settings import HERE, UserError
@@ -28,6 +28,7 @@ SLICES = {  # chips; the name of a v5p slice counts two cores per chip
     "v5e-1": 1, "v5e-4": 4, "v5e-8": 8, "v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v5p-8": 4, "v5p-64": 32,
 }  # fmt: skip
 DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
+FIT_FILES = ("fit_check.csv", "fit_rungs.csv")  # in assets/
 BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
@@ -229,8 +230,10 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int) -> str:
     return f"{verdict}; {vllm_verdict(c, hf, parameters, rollout_mesh, len(trainer) * shared, limit, peak)}"
 
 
-def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
-    """Whether vLLM's share of a chip holds its weights and the KV cache of one step's answers.
+def vllm_needs(
+    c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float
+) -> SimpleNamespace:
+    """What vLLM needs of a chip: its weights, and the KV cache of one step's answers at their full length.
 
     vLLM starts when actor and reference are in memory and the optimizer is not yet. It counts those two
     against its share, and fills the rest of the share with KV cache, whatever training needs later.
@@ -244,10 +247,11 @@ def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit
         limit: GiB per chip.
         peak: GiB per chip that training takes.
 
-    Raises:
-        UserError: the share is too small for vLLM, or too large for training.
+    Returns:
+        GiB per chip: `taken` when it starts, `weights`, `cache`; shares of a chip that HBM_UTILIZATION_VLLM
+        may be: from `least`, which vLLM needs, to `most`, which training leaves.
     """
-    taken = 0.0  # GiB per chip when vLLM starts
+    taken = 0.0
     if trainer_chips:
         taken = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE] / trainer_chips / GIB
     tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
@@ -256,21 +260,36 @@ def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit
     tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
-    least = (taken + weights + cache) / limit
-    most = (taken + limit - peak) / limit if trainer_chips else 1.0
-    if least > most:
+    return SimpleNamespace(
+        taken=taken,
+        weights=weights,
+        cache=cache,
+        least=math.ceil(100 * (taken + weights + cache) / limit) / 100,
+        most=math.floor(100 * (taken + limit - peak) / limit) / 100 if trainer_chips else 1.0,
+    )
+
+
+def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
+    """Whether vLLM's share of a chip is large enough, in words; arguments as in `vllm_needs`.
+
+    Raises:
+        UserError: the share is too small for vLLM, or too large for training.
+    """
+    needs = vllm_needs(c, hf, parameters, rollout_mesh, trainer_chips, limit, peak)
+    if needs.least > needs.most:
         raise UserError(
-            f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take {weights + cache:.1f} of "
-            f"{limit} GiB per chip" + (f", training {peak:.1f} of the same" if trainer_chips else "")
+            f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take "
+            f"{needs.weights + needs.cache:.1f} of {limit} GiB per chip"
+            + (f", training {peak:.1f} of the same" if trainer_chips else "")
         )
     share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
-    if not least <= c.HBM_UTILIZATION_VLLM <= most:
+    if not needs.least <= c.HBM_UTILIZATION_VLLM <= needs.most:
         raise UserError(
-            f"{share}: of {limit} GiB per chip vLLM needs {weights:.1f} for weights and {cache:.1f} for a "
-            f"step's KV cache, {taken:.1f} are taken when it starts, training takes {peak:.1f}; "
-            f"use {math.ceil(100 * least) / 100} to {math.floor(100 * most) / 100}"
+            f"{share}: of {limit} GiB per chip vLLM needs {needs.weights:.1f} for weights and "
+            f"{needs.cache:.1f} for a step's KV cache, {needs.taken:.1f} are taken when it starts, training "
+            f"takes {peak:.1f}; use {needs.least} to {needs.most}"
         )
-    return f"vLLM needs {weights:.1f} + KV cache {cache:.1f}, {share} is enough"
+    return f"vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"
 
 
 def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
@@ -288,7 +307,7 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
         UserError: libtpu is installed and does not compile it.
     """
     if (peak := committed_peak(c, hf, name)) is not None:
-        return peak, "compiled (assets/fit_check.csv)"
+        return peak, "compiled earlier"
     if importlib.util.find_spec("libtpu") is None:
         return None, ""
     print(f"         compiling for {name}, one to three minutes ...", flush=True)
@@ -306,7 +325,7 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
 
 
 def committed_peak(c, hf, name: str) -> float | None:
-    """As `compiled_peak`, from assets/fit_check.csv alone: GiB per chip of the largest of its programs."""
+    """As `compiled_peak`, from FIT_FILES alone: GiB per chip of the largest of its programs."""
     same_sizes = {
         model
         for model in PUBLISHED
@@ -314,15 +333,17 @@ def committed_peak(c, hf, name: str) -> float | None:
     }
     defaults = settings.defaults(type(c), "tpu")
     ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
-    peaks = []
-    with open(HERE / "assets" / "fit_check.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
-            theirs |= dict(argument.split("=") for argument in row["constants"].split())
-            if theirs.pop("MODEL", LLAMA_3_1_8B) not in same_sizes:
-                continue
-            if (row["topology"], row["algorithm"]) == (name, "GRPO") and theirs == ours:
-                peaks.append(float(row["peak"]))
+    rows, peaks = [], []
+    for file in FIT_FILES:
+        with open(HERE / "assets" / file, newline="") as opened:
+            rows += csv.DictReader(opened)
+    for row in rows:
+        theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
+        theirs |= dict(argument.split("=") for argument in row["constants"].split())
+        if theirs.pop("MODEL", LLAMA_3_1_8B) not in same_sizes:
+            continue
+        if (row["topology"], row["algorithm"]) == (name, "GRPO") and theirs == ours:
+            peaks.append(float(row["peak"]))
     return max(peaks, default=None)
 
 
