@@ -133,7 +133,7 @@ class Constants:
     TRAINER_TENSOR_PARALLEL: int = 1  # chips that share a matrix product; the rest split weights (FSDP)
     SAMPLER_DATA_PARALLEL: int = 1  # copies of the model in vLLM; the chips of a copy share its products
     DISTRIBUTED: bool = False  # True: this command runs on several hosts as one (jax.distributed)
-    HBM_UTILIZATION_VLLM: float = 0.35  # share of a sampler chip's memory, what is already there included
+    HBM_UTILIZATION_VLLM: float = 0.5  # share of a sampler chip's memory, what is already there included
 
 
 # %% Imports ------------------------------------------------------------------------------------------------

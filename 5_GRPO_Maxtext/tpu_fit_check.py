@@ -77,20 +77,24 @@ class Constants:
 
 
 # The README's table: topology, algorithm, constants other than the defaults of the TPU column.
+FULL = ("LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0")  # all weights, in one gradient pass
+ON_32 = ("LORA_RANK=0", "BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=0")  # sequences divide evenly among the chips
 TABLE = [
     ("v5p-8", "GRPO", ()),
     ("v6e-8", "GRPO", ()),
-    ("v5p-64", "GRPO", ("BATCH_SIZE=8",)),  # sequences must divide evenly among the chips
+    ("v5p-8", "GRPO", FULL),
+    ("v6e-8", "GRPO", FULL),
+    ("v5p-64", "GRPO", ON_32),
     # Half of the chips train; gradients accumulated prompt by prompt.
-    ("v5p-8", "GRPO", ("TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5")),
-    ("v6e-8", "GRPO", ("TRAIN_MICRO_BATCH_SIZE=1",)),
+    ("v5p-8", "GRPO", (*FULL, "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5")),
+    ("v6e-8", "GRPO", ("LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=1")),
     # What a critic would cost.
-    ("v5p-8", "PPO", ()),
-    ("v6e-8", "PPO", ()),
-    ("v5p-64", "PPO", ("BATCH_SIZE=8",)),
+    ("v5p-8", "PPO", FULL),
+    ("v6e-8", "PPO", FULL),
+    ("v5p-64", "PPO", ON_32),
     # 8 bytes per parameter: bfloat16 everywhere.
-    ("v5p-8", "GRPO", ("WEIGHT_DTYPE=bfloat16",)),
-    ("v5p-8", "PPO", ("WEIGHT_DTYPE=bfloat16",)),
+    ("v5p-8", "GRPO", (*FULL, "WEIGHT_DTYPE=bfloat16")),
+    ("v5p-8", "PPO", (*FULL, "WEIGHT_DTYPE=bfloat16")),
 ]
 
 # What readers have, and what is small enough for it: the most answers that fit are looked for.
@@ -105,7 +109,7 @@ RUNGS = [
         (memory.LLAMA_3_1_8B, ("LORA_RANK=32",)),
     )
 ]
-MOST_PER_CHIP = 64  # answers with which the search begins
+MOST_PER_CHIP = 32  # answers with which the search begins
 
 PAD_ID, EOS_ID = 128_004, 128_009  # Llama 3.1's; other numbers take the same memory
 COLUMNS = ("topology", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",

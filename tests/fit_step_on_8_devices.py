@@ -53,8 +53,8 @@ def first_example(c, cluster, grader, rows, run):
         sharding_utils.shard_input = original
 
 
-def main(run_dir: str) -> None:
-    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True"]
+def main(run_dir: str, trained: str) -> None:
+    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained]
     c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={run_dir}"])
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
@@ -70,6 +70,7 @@ def main(run_dir: str) -> None:
             c, questions, source, tokenizer, grader.think_tags, run.logs / "too_long.csv"
         )
         example = first_example(c, cluster, grader, rows, run)
+    untrained = llama.copy_of(trainer.model)
     model, optimizer = llama.copy_of(trainer.model), llama.copy_of(trainer.optimizer)
 
     for name, real_one, ours in (
@@ -106,7 +107,7 @@ def main(run_dir: str) -> None:
 
     # vLLM's layout against the checkpoint on disk: what MaxText's loader did is undone.
     with programs.context():
-        synced = jax.jit(programs.sync)(nnx.state(reference, nnx.Param), ())
+        synced = jax.jit(programs.sync)(nnx.state(untrained, nnx.Param), ())  # with LoRA, B is 0
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
     heads, kv_heads, width = hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim
     seen = 0
@@ -140,4 +141,4 @@ def main(run_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

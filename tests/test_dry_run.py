@@ -1,11 +1,13 @@
 """DRY_RUN=True: a verdict on any machine, nothing written, one line for what would stop the run."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import resource
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import huggingface_hub
@@ -20,6 +22,7 @@ from parts.settings import UserError
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]
+FULL = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0"]  # all weights, in one gradient pass
 GIB = 2**30
 
 
@@ -46,6 +49,8 @@ def parameters_of(d, f, v, kv, layers):
 
 
 PARAMETERS_8B = parameters_of(4096, 14_336, 128_256, 1024, 32)
+# rank 32, layers, in + out of q and o, k and v, gate, up and down
+LORA_8B = 32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
 
 
 def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path):
@@ -56,22 +61,25 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path):
     said = done.stdout
     assert said.splitlines()[-1].startswith("dry run  nothing was found that would stop the run")
     assert f"{PARAMETERS_8B:,} parameters" in said
-    assert "2 prompts x 8 answers = 16 sequences, up to 16,384 tokens" in said
-    assert "3,738 steps" in said and "8 checkpoints of 89.7 GiB" in said  # 12 bytes per parameter
+    assert "64 prompts x 8 answers = 512 sequences, up to 524,288 tokens, in 32 gradient pass(es)" in said
+    # LoRA's numbers, two moments and the gradient that is accumulated, 4 bytes each
+    assert "116 steps" in said and f"6 checkpoints of {16 * LORA_8B / GIB:.3g} GiB" in said
     assert "hub is out of reach; published sizes from here" in said
     for constant in ("DATASET", "TEST_DATASET"):
         assert f"data     {constant}: unchecked (DATASET=gsm8k: no network" in said
     for slice_name, gib in (("v5p-8", "95.73"), ("v6e-8", "31.24")):
         (line,) = [line for line in said.splitlines() if line.startswith(slice_name)]
-        assert "compiled (assets/fit_check.csv)" in line and f"of {gib} GiB per chip" in line
-    assert "v5p-64   no: BATCH_SIZE=2" in said  # 16 sequences do not divide among 32 chips
+        assert "8 chips train: compiled earlier" in line or "4 chips train: compiled earlier" in line
+        assert f"of {gib} GiB per chip" in line
+    assert "v5p-64   no: BATCH_SIZE=64: the 16 sequences of a gradient pass" in said  # among 32 chips
+    assert "v5e-1    no: " in said  # 30 GiB of weights
     assert not list(tmp_path.iterdir())
 
 
 def test_constants_that_were_not_compiled_get_a_lower_bound(capsys):
     if importlib.util.find_spec("libtpu"):
         pytest.skip("libtpu is installed here: they are compiled")
-    demo.main([*EIGHT_B, "TOTAL_GENERATION_STEPS=256"])
+    demo.main([*EIGHT_B, *FULL, "TOTAL_GENERATION_STEPS=256"])
     # float32 weights before and after, two moments, the reference: 20 bytes per parameter over 8 chips
     least = 20 * PARAMETERS_8B / 8 / GIB
     assert f"8 of 8 chips train: not compiled: at least {least:.1f} of 31.24" in capsys.readouterr().out
@@ -84,7 +92,7 @@ def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(tmp_path
     hf.update({"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80})
     hf.update({"num_attention_heads": 64})
     hf.save_pretrained("llama_70b")
-    demo.main([*EIGHT_B, "MODEL=llama_70b", "BATCH_SIZE=8"])
+    demo.main([*EIGHT_B, *FULL, "MODEL=llama_70b", "BATCH_SIZE=8"])
     said = capsys.readouterr().out
     assert "llama_70b: no weights and no tokenizer in it, unchecked" in said
     parameters = parameters_of(8192, 28_672, 128_256, 1024, 80)
@@ -102,9 +110,9 @@ def without(package):
 
 
 def test_the_sizes_of_the_model_decide_and_not_its_name():
-    c = eight_b("BATCH_SIZE=8", "MODEL=my/copy_of_it")
+    c = eight_b(*FULL, "BATCH_SIZE=8", "MODEL=my/copy_of_it")
     hf = memory.published_config()
-    assert memory.compiled_peak(c, hf, "v5p-64") == (7.65, "compiled (assets/fit_check.csv)")
+    assert memory.compiled_peak(c, hf, "v5p-64") == (7.65, "compiled earlier")
     for size, value in (("vocab_size", 32_000), ("num_hidden_layers", 33), ("tie_word_embeddings", True)):
         other = memory.published_config()
         other.update({size: value})
@@ -270,7 +278,7 @@ def test_vllm_gets_its_share_and_no_more():
     cache = 2 * 32 * 1 * 128 * 2 * 16 * 1024 / GIB  # key and value, layers, heads per chip, width, bfloat16
     hf = memory.published_config()
     for share, enough in ((0.30, False), (0.31, True), (0.40, True), (0.41, False)):
-        c = eight_b(f"HBM_UTILIZATION_VLLM={share}")
+        c = eight_b(*FULL, f"HBM_UTILIZATION_VLLM={share}")
         fits = taken + weights + cache <= share * 31.24 <= taken + 31.24 - 26
         assert fits == enough
         if enough:
@@ -278,3 +286,27 @@ def test_vllm_gets_its_share_and_no_more():
         else:
             with pytest.raises(UserError, match=r"use 0.31 to 0.4$"):
                 memory.vllm_verdict(c, hf, PARAMETERS_8B, mesh, 8, 31.24, 26)
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(40, True), (24, False)])
+def test_the_gpus_of_this_machine_are_judged_by_what_they_have(monkeypatch, capsys, gib, fits):
+    """The devices are made up: no GPU was at hand."""
+    gpu = types.SimpleNamespace(
+        device_kind="NVIDIA RTX", memory_stats=lambda: {"bytes_limit": gib * GIB, "bytes_in_use": 0}
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda *backend: [gpu])
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    c = eight_b("ROLLOUT_ENGINE=maxtext", "LORA_RANK=32")
+    hf = memory.published_config()
+    expected = pytest.raises(UserError, match=r"NVIDIA RTX has 24 GiB per chip, training takes 31\.2")
+    with contextlib.nullcontext() if fits else expected:
+        memory.plan_memory(c, hf, PARAMETERS_8B)
+    # float32: the weights once, they are the reference's, too; A and B, two moments, the gradient
+    least = (4 * PARAMETERS_8B + 4 * 4 * LORA_8B) / GIB
+    assert round(least, 1) == 31.2
+    if fits:
+        assert (
+            f"NVIDIA RTX 1 of 1 chips train: not compiled: at least {least:.1f} of 40"
+            in capsys.readouterr().out
+        )

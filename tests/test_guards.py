@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import re
@@ -24,7 +25,7 @@ from tunix.rl import common
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import answers, llama, questions, run_log, settings, task_rewards, versions
+from parts import answers, devices, llama, questions, run_log, settings, task_rewards, versions
 from parts.settings import HERE, UserError
 
 GOOD_ROW = {
@@ -581,3 +582,35 @@ def test_a_run_of_several_epochs_is_not_cut_short_by_a_resume(epochs, refused):
     saved = dataclasses.asdict(c) | {"NUM_EPOCHS": epochs}
     with pytest.raises(settings.UserError, match="NUM_BATCHES=10") if refused else contextlib.nullcontext():
         run_log.check_same_constants(c, saved, Path("run"))
+
+
+def without_jax_platforms(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+
+def test_cuda_packages_without_a_gpu_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """Tried once with jax's real plugin, on a machine without a GPU; here only its name is there."""
+    without_jax_platforms(monkeypatch)
+    monkeypatch.setattr(devices, "NVIDIA_DEVICES", ())
+    monkeypatch.chdir(tmp_path)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or find_spec(name)
+    )
+    for arguments in ([], ["DRY_RUN=True"]):
+        with pytest.raises(UserError, match=r"no NVIDIA GPU; install its driver .* or set JAX_PLATFORMS=cpu"):
+            demo.main([*SMALL, *arguments])
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    devices.check_gpu()
+
+
+def test_a_gpu_that_the_cpu_packages_do_not_use_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+    without_jax_platforms(monkeypatch)
+    monkeypatch.setattr(devices, "NVIDIA_DEVICES", (str(tmp_path / "nvidia0"), str(tmp_path / "nvidiactl")))
+    devices.check_gpu()
+    assert capsys.readouterr().out == ""
+    (tmp_path / "nvidiactl").touch()
+    devices.check_gpu()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "NVIDIA GPU here is not used" in line and "make demo-cuda" in line

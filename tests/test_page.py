@@ -91,7 +91,7 @@ def test_evaluations_ask_the_validation_questions_and_the_report_names_the_best(
     saved = {int(path.name) for path in (run / "checkpoints" / "actor").glob("[0-9]*")}
     evaluations = answers.read_lines(run / "evaluations.jsonl")
     kept = [e for e in evaluations if e["step"] in saved]
-    best = max(kept, key=lambda e: e["answer_accuracy"])["step"]
+    best = max(kept, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))["step"]
     assert kept and f"{run}/{best} was the best on the 8 questions" in (run / "report.md").read_text()
 
 

@@ -18,17 +18,18 @@ HERE = Path(__file__).resolve().parent
 FIT_PYTHON = settings.HERE.parent / ".venv-fit" / "bin" / "python"
 
 
-def table():
-    with open(settings.HERE / "assets" / "fit_check.csv", newline="") as file:
+def table(name="fit_check.csv"):
+    with open(settings.HERE / "assets" / name, newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_what_is_compiled_is_what_trains(tmp_path):
+@pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
+def test_what_is_compiled_is_what_trains(tmp_path, trained):
     """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     done = subprocess.run(
-        [sys.executable, HERE / "fit_step_on_8_devices.py", "run"],
+        [sys.executable, HERE / "fit_step_on_8_devices.py", "run", trained],
         cwd=tmp_path, env=os.environ | {"XLA_FLAGS": f"{flags} {quick}", "JAX_PLATFORMS": "cpu"},
         capture_output=True, text=True,
     )  # fmt: skip
@@ -54,7 +55,10 @@ def test_the_committed_table_is_of_the_scripts_cases_and_adds_up():
 
 
 def test_the_arguments_of_the_table_are_sixteen_bytes_per_parameter():
-    """By hand: weights, two moments and the reference in float32; a critic adds another three."""
+    """By hand: weights, two moments and the reference in float32; a critic adds another three.
+
+    With LoRA the weights once, split, and on every chip A and B, two moments, the gradient that is added up.
+    """
     for row in table():
         if row["program"] != "step" or not row["arguments"]:
             continue
@@ -62,17 +66,31 @@ def test_the_arguments_of_the_table_are_sixteen_bytes_per_parameter():
         width = 2 if "bfloat16" in row["constants"] else 4
         arrays = 4 + 3 * (row["algorithm"] == "PPO")
         expected = 8_030_261_248 * width * arrays / chips / 2**30
+        if "LORA_RANK=0" not in row["constants"]:
+            lora = 32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
+            expected = (8_030_261_248 * 4 / chips + lora * 4 * 4) / 2**30
         # batch, scalars, and norms that are not split
         assert float(row["arguments"]) == pytest.approx(expected, abs=0.02), row
 
 
 def test_the_defaults_fit_one_host_and_a_critic_does_not_fit_v6e_8():
     left = {(r["topology"], r["algorithm"], r["constants"], r["program"]): float(r["left"]) for r in table()}
+    full, on_32 = " ".join(fit.FULL), " ".join(fit.ON_32)
     for program in ("step", "reference", "sync"):
-        assert left["v5p-8", "GRPO", "", program] > 0 and left["v6e-8", "GRPO", "", program] > 0
-        assert left["v5p-64", "GRPO", "BATCH_SIZE=8", program] > 0
+        for constants in ("", full):
+            assert left["v5p-8", "GRPO", constants, program] > 0
+            assert left["v6e-8", "GRPO", constants, program] > 0
+        assert left["v5p-64", "GRPO", on_32, program] > 0
     assert settings.defaults(demo.Constants, "tpu")["WEIGHT_DTYPE"] == "float32"
-    assert left["v6e-8", "PPO", "", "step"] < 0
+    assert left["v6e-8", "PPO", full, "step"] < 0
+
+
+def test_the_default_share_of_vllm_is_right_for_both_slices_of_one_host():
+    """From what the engine needs to what training leaves, by the table."""
+    share = settings.defaults(demo.Constants, "tpu")["HBM_UTILIZATION_VLLM"]
+    for row in table():
+        if row["program"] == "step" and row["constants"] == "" and row["topology"] in ("v5p-8", "v6e-8"):
+            assert float(row["vllm_least"]) <= share <= float(row["vllm_most"])
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
@@ -87,35 +105,41 @@ def test_the_readmes_table_is_the_committed_one(language):
 
 
 def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_change():
-    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", "TRAIN_MICRO_BATCH_SIZE=1"])
+    full = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=1"]
+    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", *full])
     row = dict(topology="v6e-8", algorithm="GRPO", constants="TRAIN_MICRO_BATCH_SIZE=1", program="step",
                peak=34.48, limit=31.24, left=31.24 - 34.48)  # fmt: skip
-    (line,) = fit.verdict(c, [row], None, None, [], None)
+    (line,) = fit.verdict(c, [row], None, 0, None, 0)
     assert "3.24 GiB per chip too much (step); TRAIN_MICRO_BATCH_SIZE=1, set 0" in line
-    (line,) = fit.verdict(c, [row | {"algorithm": "PPO"}], None, None, [], None)
+    (line,) = fit.verdict(c, [row | {"algorithm": "PPO"}], None, 0, None, 0)
     assert "does not fit" in line and "ALGORITHM=PPO, take GRPO" in line
 
 
 def test_the_command_line_takes_its_own_constants_and_the_main_scripts():
-    assert fit.cases([]) == (fit.TABLE, False)
+    assert fit.cases([])[1] == fit.TABLE and fit.cases(["LARGEST=True"])[1] == fit.RUNGS
     expected = [("v5p-8", "PPO", ("BATCH_SIZE=1",)), ("v6e-8", "PPO", ("BATCH_SIZE=1",))]
-    assert fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"]) == (expected, False)
+    c, found = fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"])
+    assert found == expected and not c.WRITE and not c.LARGEST
     with pytest.raises(UserError, match="ALGORITHM=DPO: use one of GRPO, PPO"):
         fit.cases(["ALGORITHM=DPO"])
 
 
 def test_only_write_writes_the_committed_table_and_it_takes_the_whole_of_it(monkeypatch, tmp_path, capsys):
-    assert fit.cases(["WRITE=True"]) == (fit.TABLE, True)
+    assert fit.cases(["WRITE=True"])[1] == fit.TABLE
+    assert fit.cases(["WRITE=True", "LARGEST=True"])[1] == fit.RUNGS
     with pytest.raises(UserError, match=r"WRITE=True: .* leave out BATCH_SIZE=1, or WRITE$"):
         fit.cases(["WRITE=True", "BATCH_SIZE=1"])
     (tmp_path / "assets").mkdir()
     monkeypatch.setattr(settings, "HERE", tmp_path)
-    monkeypatch.setattr(fit, "check", lambda *case: ([dict.fromkeys(fit.COLUMNS, case[0])], ["fits"]))
+    for search in ("check", "largest"):
+        monkeypatch.setattr(fit, search, lambda *case: ([dict.fromkeys(fit.COLUMNS, case[0])], ["fits"]))
     monkeypatch.setattr(fit.importlib.metadata, "version", lambda name: fit.versions.VERSIONS.get(name, "0"))
     fit.main([])
     assert not list((tmp_path / "assets").iterdir())
     fit.main(["WRITE=True"])
     assert len((tmp_path / "assets" / "fit_check.csv").read_text().splitlines()) == 1 + len(fit.TABLE)
+    fit.main(["WRITE=True", "LARGEST=True"])
+    assert len((tmp_path / "assets" / "fit_rungs.csv").read_text().splitlines()) == 1 + len(fit.RUNGS)
     assert "fits" in capsys.readouterr().out
     assert "tpu_fit_check.py WRITE=True" in (HERE.parent / "Makefile").read_text()
 
@@ -129,12 +153,38 @@ def test_model_on_the_command_line_is_the_model_that_is_compiled(monkeypatch):
 
     def programs(c, hf, *arguments, **machine):
         asked.append((c.MODEL, hf.hidden_size))
-        return fit.SimpleNamespace(trainer=trainer)
+        return fit.SimpleNamespace(trainer=trainer, reference_model=None)
 
     monkeypatch.setattr(fit, "make_programs", programs)
+    monkeypatch.setattr(fit.nnx, "state", lambda *a: ())
     fit.check("v6e-8", "GRPO", ())
     fit.check("v6e-8", "GRPO", ("MODEL=tiny_llama",))
     assert asked == [(memory.LLAMA_3_1_8B, 4096), ("tiny_llama", 96)]
+
+
+def test_the_most_answers_that_fit_are_found_by_halving(monkeypatch):
+    """A chip that holds 5 answers: 4 fit and 8 do not; one answer is no group."""
+    asked = []
+
+    def check(topology, algorithm, arguments, step_alone):
+        given = dict(argument.split("=") for argument in arguments)
+        answers = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
+        asked.append((given["BATCH_SIZE"], given["NUM_GENERATIONS"]))
+        assert step_alone and given["TRAIN_MICRO_BATCH_SIZE"] == "0" and given["MODEL"] == "m"
+        return [dict(answers=answers, left=held - answers / chips)], [f"{answers} answers"]
+
+    monkeypatch.setattr(fit, "check", check)
+    monkeypatch.setattr(fit, "topology_devices", lambda name: range(chips))
+    held, chips = 5, 1
+    rows, lines = fit.largest("v5e-1", "GRPO", ["MODEL=m"])
+    assert asked == [("4", "8"), ("2", "8"), ("1", "8"), ("1", "4")]
+    assert [row["answers"] for row in rows] == [4, 8] and lines == ["4 answers"]
+    held, chips = 5, 8
+    assert [row["answers"] for row in fit.largest("v5e-8", "GRPO", ["MODEL=m"])[0]] == [32, 64]
+    held, chips = 1, 1
+    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [2, 4]
+    held, chips = 100, 1
+    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [32]
 
 
 @pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-7", ""])
@@ -155,6 +205,6 @@ def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
     """Needs libtpu (`make fit-check` installs it)."""
     if not FIT_PYTHON.exists():
         pytest.skip("no .venv-fit")
-    command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO"]
+    command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO", *fit.FULL]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "v6e-8 PPO: does not fit" in done.stdout
+    assert f"v6e-8 PPO {' '.join(fit.FULL)}: does not fit" in done.stdout

@@ -8,6 +8,7 @@ together, into a folder that all of them see.
 """
 
 import contextlib
+import importlib.util
 import math
 import os
 import time
@@ -23,6 +24,29 @@ from parts.settings import UserError
 from parts.tunix_api import PeftTrainer, RLCluster, rl_utils, sharding_utils
 from parts.versions import patched
 
+# %% GPU ----------------------------------------------------------------------------------------------------
+NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a container, also under Windows
+
+
+def check_gpu() -> None:
+    """Says that a GPU is not used, or refuses packages for one that is not there.
+
+    jax itself would take the CPU in both cases, and the run be slow for no reason that anybody sees.
+
+    Raises:
+        UserError: the CUDA packages are installed, and there is no GPU.
+    """
+    if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
+        return
+    packages, gpu = importlib.util.find_spec("jax_cuda13_plugin"), any(map(os.path.exists, NVIDIA_DEVICES))
+    if packages and not gpu:
+        raise UserError(
+            "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA GPU; install "
+            "its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
+        )
+    if gpu and not packages and jax.default_backend() == "cpu":
+        print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
+
 
 # %% Several hosts ------------------------------------------------------------------------------------------
 @contextlib.contextmanager
@@ -35,7 +59,7 @@ def all_hosts(c) -> Iterator[None]:
         c: the constants of the run.
 
     Raises:
-        UserError: the others are not found, or vLLM on several hosts without Pathways.
+        UserError: the others are not found, vLLM on several hosts without Pathways, or as `check_gpu`.
     """
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
         import pathwaysutils  # before the first look at a device
@@ -47,6 +71,7 @@ def all_hosts(c) -> Iterator[None]:
             stack.enter_context(distributed_tunix())
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        check_gpu()  # not before `join`, which has to come before the first look at a device
         if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
             raise UserError(
                 f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives "

@@ -25,7 +25,7 @@ from parts.settings import HERE, UserError
 GIB = 2**30
 HBM_GIB = {"v5e": 15.75, "v6e": 31.24, "v5p": 95.73}  # per chip, as the TPU compiler enforces it
 SLICES = {  # chips; the name of a v5p slice counts two cores per chip
-    "v5e-1": 1, "v5e-4": 4, "v5e-8": 8, "v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v5p-8": 4, "v5p-64": 32,
+    "v5p-8": 4, "v6e-8": 8, "v5p-64": 32, "v6e-4": 4, "v6e-1": 1, "v5e-8": 8, "v5e-4": 4, "v5e-1": 1,
 }  # fmt: skip
 DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
 FIT_FILES = ("fit_check.csv", "fit_rungs.csv")  # in assets/
@@ -177,17 +177,19 @@ def plan_memory(c, hf, parameters: int) -> None:
         kind = jax.devices()[0].device_kind
         print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
         return
-    slices = SLICES
+    slices = {name: (chips, HBM_GIB[name.split("-")[0]]) for name, chips in SLICES.items()}
+    chips, kind = jax.device_count(), jax.devices()[0].device_kind
     if jax.default_backend() == "tpu":
-        chips = jax.device_count()
-        family = DEVICE_KINDS.get(jax.devices()[0].device_kind, "v6e")
-        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": chips}
+        family = DEVICE_KINDS.get(kind, "v6e")
+        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": (chips, HBM_GIB[family])}
+    elif jax.default_backend() == "gpu":
+        slices = {kind: (chips, jax.devices()[0].memory_stats()["bytes_limit"] / GIB)}
     else:
         print("devices  no TPU here: planned for " + ", ".join(slices))
     faults = []
-    for name, chips in slices.items():
+    for name, (chips, limit) in slices.items():
         try:
-            print(f"{name:8} {slice_verdict(c, hf, parameters, name, chips)}")
+            print(f"{name:8} {slice_verdict(c, hf, parameters, name, chips, limit)}")
         except UserError as error:
             faults.append(error)
             print(f"{name:8} no: {error}")
@@ -195,15 +197,16 @@ def plan_memory(c, hf, parameters: int) -> None:
         raise faults[0]
 
 
-def slice_verdict(c, hf, parameters: int, name: str, chips: int) -> str:
-    """How the run fits a TPU slice, in words.
+def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -> str:
+    """How the run fits a TPU slice, or the GPUs of this machine, in words.
 
     Args:
         c: the constants of the run.
         hf: the checkpoint's config.
         parameters: of the model.
-        name: of the slice, such as "v6e-8".
-        chips: how many it has.
+        name: of the slice, such as "v6e-8", or of the GPU.
+        chips: how many there are.
+        limit: GiB per chip.
 
     Raises:
         UserError: it does not fit.
@@ -211,19 +214,18 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int) -> str:
     from parts import devices
 
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
-    limit = HBM_GIB[name.split("-")[0]]
-    peak, said = compiled_peak(c, hf, name)
-    if peak is None:
-        # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-        weights = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE]
-        trained = checkpoint_bytes(c, trained_parameters(c, hf, parameters))
-        peak = (trained + weights) / len(trainer) / GIB
-        said = "not compiled: at least"
+    # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
+    weights = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE]
+    trained = checkpoint_bytes(c, trained_parameters(c, hf, parameters))
+    peak, said = (trained + weights) / len(trainer) / GIB, "not compiled: at least"
+    if peak <= limit and name.split("-")[0] in HBM_GIB:  # what cannot fit need not be compiled
+        compiled, by_whom = compiled_peak(c, hf, name)
+        peak, said = (peak, said) if compiled is None else (compiled, by_whom)
     if peak > limit:
         raise UserError(
-            f"{memory_remedy(c)}: {name} has {limit} GiB per chip, training takes {peak:.1f} ({said})"
+            f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
         )
-    verdict = f"{len(trainer)} of {chips} chips train: {said} {peak:.1f} of {limit} GiB per chip"
+    verdict = f"{len(trainer)} of {chips} chips train: {said} {peak:.1f} of {limit:.4g} GiB per chip"
     if rollout_mesh is None:
         return verdict
     shared = rollout_mesh.devices.flat[0] in trainer

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import operator
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -153,12 +154,13 @@ def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, run: Run) -> str:
     kept = [result for result in evaluations if result["step"] * c.NUM_ITERATIONS in saved]
     if not kept:
         return ""
-    best = max(kept, key=lambda result: result["answer_accuracy"])  # the first of several
+    strict, lenient = (operator.itemgetter(f"{kind}_accuracy") for kind in ("answer", "lenient"))
+    best = max(kept, key=lambda result: (strict(result), lenient(result)))  # the first of several
     return (
         f"Of the checkpoints kept, {run.folder}/{best['step'] * c.NUM_ITERATIONS} was the best on the "
-        f"{best['questions']} questions asked during training: {best['answer_accuracy']:.1%} right, the last "
-        f"{kept[-1]['answer_accuracy']:.1%}. None of them is among the test questions above, which the last "
-        "checkpoint answered.\n\n"
+        f"{best['questions']} questions asked during training: {strict(best):.1%} right ({lenient(best):.1%} "
+        f"by the last number), the last {strict(kept[-1]):.1%} ({lenient(kept[-1]):.1%}). None of them is "
+        "among the test questions above, which the last checkpoint answered.\n\n"
     )
 
 
@@ -180,12 +182,16 @@ def draw_picture(
     steps = [row["step"] for row in log]
     for key, color in COLORS.items():
         curves.plot(steps, [row.get(key, math.nan) for row in log], color=color, label=LABELS[key], lw=1.2)
-    if evaluations:
-        curves.plot(
-            [result["step"] for result in evaluations],
-            [result["answer_accuracy"] for result in evaluations],
-            color=HELD_OUT_COLOR, marker="o", ms=4, lw=1.2, label="held-out questions right",
-        )  # fmt: skip
+    for key, line, label in (
+        ("answer_accuracy", "-", "held-out questions right"),
+        ("lenient_accuracy", ":", "held-out, by the last number"),
+    ):
+        if evaluations:
+            curves.plot(
+                [result["step"] for result in evaluations],
+                [result[key] for result in evaluations],
+                color=HELD_OUT_COLOR, ls=line, marker="o", ms=4, lw=1.2, label=label,
+            )  # fmt: skip
     curves.set(xlabel="training step", ylabel="share of the step's answers", ylim=(-0.02, 1.02))
     curves.legend(frameon=False)
     curves.set_title(title)
