@@ -1,5 +1,5 @@
 # make demo    sets everything up and runs the main job: GRPO on a tiny Llama
-# make demo-cuda    the same on an NVIDIA GPU, in an environment of its own (downloads 2.5 GB more)
+# make demo-cuda    the same on an NVIDIA GPU, in an environment of its own (2.5 GB more; not run by us)
 # make test    sets everything up and runs the tests
 # make test-browser    the page of a run in a real browser (Debian's chromium and chromium-driver)
 # make test-vllm    generation by the real vLLM engine, on a CPU, in an environment of its own (about 12 GB)
@@ -81,6 +81,7 @@ benchmark: setup
 # Does the 8 B job fit a TPU? Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
 fit-check: .venv-fit/installed
 	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True
+	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True LARGEST=True
 
 .venv-fit/installed: requirements-fit.txt .venv/installed
 	$(PYTHON) -m venv .venv-fit

@@ -118,6 +118,14 @@ PEERS = (
     "PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl "
     "CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl"
 )
+SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's README says
+    "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=runs/smollm2 "
+    "DATASET=5_GRPO_Maxtext/examples/small_numbers REWARD_FUNC=5_GRPO_Maxtext/examples/last_number.py "
+    "REWARDS=compute_score,last_number 'TEMPLATE={question} Answer in one short sentence.' "
+    "MAX_PROMPT_LENGTH=60 TOTAL_GENERATION_STEPS=24 TEMPERATURE=0.7 BATCH_SIZE=4 LORA_RANK=16 "
+    "LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
+    "EVAL_QUESTIONS=64 EVAL_CONFIG=liberal NUM_TEST_QUESTIONS=256"
+)
 MNIST = "MNIST_PATH=../shared/data/mnist/mnist.npz"
 JOBS = [
     Job(
@@ -254,7 +262,13 @@ JOBS = [
         into("5_GRPO_Maxtext", "mesh_and_axis_rules.png"),
         1.1,
     ),
-    Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv"), 9.3, writes_itself=True),
+    Job(
+        f"{SMOLLM2} SEED=0",
+        into("5_GRPO_Maxtext", "train_log.csv", "report.png", prefix="smollm2_"),
+        46,
+    ),
+    Job(SMOLLM2, into("5_GRPO_Maxtext", "smollm2_seeds.csv"), 46, rows=language_model_rows),
+    Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv"), writes_itself=True),
     Job(
         "python benchmarks/pendulum_optimum.py",
         {"pendulum_optimum.csv": "benchmarks/pendulum_optimum.csv"},

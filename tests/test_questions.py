@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -478,6 +479,25 @@ def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
     assert think.decode(tokenizer.encode(text)) == text.replace("reasoning", "think")
     weights = [p / "model.safetensors" for p in (Path("runs/tiny_think"), HERE / "tiny_llama")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_small_numbers_are_right_and_no_pair_of_numbers_is_in_two_files():
+    pairs = {}
+    for split in ("train", "validation", "test"):
+        lines = (EXAMPLES / "small_numbers" / f"{split}.jsonl").read_text().splitlines()
+        pairs[split] = set()
+        for row in map(json.loads, lines):
+            a, operation, b, c = re.fullmatch(
+                r"(\d+)([-+*])(\d+)=(\d+)", row["extra_info"]["working"]
+            ).groups()
+            assert c == row["ground_truth"] and eval(f"{a}{operation}{b}") == int(c)
+            numbers = re.findall(r"\d+", row["prompt"])
+            assert numbers == [a, b]  # in the question as they are in the working
+            first = int(c) if operation == "-" else int(a)  # 10 - 3 = 7 is the fact 7 + 3 = 10
+            pairs[split].add(frozenset((first, int(b))))
+    assert not pairs["train"] & pairs["test"] and not pairs["train"] & pairs["validation"]
+    assert not pairs["validation"] & pairs["test"] and len(pairs["test"]) == 13
+    assert set().union(*map(set, pairs["train"])) <= set(range(2, 13))
 
 
 def test_the_prompt_asks_for_the_tags_that_are_rewarded(tokenizer):

@@ -1,9 +1,12 @@
 """What the READMEs say about the script is what the script says."""
 
 import csv
+import dataclasses
 import inspect
 import itertools
+import math
 import re
+import shlex
 import statistics
 import typing
 from pathlib import Path
@@ -15,6 +18,7 @@ from folders import load
 
 import convert_checkpoint
 import grpo_llama3_1_8b_demo as demo
+import health
 import inference
 import mesh_and_axis_rules
 import pass_at_k
@@ -170,6 +174,57 @@ def test_the_results_table_is_the_committed_csv(language):
         for key in ("answer_accuracy", "lenient_accuracy")
     ]
     assert all(f"{100 * gain:.1f}" in text for gain in gains)
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_second_rungs_figures_are_the_committed_csvs(language):
+    with open(settings.HERE / "assets" / "smollm2_seeds.csv", newline="") as file:
+        [run] = csv.DictReader(file)
+    text = (settings.HERE / language).read_text()
+    command, seed = run["command"].rsplit(" SEED=", 1)
+    assert seed == "0" and f"{command} RUN_DIR=runs/smollm2_seed_0\n" in text
+    for key in ("lenient_accuracy", "greedy_lenient_accuracy", "answer_accuracy"):
+        before, after = (f"{100 * float(run[f'{when}_{key}']):.1f} %" for when in ("before", "after"))
+        assert f"| {before} | {after} |" in text
+    with open(settings.HERE / "assets" / "smollm2_train_log.csv", newline="") as file:
+        log = list(csv.DictReader(file))
+    assert len(log) == int(run["steps"]) == 100
+    memory = max(float(row["memory_host_gib"]) for row in log)
+    for figure in (
+        f"{float(run['seconds']):,.0f} s",
+        f"{float(run['seconds_per_step']):.1f} s",
+        f"{memory:.1f} GiB",
+    ):
+        assert figure in text, figure
+    constants = dataclasses.asdict(settings.read(demo.Constants, shlex.split(run["command"])[2:]))
+    log = [{name: float(value) for name, value in row.items()} for row in log]
+    complaints = [line for line in health.history(log, constants) if "KL" in line]
+    assert [line.split(":")[0] for line in complaints] == ["step 60", "step 88"]
+    assert all("0.57 nats" in line for line in complaints) and "0.57" in text
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
+    """Hours and dollars by the README's own assumptions and the constants of the script."""
+    c = settings.defaults(demo.Constants, "tpu")
+    text = (settings.HERE / language).read_text()
+    answers, tokens, parameters = c["BATCH_SIZE"] * c["NUM_GENERATIONS"], 200, 8_030_261_248
+    padded = c["MAX_PROMPT_LENGTH"] + c["TOTAL_GENERATION_STEPS"]
+    assert f"{c['NUM_BATCHES'] * answers:,}" in text
+    looks = 1 + math.ceil(c["NUM_BATCHES"] / c["EVAL_EVERY"])  # before the first step, and at the end
+    asked = 2 * 2 * c["NUM_TEST_QUESTIONS"] + looks * 2 * c["EVAL_QUESTIONS"]
+    for name, chips, flops, rate, price in (
+        ("v6e-8", 8, 918e12, 1400, 2.70),
+        ("v5p-8", 4, 459e12, 1400 * 2765 / 1638, 4.20),
+    ):
+        generation = c["NUM_BATCHES"] * answers * tokens / (chips * rate) / 3600
+        training = c["NUM_BATCHES"] * answers * padded * 8 * parameters / (chips * flops * 0.45) / 3600
+        evaluations = asked * tokens / (chips * rate) / 3600
+        hours = (generation, training, evaluations, generation + training + evaluations)
+        cells = [f"{value:.2f}" for value in hours]
+        line = next(line for line in text.splitlines() if line.startswith(f"| {name} | {cells[0]}"))
+        assert [cell in line for cell in cells] == [True] * 4
+        assert f"| {sum(hours[:3]) * chips * price:.0f} |" in line
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])

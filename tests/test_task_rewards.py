@@ -293,6 +293,16 @@ def test_the_example_file_does_what_it_says():
     assert (grader.score(**columns) >= 1).tolist() == [True, False, False, False, False]
 
 
+def test_the_reward_by_the_last_number_forgives_every_form():
+    last, score = grader_of("last_number,compute_score", f"{EXAMPLES}/last_number.py").functions
+    completions = ["Tom has 3 + 8 = 11 shells.", "11", "Tom has 11 shells.", "11 or 12", "none", ""]
+    n = len(completions)
+    columns = {"prompts": ["?"] * n, "completions": completions, "answer": ["11"] * n,
+               "data_source": ["math_reasoning"] * n, "extra_info": [""] * n}  # fmt: skip
+    assert last(**columns) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert score(**columns) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]  # another number beside it is a doubt
+
+
 def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
     (reward,) = own(
         "def check_answer(prompts, completions, **columns):\n    return [8.0] * len(completions)",

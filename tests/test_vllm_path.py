@@ -85,8 +85,8 @@ def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, 
         (8, dict(SAMPLER_DATA_PARALLEL=3), "SAMPLER_DATA_PARALLEL=3: must divide the 4 devices"),
         (6, dict(NUM_GENERATIONS=9), "SAMPLER_DATA_PARALLEL=1: leaves 3 chips .* the 32 heads"),
         (96, dict(NUM_GENERATIONS=48), "SAMPLER_DATA_PARALLEL=1: leaves 48 chips .* the 32 heads"),
-        (6, dict(SAMPLER_DATA_PARALLEL=3), "BATCH_SIZE=2: the 8 sequences .* among 3 devices"),
-        (32, {}, "BATCH_SIZE=2: the 8 sequences .* among 16 devices"),
+        (6, dict(SAMPLER_DATA_PARALLEL=3), "BATCH_SIZE=64: the 8 sequences .* among 3 devices"),
+        (32, {}, "BATCH_SIZE=64: the 8 sequences .* among 16 devices"),
     ],
 )
 def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
@@ -253,7 +253,7 @@ def llama_8b():
 
 def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(llama_8b):
     actor, shapes = llama_8b
-    source, mapping = nnx.state(actor, nnx.Param), engine_mapping(actor, 128)
+    source, mapping = nnx.state(actor, nnx.Param), engine_mapping(actor, "llama3.1-8b", 128)
     assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(source)) == 8_030_261_248
     check_mapping(mapping.to_hf_mappings, source, engine_state(shapes, empty))
 
@@ -284,12 +284,12 @@ FAULTS = {
 @pytest.mark.parametrize("named", FAULTS)
 def test_a_map_with_a_hole_is_refused(llama_8b, named):
     actor, shapes = llama_8b
-    names = FAULTS[named](engine_mapping(actor, 128).to_hf_mappings)
+    names = FAULTS[named](engine_mapping(actor, "llama3.1-8b", 128).to_hf_mappings)
     with pytest.raises(ValueError, match=f"misses.*{named}"):
         check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes, empty))
 
 
-@pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings"])
+@pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings", "qwen3", "qwen3_tied"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
     folder, hf = llama.load_hf_config(str(GOLDEN / name))
@@ -298,25 +298,33 @@ def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
     E, H = hf.hidden_size, hf.head_dim
     pad = ((0, 0), (0, 0), (0, 128 - H))
-    expected = {"model.embed.embedding": weights["model.embed_tokens.weight"],
-                "model.norm.scale": weights["model.norm.weight"]}  # fmt: skip
+    qwen3 = hf.model_type == "qwen3"
+    embedding, output, kernel_of, scale_of = (
+        ("embed_tokens.weight", "lm_head.weight", "weight", "weight")
+        if qwen3
+        else ("embed.embedding", "model.lm_head", "kernel", "scale")
+    )
+    expected = {f"model.{embedding}": weights["model.embed_tokens.weight"],
+                f"model.norm.{scale_of}": weights["model.norm.weight"]}  # fmt: skip
     if not hf.tie_word_embeddings:
-        expected["model.lm_head"] = weights["lm_head.weight"].T
+        expected[output] = weights["lm_head.weight"].T
     for i in range(hf.num_hidden_layers):
         layer = f"model.layers.{i}."
         for part in ("input_layernorm", "post_attention_layernorm"):
-            expected[f"{layer}{part}.scale"] = weights[f"{layer}{part}.weight"]
+            expected[f"{layer}{part}.{scale_of}"] = weights[f"{layer}{part}.weight"]
+        for part in ("q_norm", "k_norm") if qwen3 else ():
+            expected[f"{layer}self_attn.{part}.weight"] = weights[f"{layer}self_attn.{part}.weight"]
         for part in ("gate", "up", "down"):
-            expected[f"{layer}mlp.{part}_proj.kernel"] = weights[f"{layer}mlp.{part}_proj.weight"].T
+            expected[f"{layer}mlp.{part}_proj.{kernel_of}"] = weights[f"{layer}mlp.{part}_proj.weight"].T
         for part in "qkv":
             kernel = weights[f"{layer}self_attn.{part}_proj.weight"].T.reshape(E, -1, H)  # [E, heads, H]
-            expected[f"{layer}self_attn.{part}_proj.kernel"] = np.pad(kernel, pad)
+            expected[f"{layer}self_attn.{part}_proj.{kernel_of}"] = np.pad(kernel, pad)
         kernel = weights[f"{layer}self_attn.o_proj.weight"].T.reshape(-1, H, E)  # [heads, H, E]
-        expected[f"{layer}self_attn.o_proj.kernel"] = np.pad(kernel, ((0, 0), (0, 128 - H), (0, 0)))
+        expected[f"{layer}self_attn.o_proj.{kernel_of}"] = np.pad(kernel, ((0, 0), (0, 128 - H), (0, 0)))
 
     shapes = {name: array.shape for name, array in expected.items()}
     target = engine_state(shapes, lambda shape: np.full(shape, np.nan, np.float32))
-    mapping, source = engine_mapping(adapter, 128), nnx.state(adapter, nnx.Param)
+    mapping, source = engine_mapping(adapter, config.model_name, 128), nnx.state(adapter, nnx.Param)
     check_mapping(mapping.to_hf_mappings, source, target)
     moved = transfer(source, target, mapping)
     for name, array in expected.items():

@@ -55,7 +55,8 @@ class VllmRollout(vllm_rollout.VllmRollout):
         self._rules = maxtext_config.logical_axis_rules
         self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
         self._merge = jax.jit(merge) if merge else None
-        mapping = engine_mapping(rollout_actor, get_padded_head_dim(maxtext_config.head_dim))
+        head_dim = get_padded_head_dim(maxtext_config.head_dim)
+        mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
         mapping = dataclasses.replace(mapping, preprocess_src_state=self._merge)
         config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
         super().__init__(rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config)

@@ -1,4 +1,4 @@
-"""Which weight of the MaxText Llama becomes which weight of vLLM's Llama (tpu-inference's, in JAX).
+"""Which weight of the MaxText model becomes which weight of vLLM's (tpu-inference's, in JAX).
 
 MaxText brings the map, Tunix moves the weights by it: it unstacks the scanned layers, applies the hooks
 (MaxText folds 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What
@@ -12,12 +12,17 @@ from flax import nnx
 
 from parts.tunix_api import MappingConfig, build_flat_dict
 
+OUTPUT_LAYER = "base.decoder.logits_dense.kernel"
+# Its name in tpu-inference 0.32, where MaxText 0.2.5 has an older one. Drop this when their names agree.
+OUTPUT_LAYERS = {"qwen3-0.6b": "lm_head.weight"}
 
-def engine_mapping(actor, head_dim: int) -> MappingConfig:
+
+def engine_mapping(actor, model_name: str, head_dim: int) -> MappingConfig:
     """MaxText's own map to the engine, for these sizes.
 
     Args:
-        actor: `TunixMaxTextAdapter` of a Llama with scanned layers.
+        actor: `TunixMaxTextAdapter` of a model with scanned layers.
+        model_name: MaxText's, of llama.ARCHITECTURES.
         head_dim: width of a head in the engine: 64 or a multiple of 128, whatever the model's. Tunix pads
             the kernels of query, key and value with zeros, but not the output's.
     """
@@ -27,7 +32,9 @@ def engine_mapping(actor, head_dim: int) -> MappingConfig:
         return jnp.pad(kernel, ((0, 0), (0, head_dim - kernel.shape[1]), (0, 0)))
 
     hooks = {**mapping.to_hf_hook_fns, "base.decoder.layers.self_attention.out.kernel": pad_heads}
-    return dataclasses.replace(mapping, to_hf_hook_fns=hooks)
+    name, axes = mapping.to_hf_mappings[OUTPUT_LAYER]
+    names = {**mapping.to_hf_mappings, OUTPUT_LAYER: (OUTPUT_LAYERS.get(model_name, name), axes)}
+    return dataclasses.replace(mapping, to_hf_hook_fns=hooks, to_hf_mappings=names)
 
 
 def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:
