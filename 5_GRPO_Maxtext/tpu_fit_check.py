@@ -109,7 +109,7 @@ RUNGS = [
         (memory.LLAMA_3_1_8B, ("LORA_RANK=32",)),
     )
 ]
-MOST_PER_CHIP = 32  # answers with which the search begins
+MOST_PER_CHIP = 64  # answers with which the search begins
 
 PAD_ID, EOS_ID = 128_004, 128_009  # Llama 3.1's; other numbers take the same memory
 COLUMNS = ("topology", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",

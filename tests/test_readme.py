@@ -199,8 +199,8 @@ def test_the_second_rungs_figures_are_the_committed_csvs(language):
     constants = dataclasses.asdict(settings.read(demo.Constants, shlex.split(run["command"])[2:]))
     log = [{name: float(value) for name, value in row.items()} for row in log]
     complaints = [line for line in health.history(log, constants) if "KL" in line]
-    assert [line.split(":")[0] for line in complaints] == ["step 60", "step 88"]
-    assert all("0.57 nats" in line for line in complaints) and "0.57" in text
+    assert len(complaints) == 4  # "four times", "up to"
+    assert max(float(re.search(r"is ([\d.]+) nats", line)[1]) for line in complaints) == 0.57
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])

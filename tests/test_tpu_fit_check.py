@@ -177,14 +177,14 @@ def test_the_most_answers_that_fit_are_found_by_halving(monkeypatch):
     monkeypatch.setattr(fit, "topology_devices", lambda name: range(chips))
     held, chips = 5, 1
     rows, lines = fit.largest("v5e-1", "GRPO", ["MODEL=m"])
-    assert asked == [("4", "8"), ("2", "8"), ("1", "8"), ("1", "4")]
+    assert asked == [("8", "8"), ("4", "8"), ("2", "8"), ("1", "8"), ("1", "4")]
     assert [row["answers"] for row in rows] == [4, 8] and lines == ["4 answers"]
     held, chips = 5, 8
     assert [row["answers"] for row in fit.largest("v5e-8", "GRPO", ["MODEL=m"])[0]] == [32, 64]
     held, chips = 1, 1
     assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [2, 4]
     held, chips = 100, 1
-    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [32]
+    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [64]
 
 
 @pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-7", ""])
@@ -208,3 +208,39 @@ def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
     command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO", *fit.FULL]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"v6e-8 PPO {' '.join(fit.FULL)}: does not fit" in done.stdout
+
+
+def by_rung():
+    """Rows of fit_rungs.csv by slice and constants: the most answers that fit, and twice as many."""
+    found = {}
+    for row in table("fit_rungs.csv"):
+        given = dict(argument.split("=") for argument in row["constants"].split())
+        row["answers"] = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
+        found.setdefault(
+            (row["topology"], f"MODEL={given['MODEL']} LORA_RANK={given['LORA_RANK']}"), []
+        ).append(row)
+    return found
+
+
+def test_the_committed_rungs_are_those_of_the_script_and_the_next_step_does_not_fit():
+    found = by_rung()
+    assert list(found) == [(topology, " ".join(given)) for topology, _, given in fit.RUNGS]
+    for rows in found.values():
+        first, twice = rows
+        assert twice["answers"] == 2 * first["answers"] and float(twice["left"]) < 0
+        chips = int(first["chips"].split()[0])
+        # what does not fit at all was tried with the fewest: one answer per chip, and at least two
+        assert float(first["left"]) >= 0 or first["answers"] == max(2, chips)
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readmes_rungs_are_the_committed_ones(language):
+    text = (settings.HERE / language).read_text()
+    for (topology, _), rows in by_rung().items():
+        row = rows[0]
+        fits = float(row["left"]) >= 0
+        least, most = float(row["vllm_least"]), float(row["vllm_most"])
+        share = f"{least:.2f} – {most:.2f}" if least <= most else "✗"
+        cells = [f"`TOPOLOGIES={topology} {row['constants']}`", str(row["answers"]) if fits else "–",
+                 row["peak"], row["limit"], share if fits else "–"]  # fmt: skip
+        assert f"| {' | '.join(cells)} |" in text
