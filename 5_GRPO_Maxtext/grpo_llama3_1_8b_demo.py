@@ -1,6 +1,6 @@
 """GRPO on a language model: evaluate -> train -> evaluate, with MaxText, Tunix, Grain and Orbax.
 
-One script, two sizes. `MODEL` is any Llama-architecture checkpoint in Hugging Face's layout: by default the
+One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face's layout: by default the
 tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size `meta-llama/Llama-3.1-8B-Instruct` on a
 TPU VM. Same code path; constants with two values take the column that fits the model.
 

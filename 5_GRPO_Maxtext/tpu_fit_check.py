@@ -433,7 +433,8 @@ def largest(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[li
     G = settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"]
     chips = len(topology_devices(topology))
     rows = []
-    for answers in (chips * per_chip for per_chip in reversed(powers_of_two(MOST_PER_CHIP))):
+    for i in reversed(range(MOST_PER_CHIP.bit_length())):  # 64, 32 ... 1 per chip
+        answers = chips * 2**i
         group = min(answers, G)
         if group < 2:  # one answer has no group to be compared with
             continue
@@ -443,11 +444,6 @@ def largest(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[li
         if found[-1]["left"] >= 0:
             break
     return rows[::-1], lines
-
-
-def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 ... up to `most`."""
-    return [2**i for i in range(most.bit_length())]
 
 
 def model_config(model: str):
