@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import importlib.util
 import inspect
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
+import types
 from pathlib import Path
 
 import jax
@@ -546,6 +548,20 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
     assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
+
+
+def test_a_save_that_fails_beside_the_log_on_a_full_disk_hides_nothing(tmp_path):
+    """Which of the two fails first is a race, seen once on a busy machine; here the log does."""
+
+    class Manager:
+        def close(self):
+            raise ValueError("RESOURCE_EXHAUSTED: Error writing")
+
+    trainer = types.SimpleNamespace(checkpoint_manager=Manager())
+    with pytest.raises(UserError, match="the disk is full"), run_log.full_disk(tmp_path, trainer):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(KeyError, match="mine"), run_log.full_disk(tmp_path, trainer):
+        raise KeyError("mine")
 
 
 def test_a_disk_that_is_full_when_answers_are_kept_loses_none(small_disk, monkeypatch):

@@ -202,7 +202,8 @@ def full_disk(folder: Path, trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        trainer.checkpoint_manager.close()
+        with contextlib.suppress(Exception):  # on a full disk the save under way fails as well
+            trainer.checkpoint_manager.close()
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise UserError(
                 f"RUN_DIR={folder}: the disk is full; earlier checkpoints are whole. Free some space and run "
