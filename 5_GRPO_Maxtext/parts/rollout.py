@@ -246,8 +246,7 @@ class MaxTextRollout(BaseRollout):
                 )
                 chunks.append(np.asarray(tokens))
         tokens = np.concatenate(chunks)[: len(padded)]
-        ended = tokens == self.eos_id()  # [N, T]; not the first padding, which a model may draw in mid-answer
-        lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, tokens.shape[1])
+        lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
         return RolloutOutput(
             text=self._tokenizer.batch_decode(completions, skip_special_tokens=True),
