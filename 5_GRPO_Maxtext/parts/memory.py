@@ -330,8 +330,8 @@ def committed_peak(c, hf, name: str) -> float | None:
     """As `compiled_peak`, from FIT_FILES alone: GiB per chip of the largest of its programs."""
     same_sizes = {
         model
-        for model in PUBLISHED
-        if all(getattr(hf, size) == getattr(published_config(model), size) for size in MODEL_SIZES)
+        for model, sizes in PUBLISHED.items()
+        if all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES)
     }
     defaults = settings.defaults(type(c), "tpu")
     ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
