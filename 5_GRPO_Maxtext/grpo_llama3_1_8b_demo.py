@@ -87,17 +87,22 @@ class Constants:
     # --- sampling
     TOP_P: float = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
     TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
+    SAMPLER_CORRECTION: float = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
+    OFF_POLICY_STEPS: int = 0  # 1: answers are one step old; vLLM draws them while the step before trains
     TEMPERATURE_END: float = 0.0  # TEMPERATURE moves there in a straight line over all steps (0 = stays)
     # --- loss, beyond the page (parts/loss_options.py)
     EPSILON_HIGH: float = 0.0  # upper clip range (0 = EPSILON); DAPO, arXiv 2503.14476: 0.28
-    LOSS_ALGO: Literal["grpo", "gspo-token"] = "grpo"  # GSPO, arXiv 2507.18071: one ratio per answer
+    LOSS_ALGO: Literal["grpo", "gspo-token", "cispo"] = "grpo"  # arXiv 2507.18071 (GSPO), 2506.13585 (CISPO)
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
     ADVANTAGE: Literal["group", "rloo"] = "group"  # RLOO, arXiv 2402.14740: R - mean of the other G - 1
     NORM_ADV_BY_STD: bool = True  # divide by the group's std; False: Dr. GRPO, arXiv 2503.20783
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
+    ENTROPY_COEF: float = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
+    OVERLONG_BUFFER: int = 0  # last tokens before the limit that cost points (0 = off), DAPO's soft penalty
+    OVERLONG_PENALTY: float = 1.0  # points that an answer at the limit loses by OVERLONG_BUFFER
     ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"  # refill: ask other questions (DAPO)
     TARGET_KL: float = 0.0  # nats per token; BETA is steered to keep the KL here (0 = off), arXiv 1909.08593
     ADVANTAGE_CLIP: float = 0.0  # largest absolute advantage (0 = off)
@@ -232,6 +237,12 @@ def training_batches(c: Constants, rows: list[dict[str, str]], start_step: int):
     return questions.mixed_batches(rows, c.SEED, c.BATCH_SIZE)[start_step : c.NUM_BATCHES]
 
 
+def prompts_of(c: Constants, rows: list[dict[str, str]], step: int) -> list[str] | None:
+    """The prompts [B * G] that the step after `step` others asks; None after the last."""
+    batches = training_batches(c, rows, 0)
+    return np.repeat(batches[step]["prompts"], c.NUM_GENERATIONS).tolist() if step < len(batches) else None
+
+
 def refill_batch(c: Constants, rows: list[dict[str, str]], step: int, attempt: int) -> dict[str, np.ndarray]:
     """A batch of other questions for a step whose groups lacked a signal; the same after a resume."""
     batches = questions.mixed_batches(rows, c.SEED + REFILL_SEED, c.BATCH_SIZE)
@@ -266,7 +277,8 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
         model: the policy pi.
         batch: tokens `prompt_ids` [N, P] and `completion_ids` [N, T], `completion_mask` [N, T] (true up to
             and including end-of-sequence), `advantages` [N], `ref_per_token_logps` [N, T] or None without KL,
-            `old_per_token_logps` [N, T] or None while each answer is trained on once: then pi_old is pi.
+            `old_per_token_logps` [N, T] or None while each answer is trained on once: then pi_old is pi;
+            `sampler_log_prob` [N, T], only for the log.
         algo_config: epsilon, beta, temperature.
         pad_id: padding token.
         eos_id: end-of-sequence token.
@@ -287,8 +299,9 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     # ratio_t = pi(o_t) / pi_old(o_t);   min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)
     log_ratio = jnp.clip(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = jnp.exp(log_ratio)  # [N, T]
-    clipped = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon)
-    objective = jnp.minimum(ratio * A, clipped * A)  # [N, T]
+    clipped_ratio = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon)
+    objective = jnp.minimum(ratio * A, clipped_ratio * A)  # [N, T]
+    clipped = clipped_ratio * A < ratio * A  # [N, T]: these tokens have no gradient
 
     # - beta * KL_t;   KL_t = pi_ref / pi - log(pi_ref / pi) - 1   (eq. 4: k3, never negative)
     kl = jnp.zeros_like(log_prob)
@@ -300,7 +313,7 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     # mean_i mean_t: over the tokens of an answer, then over the answers
     per_answer = (objective * mask).sum(axis=1) / mask.sum(axis=1).clip(1)  # [N]
     J = per_answer.sum() / mask.any(axis=1).sum().clip(1)  # answers that are masked as a whole do not count
-    return -J, loss_options.log_figures(mask, A, ratio, clipped, kl, logits)
+    return -J, loss_options.log_figures(batch, old_log_prob, ratio, clipped, kl, logits)
 
 
 # %% Sampling and evaluation --------------------------------------------------------------------------------
@@ -514,6 +527,14 @@ def schedule(c: Constants, step: int, log: dict[int, dict[str, float]]) -> tuple
     return beta, temperature
 
 
+def reward_functions(c: Constants, grader) -> list[Callable[..., list[float]]]:
+    """What an answer is paid for: the functions of REWARDS and, with OVERLONG_BUFFER, its length."""
+    if not c.OVERLONG_BUFFER:
+        return grader.functions
+    limit, penalty = c.TOTAL_GENERATION_STEPS, c.OVERLONG_PENALTY
+    return [*grader.functions, loss_options.overlong_penalty(limit, c.OVERLONG_BUFFER, penalty)]
+
+
 def make_learner(
     c: Constants,
     cluster: RLCluster,
@@ -542,7 +563,7 @@ def make_learner(
             beta=c.BETA,
             epsilon=c.EPSILON,
             epsilon_high=c.EPSILON_HIGH or c.EPSILON,
-            loss_algo=c.LOSS_ALGO,
+            policy_objective=c.LOSS_ALGO,
             loss_agg_mode=c.LOSS_AGG_MODE,
             advantage_estimator=loss_options.advantage_name(c.ADVANTAGE, c.NORM_ADV_BY_STD),
             policy_loss_fn="grpo_on_the_page" if loss_options.is_plain(c) else "grpo_with_options",
@@ -551,10 +572,12 @@ def make_learner(
             zero_variance_groups=c.ZERO_VARIANCE_GROUPS,
             advantage_clip=c.ADVANTAGE_CLIP,
             logits_clip=c.LOGITS_CLIP,
+            sampler_correction=c.SAMPLER_CORRECTION,
+            entropy_coef=c.ENTROPY_COEF,
             adaptive_beta=bool(c.TARGET_KL),
             temperature_schedule=bool(c.TEMPERATURE_END),
         ),
-        reward_fns=grader.functions,
+        reward_fns=reward_functions(c, grader),
         metric_fns=[functools.partial(run_log.group_metrics, grader, c.NUM_GENERATIONS)],
     )
 
@@ -589,13 +612,16 @@ def train(
     trainer = cluster.actor_trainer
     # Tunix reads the step from metadata that its last, forced save does not write: count ourselves.
     start = trainer.train_steps // c.NUM_ITERATIONS
-    reward_names = [reward_fn.__name__ for reward_fn in grader.functions]
+    reward_names = [reward_fn.__name__ for reward_fn in reward_functions(c, grader)]
     log = run_log.TrainingLog(run.logs / "train_log.csv", c, start, reward_names, health.check)
     answer_log = answers.AnswerLog(run.logs / "answers.jsonl", c, start, cluster, grader)
     evaluations = run_log.Evaluations(run.logs / "evaluations.jsonl", c, start, log)
     learner = make_learner(c, cluster, grader, rows, log.rows, answer_log.on_batch)
     cluster.global_steps = start
-    trainer.with_rl_metrics_to_log({name: np.mean for name in ("kl", "pg_clipfrac", "entropy")})
+    if c.OFF_POLICY_STEPS:
+        cluster.next_prompts = functools.partial(prompts_of, c, rows)
+    logged = ("kl", "pg_clipfrac", "entropy", "mismatch", "mismatch/max")
+    trainer.with_rl_metrics_to_log({name: np.mean for name in logged})
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
 

@@ -34,6 +34,8 @@ SHARP = 0.01  # nats per token; with less entropy at first, there is nothing to 
 LONGER = 1.4  # times the length at first; assets/train_log.csv stays within 1.1
 CLIPPED = 0.1  # share of clipped tokens, which give no gradient; most tokens are certain and never clip
 GRADIENT = 10  # times MAX_GRAD_NORM; the clip, not the gradient, then sets the size of the update
+MISMATCH = 0.03  # nats per token, uncorrected; bfloat16 kernels alone give 0.01 (SkyRL's CI asserts 0.0104)
+MISMATCH_CORRECTED = 0.69  # log 2: the average token is then as far off as the usual cap corrects
 WORSE = 0.5  # fall of the reward since the start, in spreads within a group at first
 
 
@@ -134,6 +136,13 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         found["gradient"] = (
             f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep, "
             f"and nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"
+        )
+    corrected = now("mismatch") >= MISMATCH and constants["SAMPLER_CORRECTION"]
+    if now("mismatch") >= (MISMATCH_CORRECTED if corrected else MISMATCH):
+        found["mismatch"] = (
+            f"sampler and trainer differ by {now('mismatch'):.2g} nats per token: the answers are drawn from "
+            "another distribution than the one that is trained (a cut, old weights, other kernels). Undo "
+            f"{turn('TOP_K', 'TOP_P', 'OFF_POLICY_STEPS')}, or set {turn('SAMPLER_CORRECTION')} to 2"
         )
     if now("reward") < at_first("reward") - WORSE * at_first("reward_std"):
         found["worse"] = (

@@ -288,6 +288,7 @@ def abstract_example(c, mesh) -> Example:
         advantages=array(jnp.float32, B),
         ref_per_token_logps=array(jnp.float32, B, T) if c.BETA else None,
         old_per_token_logps=array(jnp.float32, B, T) if c.NUM_ITERATIONS > 1 else None,
+        sampler_log_prob=array(jnp.float32, B, T),
         denominator=array(jnp.float32, B) if pass_size < c.BATCH_SIZE else None,
         beta=array(jnp.float32, B) if c.TARGET_KL else None,
         temperature=array(jnp.float32, B) if c.TEMPERATURE_END else None,

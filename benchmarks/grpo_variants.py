@@ -1,9 +1,10 @@
-"""Five variants of GRPO side by side on the tiny Llama, three seeds each.
+"""Variants of GRPO side by side on the tiny Llama, and the sampler that is not the trainer; three seeds each.
 
-    python benchmarks/grpo_variants.py        # 15 runs one after another, about 40 minutes on 2 cores
+    python benchmarks/grpo_variants.py                      # 39 runs one after another
+    python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; continues where it stopped
 
-The table, the curves and the picture are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
-`variants.png`. What the constants mean stands in folder 5's README, under "Options of the loss".
+Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`, `variants.png`,
+and the same for `mismatch`. What the constants mean stands in folder 5's README, under "Options of the loss".
 """
 
 import csv
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "5_GRPO_Maxtext" / "assets"
 SCRIPT = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
 SEEDS = (0, 1, 2)
-WINDOW = 10  # steps of the moving mean in the picture: one step's 128 answers are noisy
+WINDOW = 10  # steps of the moving mean in the pictures: one step's 128 answers are noisy
 
 # Two updates per batch: at the first one the ratio is 1, and neither a clip nor GSPO's ratio matters.
 COMMON = "NUM_ITERATIONS=2 LEARNING_RATE=5e-4 NUM_BATCHES=100"
@@ -34,26 +36,65 @@ VARIANTS = {
     "GRPO": "",
     "Dr. GRPO": "BETA=0.0 NORM_ADV_BY_STD=False LOSS_AGG_MODE=seq-mean-token-sum-norm",
     "DAPO": "BETA=0.0 LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 "
-    "MASK_OVERLONG=True ZERO_VARIANCE_GROUPS=refill",
+    "MASK_OVERLONG=True OVERLONG_BUFFER=6 ZERO_VARIANCE_GROUPS=refill",
     "GSPO": "BETA=0.0 LOSS_ALGO=gspo-token EPSILON=0.05",
     "RLOO": "ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum",
+    "CISPO": "BETA=0.0 LOSS_ALGO=cispo EPSILON_HIGH=4.0 LOSS_AGG_MODE=token-mean",
+    "entropy bonus": "ENTROPY_COEF=0.01",
+    "length penalty": "OVERLONG_BUFFER=6",
+    "one step old": "OFF_POLICY_STEPS=1",
+    "one step old, corrected": "OFF_POLICY_STEPS=1 SAMPLER_CORRECTION=2.0",
 }
-KEPT = ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy")
+PANELS = (  # of the picture
+    ("GRPO", "Dr. GRPO", "DAPO", "GSPO", "RLOO"),
+    ("GRPO", "CISPO", "entropy bonus", "length penalty", "one step old", "one step old, corrected"),
+)
+
+# Hot, so that five tokens hold but part of the probability; without the KL, which would hold the rest in place.
+COMMON_MISMATCH = "TEMPERATURE=3.0 BETA=0.0 NUM_BATCHES=100"
+MISMATCH = {
+    "no cut": "",
+    "top-k 5": "TOP_K=5",
+    "top-k 5, corrected": "TOP_K=5 SAMPLER_CORRECTION=2.0",
+}
+KEPT = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+CURVES = ("step", "correct", "format_ok", "kl", "length", "entropy", "mismatch")
 
 
+# %% Runs -----------------------------------------------------------------------------------------------
 def run(arguments: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Runs the main script; returns the line for the table, and the run's train_log.csv."""
+    """Runs the main script, unless it has; returns the line for the table, and the run's train_log.csv."""
     command = " ".join(f"python {SCRIPT} {arguments}".split())
-    print(f"\n{command}", flush=True)
-    words = [sys.executable, *command.split()[1:], f"RUN_DIR={folder}"]
-    subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    if not (folder / "result.json").exists():
+        print(f"\n{command}", flush=True)
+        words = [sys.executable, *command.split()[1:], f"RUN_DIR={folder}"]
+        subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((folder / "result.json").read_text())
+    with open(folder / "train_log.csv", newline="") as file:
+        log = list(csv.DictReader(file))
     line = {"command": command}
     line |= {f"{when}_{key}": result[when][key] for when in ("before", "after") for key in KEPT}
-    line |= {"questions": result["before"]["questions"], "seconds": result["seconds"]}
-    line |= {"machine": processor(), "date": time.strftime("%Y-%m-%d")}
-    with open(folder / "train_log.csv", newline="") as file:
-        return line, list(csv.DictReader(file))
+    line |= {"questions": result["before"]["questions"], "graded": sum(int(row["answers"]) for row in log)}
+    line |= {"seconds": result["seconds"], "machine": processor(), "date": time.strftime("%Y-%m-%d")}
+    return line, log
+
+
+def run_all(name: str, common: str, variants: dict[str, str], runs: Path) -> list[dict[str, Any]]:
+    """Runs every variant with every seed, each in a folder of `runs`; writes both tables, returns the curves."""
+    lines, curves = [], []
+    for variant, constants in variants.items():
+        for seed in SEEDS:
+            folder = runs / name / f"{variant.replace(' ', '_')}_{seed}"
+            line, log = run(f"{common} {constants} SEED={seed}", folder)
+            lines.append({"variant": variant, "seed": seed} | line)
+            graded = np.cumsum([int(row["answers"]) for row in log]).tolist()
+            curves += [
+                {"variant": variant, "seed": seed, "graded": total} | {key: row[key] for key in CURVES}
+                for row, total in zip(log, graded)
+            ]
+    write(f"{name}.csv", lines)
+    write(f"{name}_curves.csv", curves)
+    return curves
 
 
 def write(name: str, lines: list[dict[str, Any]]) -> None:
@@ -64,46 +105,58 @@ def write(name: str, lines: list[dict[str, Any]]) -> None:
         writer.writerows(lines)
 
 
-def run_variants() -> None:
-    """Runs all, and writes the two tables and the picture."""
-    lines, curves = [], []
-    for name, constants in VARIANTS.items():
-        for seed in SEEDS:
-            with tempfile.TemporaryDirectory() as folder:
-                line, log = run(f"{COMMON} {constants} SEED={seed}", Path(folder) / "run")
-            lines.append({"variant": name, "seed": seed} | line)
-            curves += [
-                {"variant": name, "seed": seed}
-                | {key: row[key] for key in ("step", "correct", "format_ok", "kl", "length")}
-                for row in log
-            ]
-    write("variants.csv", lines)
-    write("variants_curves.csv", curves)
-    draw(curves)
+# %% Pictures -------------------------------------------------------------------------------------------
+def plot(axes, curves: list[dict[str, Any]], variants: Sequence[str], figure: str) -> None:
+    """A figure of the log against answers graded: mean of the seeds, band from lowest to highest."""
+    for variant in variants:
+        of_seed = [[r for r in curves if (r["variant"], int(r["seed"])) == (variant, s)] for s in SEEDS]
+        values = np.array([[float(r[figure]) for r in rows] for rows in of_seed])  # [seeds, steps]
+        mean = np.stack([np.convolve(row, np.ones(WINDOW) / WINDOW, "valid") for row in values])
+        graded = np.mean([[int(r["graded"]) for r in rows] for rows in of_seed], axis=0)[WINDOW - 1 :]
+        color = "black" if variant == "GRPO" else None  # it is in both halves
+        [line] = axes.plot(graded, mean.mean(axis=0), label=variant, lw=1.6, color=color)
+        band = mean.min(axis=0), mean.max(axis=0)
+        axes.fill_between(graded, *band, color=line.get_color(), alpha=0.15, lw=0)
+    axes.set_xlabel("answers graded")
+    axes.legend(frameon=False)
 
 
-def draw(curves: list[dict[str, Any]]) -> None:
-    """Share of right answers against steps: mean of the seeds, band from lowest to highest."""
-    figure, axes = plt.subplots(figsize=(9, 4.5), facecolor="white", layout="constrained")
-    for name in dict.fromkeys(row["variant"] for row in curves):
-        by_seed = np.array(
-            [
-                [float(r["correct"]) for r in curves if (r["variant"], int(r["seed"])) == (name, seed)]
-                for seed in SEEDS
-            ]
-        )  # [seeds, steps]
-        mean = np.stack([np.convolve(row, np.ones(WINDOW) / WINDOW, "valid") for row in by_seed])
-        steps = np.arange(WINDOW, by_seed.shape[1] + 1)
-        [line] = axes.plot(steps, mean.mean(axis=0), label=name, lw=1.6)
-        axes.fill_between(steps, mean.min(axis=0), mean.max(axis=0), color=line.get_color(), alpha=0.15, lw=0)
-    axes.set(
-        xlabel="training step", ylabel=f"answers right, mean of {WINDOW} steps", ylim=(0, 1.02),
-        title=f"{len(SEEDS)} seeds each: mean, lowest and highest",
-    )  # fmt: skip
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(ASSETS / "variants.png", dpi=110)
+def draw_variants(curves: list[dict[str, Any]]) -> None:
+    """Share of right answers, in two halves."""
+    figure, halves = plt.subplots(1, 2, figsize=(13, 4.8), sharey=True, layout="constrained")
+    for axes, variants in zip(halves, PANELS):
+        plot(axes, curves, variants, "correct")
+    halves[0].set(ylabel=f"answers right, mean of {WINDOW} steps", ylim=(0, 1.02))
+    save(figure, "variants.png")
+
+
+def draw_mismatch(curves: list[dict[str, Any]]) -> None:
+    """What the health line looks at, and what becomes of the answers."""
+    figure, halves = plt.subplots(1, 2, figsize=(13, 4.4), layout="constrained")
+    for axes, (name, label) in zip(
+        halves, {"mismatch": "|log π − log π_sampler|, nats per token", "correct": "answers right"}.items()
+    ):
+        plot(axes, curves, list(MISMATCH), name)
+        axes.set(ylabel=f"{label}, mean of {WINDOW} steps", ylim=(0, None))
+    save(figure, "mismatch.png")
+
+
+def save(figure, name: str) -> None:
+    """Writes a picture into the assets of folder 5."""
+    figure.suptitle(f"{len(SEEDS)} seeds each: mean, lowest and highest")
+    figure.savefig(ASSETS / name, dpi=110, facecolor="white")
     plt.close(figure)
 
 
+def main(runs: Path) -> None:
+    """Both tables with their pictures."""
+    draw_variants(run_all("variants", COMMON, VARIANTS, runs))
+    draw_mismatch(run_all("mismatch", COMMON_MISMATCH, MISMATCH, runs))
+
+
 if __name__ == "__main__":
-    run_variants()
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1].removeprefix("RUNS=")).resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder))

@@ -4,6 +4,7 @@ The model is a table of logits. The numbers beside it are plain NumPy, or Tunix'
 test is the one that the main script's constants give Tunix's trainer.
 """
 
+import functools
 import gc
 import inspect
 import typing
@@ -30,6 +31,7 @@ MASK = np.array([[1, 1, 1], [1, 1, 0]])
 ADVANTAGES = np.array([1.5, -0.5])
 OLD = np.array([[-1.9, -1.2, -2.6], [-1.6, -2.2, 0.0]])  # log-probs of the policy that wrote the answers
 REFERENCE = np.array([[-1.5, -2.0, -1.1], [-2.4, -1.7, 0.0]])
+SAMPLER = np.array([[-1.4, -2.9, -2.6], [-1.3, -2.0, 0.0]])  # as the answers were drawn; ratios 0.6 to 5.5
 TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)
 # float32 sums of a dozen numbers of size 1, against float64
 CLOSE = dict(rtol=2e-6, atol=2e-6)
@@ -49,6 +51,7 @@ def example(**changes):
     fields = dict(
         prompt_ids=PROMPTS, prompt_mask=PROMPTS != PAD, completion_ids=ANSWERS, completion_mask=MASK != 0,
         advantages=ADVANTAGES, ref_per_token_logps=REFERENCE, old_per_token_logps=OLD,
+        sampler_log_prob=SAMPLER,
     ) | changes  # fmt: skip
     arrays = {k: v if v is None else jnp.asarray(v) for k, v in fields.items()}
     return loss_options.Example(**arrays)
@@ -142,7 +145,7 @@ def test_every_aggregation_is_tested():
 def test_every_choice_of_a_constant_has_its_function():
     """The choices are declared once, in Constants; here are the tables that serve them."""
     choices = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(demo.Constants).items()}
-    assert choices["LOSS_ALGO"] == tuple(loss_options.LOG_RATIOS)
+    assert choices["LOSS_ALGO"] == tuple(loss_options.LOG_RATIOS) == tuple(loss_options.OBJECTIVES)
     assert set(choices["KL_LOSS_MODE"]) == set(loss_options.KL_ESTIMATORS)
     assert choices["LOSS_AGG_MODE"] == tuple(loss_options.TOKEN_WEIGHTS)
     assert tuple(lora.TARGETS) == checks.LORA_TARGETS
@@ -240,6 +243,8 @@ def test_the_loss_on_the_page_is_what_trains_and_an_option_replaces_it():
         ([], page), (["NUM_ITERATIONS=2"], page), (["LORA_RANK=4"], page), (["MASK_OVERLONG=True"], page),
         (["TARGET_KL=0.1"], options), (["TEMPERATURE_END=0.5"], options), (["LOGITS_CLIP=9"], options),
         (["TRAIN_MICRO_BATCH_SIZE=4"], options), (["EPSILON_HIGH=0.3"], options),
+        (["LOSS_ALGO=cispo"], options), (["ENTROPY_COEF=0.1"], options), (["SAMPLER_CORRECTION=2"], options),
+        (["OVERLONG_BUFFER=4"], page), (["OFF_POLICY_STEPS=1"], page),
     ):  # fmt: skip
         used = inspect.getclosurevars(make_trainer(*constants).loss_fn).nonlocals["policy_loss_fn"]
         assert used is expected, constants
@@ -257,7 +262,11 @@ def test_padding_never_counts():
     """What follows the end of an answer; such a fault cost MaxText's users 0.15 of reward (its PR 4016)."""
     value, figures, gradient = our_loss()
     padding = 9.0 * (MASK == 0)
-    for changes in (dict(ref_per_token_logps=REFERENCE + padding), dict(old_per_token_logps=OLD - padding)):
+    for changes in (
+        dict(ref_per_token_logps=REFERENCE + padding),
+        dict(old_per_token_logps=OLD - padding),
+        dict(sampler_log_prob=SAMPLER + padding),
+    ):
         again, more_figures, other_gradient = our_loss(**changes)
         np.testing.assert_array_equal(again, value)
         np.testing.assert_array_equal(other_gradient, gradient)
@@ -314,6 +323,82 @@ def test_gspo_gradient_is_that_of_the_sequence_ratio():
             )
             moved.append(mean_of_means(clipped_by_hand(1.0, 1.0, sequence_ratio=True, logps=logps)))
         np.testing.assert_allclose(gradient[row, column], (moved[0] - moved[1]) / (2 * step), rtol=1e-4)
+
+
+@pytest.mark.parametrize("old", [OLD, None])
+@pytest.mark.parametrize("cap", [1.0, 2.0, 100.0])
+def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap):
+    """Tunix's agentic learner makes the weights outside of its loss, by the formula that stands here."""
+    constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5")
+    trainers = logps_by_hand() if old is None else old
+    weights = np.minimum(np.exp(np.clip(trainers - SAMPLER, -20, 20)), cap)
+    assert weights[MASK == 1].min() < 0.9 and (cap > 99 or weights[MASK == 1].max() == cap)
+    c = constants_of(*constants)
+    expected, figures, gradient = tunix_loss(c, old_per_token_logps=old, sampler_is_weights=weights)
+    assert figures["sampler_is/weight_min"] < 0.9
+    value, _, our_gradient = our_loss(*constants, old_per_token_logps=old)
+    np.testing.assert_allclose(value, expected, **CLOSE)
+    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("old", [OLD, None])
+def test_the_mismatch_in_the_log_is_the_distance_of_trainer_and_sampler(old):
+    for constants in ([], ["SAMPLER_CORRECTION=2"]):
+        _, figures = loss_of(*constants, old_per_token_logps=old)
+        distance = np.abs((logps_by_hand() if old is None else old) - SAMPLER)[MASK == 1]
+        np.testing.assert_allclose(figures["mismatch"], distance.mean(), **CLOSE)
+        np.testing.assert_allclose(figures["mismatch/max"], distance.max(), **CLOSE)
+
+
+def test_cispo_weighs_each_tokens_own_gradient():
+    """Eq. 4's gradient in closed form: min(ratio, 1 + eps_high) * A * (one-hot - softmax) of each token."""
+    ratio = np.exp(logps_by_hand() - OLD)
+    weight = np.minimum(ratio, 1.3)
+    assert (ratio > 1.3)[MASK == 1].sum() == 2 and (ratio < 0.8)[MASK == 1].any()  # no lower bound
+    constants = ("LOSS_ALGO=cispo", "EPSILON_HIGH=0.3", "BETA=0.0", "LOSS_AGG_MODE=token-mean")
+    value, figures, gradient = our_loss(*constants, ref_per_token_logps=None)
+    terms = weight * ADVANTAGES[:, None] * MASK / 5
+    np.testing.assert_allclose(value, -(terms * logps_by_hand()).sum(), **CLOSE)
+    inputs = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]
+    probs = np.exp(TABLE.astype(float))
+    probs /= probs.sum(axis=1, keepdims=True)
+    expected = np.zeros(TABLE.shape)
+    for i, t in zip(*np.nonzero(MASK)):
+        expected[inputs[i, t]] -= terms[i, t] * (np.eye(VOCABULARY)[ANSWERS[i, t]] - probs[inputs[i, t]])
+    np.testing.assert_allclose(gradient, expected, **CLOSE)
+    np.testing.assert_allclose(figures["pg_clipfrac"], 2 / 5, **CLOSE)
+
+
+def test_the_entropy_bonus_and_its_gradient():
+    """By hand, and the gradient by central differences of float64."""
+
+    def by_hand(table):
+        inputs = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]
+        probs = np.exp(table[inputs])
+        probs /= probs.sum(axis=-1, keepdims=True)  # [2, 3, V]
+        return mean_of_means((probs * np.log(probs)).sum(axis=-1))  # minus the entropy
+
+    plain, _, gradient = our_loss()
+    value, _, with_bonus = our_loss("ENTROPY_COEF=0.3")
+    np.testing.assert_allclose(value - plain, 0.3 * by_hand(TABLE.astype(float)), **CLOSE)
+    step = 1e-5
+    for cell in ((2, 4), (3, 5), (4, 0), (5, 1)):
+        moved = np.zeros(TABLE.shape)
+        moved[cell] = step
+        slope = (by_hand(TABLE + moved) - by_hand(TABLE - moved)) / (2 * step)
+        np.testing.assert_allclose((with_bonus - gradient)[cell], 0.3 * slope, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "points"),
+    [(1, 0), (15, 0), (16, 0), (17, -0.25), (18, -0.5), (20, -1)],
+)
+def test_the_soft_length_penalty_by_hand(tokens, points):
+    """DAPO's eq. 13 for L_max = 20 and L_cache = 4: it begins after 16 tokens."""
+    ids = [[7] * tokens, [7]]
+    for penalty in (1.0, 0.5):
+        function = loss_options.overlong_penalty(20, 4, penalty)
+        assert function(prompts=["", ""], completions=["", ""], completion_ids=ids) == [points * penalty, 0]
 
 
 @pytest.mark.parametrize(
@@ -379,9 +464,11 @@ def learn(rewards, answers, *constants):
         asked.append(list(prompts))
         tokens = [row[row != PAD] for row in answers]
         prompt_tokens = np.array([[2 + int(p) % 3] for p in prompts])
-        return SimpleNamespace(
-            tokens=tokens, text=list(map(str, tokens)), left_padded_prompt_tokens=prompt_tokens
-        )
+        cluster.drawn = SimpleNamespace(
+            tokens=tokens, text=list(map(str, tokens)), left_padded_prompt_tokens=prompt_tokens,
+            logprobs=[-0.1 * row - len(asked) for row in tokens],
+        )  # fmt: skip
+        return cluster.drawn
 
     config = demo.sampling(c)
     spans = SimpleNamespace(span=trainer._perf_tracer.span)
@@ -442,6 +529,29 @@ def test_each_advantage_by_hand(constants, expected):
     made, *_ = learn([[1, 4, 2, 2]], FULL, *TWO, *constants)
     np.testing.assert_allclose(made.advantages, expected, atol=1e-5)  # Tunix adds 1e-6 to the std
     assert np.asarray(made.completion_mask).all()
+
+
+def test_the_samplers_log_probs_travel_with_their_answers():
+    """Through a refill, too: the second group of the first batch, then the first of the third."""
+    answers = np.array([[4, 5, EOS], [4, EOS, PAD], [5, 5, 5], [EOS, PAD, PAD]])
+    rewards = [[2, 2, 1, 4], [3, 3, 0, 0], [0, 6, 5, 5]]
+    made, *_ = learn(rewards, answers, *TWO, "ZERO_VARIANCE_GROUPS=refill")
+    expected = -0.1 * answers - np.array([1, 1, 1, 1])[:, None]
+    expected[:2] -= 2  # drawn by the third call
+    kept = np.where(answers == PAD, 0, expected)[[2, 3, 0, 1]]
+    np.testing.assert_allclose(made.sampler_log_prob, kept, rtol=1e-6)
+
+
+def test_the_length_penalty_is_a_reward_like_the_others():
+    """Its points are in the sum; what the other functions are told is as it was."""
+    c = constants_of("OVERLONG_BUFFER=2", "TOTAL_GENERATION_STEPS=4", "OVERLONG_PENALTY=0.5")
+    functions = demo.reward_functions(c, GRADER)
+    assert functions[:-1] == GRADER.functions and functions[-1].__name__ == "overlong"
+    assert demo.reward_functions(constants_of(), GRADER) == GRADER.functions
+    points = functions[-1](
+        prompts=[""] * 3, completions=[""] * 3, completion_ids=[[1] * n for n in (2, 3, 4)]
+    )
+    assert points == [0, -0.25, -0.5]
 
 
 def test_overlong_answers_are_masked_and_only_those():
@@ -505,6 +615,7 @@ def test_accumulated_micro_batches_equal_the_full_batch(mode):
         prompt_ids=rng.integers(2, VOCABULARY, (B, 2)), prompt_mask=np.ones((B, 2), bool),
         completion_ids=answers, completion_mask=mask, advantages=rng.normal(size=B),
         ref_per_token_logps=rng.normal(size=(B, T)), old_per_token_logps=rng.normal(size=(B, T)),
+        sampler_log_prob=rng.normal(size=(B, T)),
     )  # fmt: skip
     tables = []
     for size, parts in ((0, 1), (1, 4)):
@@ -591,6 +702,14 @@ def test_schedules_reach_the_batch_and_the_log():
         (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
         (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
         (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
+        (["SAMPLER_CORRECTION=-1"], ["SAMPLER_CORRECTION=-1.0:", "0 or more"]),
+        (["ENTROPY_COEF=-0.1"], ["ENTROPY_COEF=-0.1:"]),
+        (["OVERLONG_PENALTY=-1"], ["OVERLONG_PENALTY=-1.0:"]),
+        (["OVERLONG_BUFFER=-1"], ["OVERLONG_BUFFER=-1:"]),
+        (["OVERLONG_BUFFER=29"], ["OVERLONG_BUFFER=29:", "TOTAL_GENERATION_STEPS=28"]),
+        (["OFF_POLICY_STEPS=2"], ["OFF_POLICY_STEPS=2:", "0 or 1"]),
+        (["OFF_POLICY_STEPS=1", "ZERO_VARIANCE_GROUPS=refill"], ["OFF_POLICY_STEPS=1:", "refill"]),
+        (["OFF_POLICY_STEPS=1", "TEMPERATURE_END=0.5"], ["OFF_POLICY_STEPS=1:", "TEMPERATURE_END=0.5"]),
     ],
 )
 def test_a_bad_option_is_named_with_its_remedy(arguments, words):
@@ -683,6 +802,38 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
         np.testing.assert_allclose([aux["is_ratio/max"], aux["is_ratio/min"]], 1, atol=1e-4)
         likelihoods.append(old.sum())
     assert likelihoods[1] > likelihoods[0]  # cold answers are likely ones under the cold policy
+
+
+def test_off_policy_answers_are_those_of_the_weights_one_step_ago(tmp_path):
+    """Each batch's sampler log-probs, against the log-probs under the weights of every step."""
+    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=1e-2", "WARMUP_FRACTION=0")
+    c, cluster = make_cluster(tmp_path, *constants)
+    rows = short_questions(c, cluster, tmp_path, 8)
+    weights, batches = [], []
+
+    def on_batch(step, batch, graded, beta):
+        weights.append(jax.tree.map(np.array, nnx.state(cluster.actor_trainer.model, nnx.Param)))
+        batches.append(batch)
+        assert graded["question"].tolist() == np.repeat(asked[step]["question"], 2).tolist()
+
+    asked = list(demo.training_batches(c, rows, 0))
+    learner = demo.make_learner(c, cluster, GRADER, rows, {}, on_batch)
+    cluster.next_prompts = functools.partial(demo.prompts_of, c, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_log.TrainingLog, "__init__", lambda *_: None)
+        learner.train(iter(asked))
+    assert len(batches) == 4
+    distance = np.zeros((4, 4))  # [batch, weights]
+    for i, batch in enumerate(batches):
+        for j, state in enumerate(weights):
+            nnx.update(cluster.actor_trainer.model, state)
+            log_prob = cluster.get_old_per_token_logps(batch.prompt_ids, batch.completion_ids)
+            mask = np.asarray(batch.completion_mask)
+            distance[i, j] = np.abs((log_prob - batch.sampler_log_prob) * mask).max()
+    drawn_by = distance.argmin(axis=1)
+    assert drawn_by.tolist() == [0, 0, 1, 2]
+    # cached decoding and the full pass sum float32 in another order, of log-probs of size 10
+    assert distance.min(axis=1).max() < 1e-4 and distance[2, 2] > 1e-2
 
 
 def short_questions(c, cluster, tmp_path, count):

@@ -79,6 +79,17 @@ def full_forward(engine, output):
     return np.asarray(logits)[:, -NEW_TOKENS - 1 : -1], completions
 
 
+def test_uncut_samples_have_the_log_probs_of_the_full_forward_pass():
+    engine = make_rollout()
+    output = engine.generate(prompts(16), settings(temperature=0.7, seed=3))
+    logits, _ = full_forward(engine, output)
+    expected = np.asarray(jax.nn.log_softmax(logits / 0.7))
+    for row, tokens, log_prob in zip(expected, output.tokens, output.logprobs, strict=True):
+        assert len(log_prob) == len(tokens)
+        # two programs sum float32 in another order: 1e-5 of logits of size 10
+        np.testing.assert_allclose(log_prob, row[np.arange(len(tokens)), tokens], atol=2e-4)
+
+
 def test_greedy_text_is_the_argmax_of_the_full_forward_pass():
     engine = make_rollout()
     output = engine.generate(prompts(16), settings(temperature=0.0))
@@ -131,8 +142,12 @@ def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
     logits, _ = full_forward(engine, first)
     expected = filtered(logits[0, 0].astype(np.float64), temperature, top_p, top_k)
 
-    drawn = [engine.generate([prompt] * 256, config(seed=seed)).tokens for seed in range(1, 13)]
-    counts = np.bincount([tokens[0] for batch in drawn for tokens in batch], minlength=len(expected))
+    outputs = [engine.generate([prompt] * 256, config(seed=seed)) for seed in range(1, 13)]
+    drawn = np.array([tokens[0] for output in outputs for tokens in output.tokens])
+    reported = np.array([log_prob[0] for output in outputs for log_prob in output.logprobs])
+    # float32 logits of size 10, cached decoding against the full pass
+    np.testing.assert_allclose(reported, np.log(expected[drawn]), atol=1e-4)
+    counts = np.bincount(drawn, minlength=len(expected))
     total = counts.sum()
     assert counts[expected == 0].sum() == 0
     common = expected * total >= 5  # chi-square needs 5 a cell; the rest is one cell

@@ -51,12 +51,15 @@ def ranges(c) -> None:
         EVAL_EVERY=0,
         EVAL_QUESTIONS=1,
         LOG_ANSWERS_EVERY=0,
+        OFF_POLICY_STEPS=0,
+        OVERLONG_BUFFER=0,
         TRAINER_TENSOR_PARALLEL=1,
         SAMPLER_DATA_PARALLEL=1,
     )
     for name in (
         "BETA", "EPSILON", "EPSILON_HIGH", "TARGET_KL", "TEMPERATURE_END", "ADVANTAGE_CLIP", "LOGITS_CLIP",
-        "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION",
+        "LEARNING_RATE", "MAX_GRAD_NORM", "WEIGHT_DECAY", "WARMUP_FRACTION", "SAMPLER_CORRECTION",
+        "ENTROPY_COEF", "OVERLONG_PENALTY",
     ):  # fmt: skip
         if not 0 <= getattr(c, name) < math.inf:
             raise UserError(f"{name}={getattr(c, name)}: use a finite number, 0 or more")
@@ -67,6 +70,10 @@ def ranges(c) -> None:
         raise UserError(f"TEMPERATURE={c.TEMPERATURE}: greedy answers are all alike; use a value above 0")
     if not 0 < c.TOP_P <= 1:
         raise UserError(f"TOP_P={c.TOP_P}: a probability mass, above 0 and at most 1 (1 = off)")
+    if c.OFF_POLICY_STEPS > 1:
+        raise UserError(
+            f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers are at most one step old; use 0 or 1"
+        )
     if c.TOP_K != -1 and c.TOP_K < 1:
         raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
     if c.WARMUP_FRACTION > 1:
@@ -93,6 +100,17 @@ def combinations(c) -> None:
         raise UserError(
             f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
             "second copy to move; set it to False"
+        )
+    if c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS:
+        raise UserError(
+            f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS="
+            f"{c.TOTAL_GENERATION_STEPS}; it counts the last tokens before that limit"
+        )
+    if c.OFF_POLICY_STEPS and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END):
+        raise UserError(
+            f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers drawn a step ahead go neither with "
+            f"ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
+            f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off"
         )
     if 0 < c.EPSILON_HIGH < c.EPSILON:
         raise UserError(

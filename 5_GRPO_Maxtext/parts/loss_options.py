@@ -3,15 +3,17 @@
 `policy_loss` has the lines of `grpo_loss` in the main script, in their order: what differs is the variant.
 The main script trains with its own loss unless a constant asks for one of these.
 
-    policy_loss   GSPO's ratio, clip-higher, three KL estimators, four aggregations, traced schedules
+    policy_loss   GSPO's ratio, CISPO, clip-higher, sampler correction, entropy bonus, three KL estimators,
+                  four aggregations, traced schedules
     Learner       answers that do not count, groups without signal, what a gradient pass is fed
-    Cluster       log-probs of the old and of the frozen policy, under the temperature of the step
+    Cluster       answers one step old; log-probs of the old and the frozen policy, at the step's temperature
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
 from typing import Any
 
 import flax
@@ -28,6 +30,7 @@ from parts.tunix_api import (
     RLCluster,
     RLLearner,
     Role,
+    RolloutOutput,
     TrainExample,
     common,
     compute_entropy_from_logits,
@@ -47,14 +50,16 @@ KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per st
 # %% What a gradient pass is fed ----------------------------------------------------------------------------
 @flax.struct.dataclass(frozen=True)
 class Example(TrainExample):
-    """Tunix's batch, and numbers that change from step to step, one per row: Tunix slices by rows.
+    """Tunix's batch, and what its plain GRPO learner does not hold. One value per row: Tunix slices by rows.
 
     Attributes:
+        sampler_log_prob: float32 [N, T], of each token under the distribution it was drawn from.
         denominator: float32 [N], what the aggregation divides by, averaged over the micro-batches.
         beta: float32 [N], weight of the KL.
         temperature: float32 [N], of the sampling.
     """
 
+    sampler_log_prob: jax.Array | None = None
     denominator: jax.Array | None = None
     beta: jax.Array | None = None
     temperature: jax.Array | None = None
@@ -64,20 +69,26 @@ class Example(TrainExample):
 class LossConfig(GRPOConfig):
     """Tunix's GRPO configuration, and the options that it lacks; their meaning is that of the constants."""
 
+    policy_objective: str = "grpo"  # LOSS_ALGO; Tunix's `loss_algo` refuses what Tunix does not have
     epsilon_high: float
     mask_overlong: bool = False
     zero_variance_groups: str = "keep"
     advantage_clip: float = 0.0
     logits_clip: float = 0.0
+    sampler_correction: float = 0.0
+    entropy_coef: float = 0.0
     adaptive_beta: bool = False
     temperature_schedule: bool = False
 
 
 def is_plain(c) -> bool:
     """Whether the constants ask for the loss on the page: no variant, no schedule, no accumulation."""
-    variants = c.EPSILON_HIGH or c.LOGITS_CLIP or c.TARGET_KL or c.TEMPERATURE_END or c.TRAIN_MICRO_BATCH_SIZE
+    variants = (
+        c.EPSILON_HIGH, c.SAMPLER_CORRECTION, c.ENTROPY_COEF, c.LOGITS_CLIP, c.TARGET_KL, c.TEMPERATURE_END,
+        c.TRAIN_MICRO_BATCH_SIZE,
+    )  # fmt: skip
     standard = ("grpo", "seq-mean-token-mean", "low_var_kl")
-    return not variants and standard == (c.LOSS_ALGO, c.LOSS_AGG_MODE, c.KL_LOSS_MODE)
+    return not any(variants) and standard == (c.LOSS_ALGO, c.LOSS_AGG_MODE, c.KL_LOSS_MODE)
 
 
 # %% Log-probs ----------------------------------------------------------------------------------------------
@@ -142,7 +153,43 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
     return jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO)
 
 
-LOG_RATIOS = {"grpo": token_log_ratio, "gspo-token": sequence_log_ratio}
+LOG_RATIOS = {"grpo": token_log_ratio, "gspo-token": sequence_log_ratio, "cispo": token_log_ratio}
+
+
+def clipped_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
+    """PPO's and GRPO's: min(ratio * A, clip(ratio, 1 - eps, 1 + eps_high) * A), [N, T].
+
+    Returns:
+        The objective, and which tokens the clip changes (bool): they have no gradient.
+    """
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high)
+    return jnp.minimum(ratio * A, clipped * A), clipped * A < ratio * A
+
+
+def cispo_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi, [N, T].
+
+    The ratio is a weight without a gradient. Capped, it weighs a token less, where PPO's clip drops it. The
+    paper sets no lower bound, and neither is there one here: `epsilon` is not used.
+
+    Returns:
+        As `clipped_objective`; the tokens whose weight is capped keep a gradient.
+    """
+    weight = jax.lax.stop_gradient(jnp.minimum(ratio, 1 + epsilon_high))
+    return weight * A * log_prob, ratio > 1 + epsilon_high
+
+
+OBJECTIVES = {"grpo": clipped_objective, "gspo-token": clipped_objective, "cispo": cispo_objective}
+
+
+def sampler_weight(old_log_prob: jax.Array, sampler_log_prob: jax.Array, cap: float) -> jax.Array:
+    """Truncated importance sampling: min(pi / pi_sampler, cap) of each token [N, T] (arXiv 1802.01561, 4.1).
+
+    The answers are drawn from pi_sampler, and the gradient is meant to be an average over pi.
+    """
+    log_weight = jnp.clip(old_log_prob - sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return jnp.minimum(jnp.exp(log_weight), cap)
+
 
 KL_ESTIMATORS = {  # of d = log pi_ref - log pi, each [N, T] (joschu.net/blog/kl-approx.html)
     "kl": lambda d: -d,  # k1
@@ -178,14 +225,19 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
     if old_log_prob is None:
         old_log_prob = jax.lax.stop_gradient(log_prob)
 
-    ratio = jnp.exp(LOG_RATIOS[algo_config.loss_algo](log_prob, old_log_prob, mask))  # [N, T]
-    clipped = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon_high)
-    objective = jnp.minimum(ratio * A, clipped * A)  # [N, T]
+    ratio = jnp.exp(LOG_RATIOS[algo_config.policy_objective](log_prob, old_log_prob, mask))  # [N, T]
+    objective, clipped = OBJECTIVES[algo_config.policy_objective](
+        ratio, A, log_prob, algo_config.epsilon, algo_config.epsilon_high
+    )  # [N, T], [N, T]
+    if algo_config.sampler_correction:
+        objective *= sampler_weight(old_log_prob, batch.sampler_log_prob, algo_config.sampler_correction)
 
     kl = jnp.zeros_like(log_prob)
     if batch.ref_per_token_logps is not None:
         kl = KL_ESTIMATORS[algo_config.kl_loss_mode](batch.ref_per_token_logps - log_prob)  # [N, T]
         objective -= beta * kl
+    if algo_config.entropy_coef:  # Mnih et al., arXiv 1602.01783, section 4
+        objective += algo_config.entropy_coef * compute_entropy_from_logits(logits)
 
     weighted = objective * TOKEN_WEIGHTS[algo_config.loss_agg_mode](mask)
     # The optimizer averages over micro-batches. A mean of means is the mean of all only if all count alike;
@@ -193,34 +245,38 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
     count = denominator(mask, algo_config.loss_agg_mode).clip(1)
     if batch.denominator is not None:
         count = jnp.maximum(batch.denominator[0], 1e-6)
-    return -weighted.sum() / count, log_figures(mask, A, ratio, clipped, kl, logits)
+    return -weighted.sum() / count, log_figures(batch, old_log_prob, ratio, clipped, kl, logits)
 
 
-def log_figures(mask, A, ratio, clipped, kl, logits) -> dict[str, jax.Array]:
-    """Figures of a gradient pass for the log, under Tunix's names, each [].
+def log_figures(batch: Example, old_log_prob, ratio, clipped, kl, logits) -> dict[str, jax.Array]:
+    """Figures of a gradient pass for the log, each [].
 
     Args:
-        mask: [N, T], what counts.
-        A: advantage [N, 1].
+        batch: with the mask of what counts, and the sampler's log-probs.
+        old_log_prob: of the trainer before the updates of this step [N, T].
         ratio: [N, T].
-        clipped: the ratio inside the clip range [N, T].
+        clipped: whether the clip changes a token's term [N, T], bool.
         kl: [N, T].
         logits: [N, T, V].
 
     Returns:
-        Means over the tokens: `kl` and `pg_clipfrac` (share of tokens that the clip leaves without a
-        gradient). The mean over answers of `entropy` per token (nats). `is_ratio/max` and `is_ratio/min`.
+        Under Tunix's names: means over the tokens `kl` and `pg_clipfrac`; the mean over answers of `entropy`
+        per token (nats); `is_ratio/max` and `is_ratio/min`. Under ours, over the tokens, mean and maximum of
+        |log pi - log pi_sampler| (nats): `mismatch`, `mismatch/max`.
     """
-    mask = mask.astype(bool)
+    mask = batch.completion_mask.astype(bool)
     tokens = mask.sum().clip(1)
     answers = mask.any(axis=1).sum().clip(1)
     entropy = compute_entropy_from_logits(logits)  # [N, T]
+    mismatch = jnp.where(mask, jnp.abs(old_log_prob - batch.sampler_log_prob), 0.0)  # [N, T]
     return {
         "kl": (kl * mask).sum() / tokens,
-        "pg_clipfrac": ((clipped * A < ratio * A) * mask).sum() / tokens,
+        "pg_clipfrac": (clipped * mask).sum() / tokens,
         "entropy": (entropy * mask / mask.sum(axis=1, keepdims=True).clip(1)).sum() / answers,
         "is_ratio/max": jnp.where(mask, ratio, 0.0).max(),
         "is_ratio/min": jnp.where(mask, ratio, jnp.inf).min(),
+        "mismatch": mismatch.sum() / tokens,
+        "mismatch/max": mismatch.max(),
     }
 
 
@@ -245,6 +301,25 @@ def advantage_name(advantage: str, norm_adv_by_std: bool) -> str:
     if advantage == "rloo":
         return "leave_one_out"
     return "group" if norm_adv_by_std else "centered"
+
+
+# %% Rewards: what only the tokens tell --------------------------------------------------------------------
+def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
+    """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
+
+    0 up to `limit - buffer` tokens, then down in a straight line to `-penalty` at the limit.
+
+    Args:
+        limit: L_max, tokens per answer.
+        buffer: L_cache, tokens.
+        penalty: points; 1 in the paper, whose rewards are 1 and -1.
+    """
+
+    def overlong(prompts, completions, completion_ids: Sequence[Sequence[int]], **columns) -> list[float]:
+        over = np.array([len(ids) for ids in completion_ids]) - (limit - buffer)  # [B * G], tokens
+        return (-penalty * np.clip(over / buffer, 0, 1)).tolist()
+
+    return overlong
 
 
 # %% Schedules: pure functions of the step and of the log ---------------------------------------------------
@@ -297,7 +372,10 @@ class Learner(GRPOLearner):
 
     def _compute_rewards(self, prompts, completions, mode: Mode, **columns) -> np.ndarray:
         """Tunix's; keeps what each reward function gave. float [B * G]."""
-        found = self.reward_manager(prompts=prompts, completions=completions, mode=str(mode), **columns)
+        found = self.reward_manager(
+            prompts=prompts, completions=completions, completion_ids=self.rl_cluster.drawn.tokens,
+            mode=str(mode), **columns,
+        )  # fmt: skip
         self.rl_cluster.buffer_metrics(found["log_metrics"], mode=mode)
         names = [function.__name__ for function in self.reward_manager.reward_fns]
         self._graded = {name: np.asarray(columns[name]) for name in GRADED_COLUMNS} | {
@@ -307,8 +385,17 @@ class Learner(GRPOLearner):
         }
         return found["rewards"]
 
+    def _draw(self, training_input, mode: Mode) -> Example:
+        """A step's answers, drawn and graded (Tunix), with the log-probs that their sampler gave them."""
+        example = super()._generate_and_compute_advantage(training_input, mode)
+        sampler_log_prob = np.zeros(example.completion_ids.shape, np.float32)  # [B * G, T]
+        for row, log_prob in zip(sampler_log_prob, self.rl_cluster.drawn.logprobs, strict=True):
+            row[: len(log_prob)] = log_prob
+        fields = {field.name: getattr(example, field.name) for field in dataclasses.fields(TrainExample)}
+        return Example(**fields, sampler_log_prob=jnp.asarray(sampler_log_prob))
+
     def _generate_and_compute_advantage(self, training_input, mode: Mode = Mode.TRAIN) -> Example:
-        """Generates a step's answers and grades them (Tunix), then decides what counts."""
+        """Draws a step's answers and grades them, then decides what counts."""
         config, cluster, step = self.algo_config, self.rl_cluster, self.rl_cluster.global_steps
         beta, temperature = self._schedule(step)
         cluster.buffer_metrics(
@@ -317,7 +404,7 @@ class Learner(GRPOLearner):
         if config.temperature_schedule:
             cluster.set_temperature(temperature)
 
-        example = super()._generate_and_compute_advantage(training_input, mode)
+        example = self._draw(training_input, mode)
         graded, rows = self._graded, len(example.advantages)
         keep = np.ones(rows, bool)
         if config.zero_variance_groups != "keep":
@@ -345,8 +432,7 @@ class Learner(GRPOLearner):
             traced["denominator"] = denominator(example.completion_mask, config.loss_agg_mode) / passes
         if self._on_batch:
             self._on_batch(step, example, graded, beta)
-        fields = {field.name: getattr(example, field.name) for field in dataclasses.fields(TrainExample)}
-        return Example(**fields, **{k: jnp.full(rows, v, jnp.float32) for k, v in traced.items()})
+        return example.replace(**{k: jnp.full(rows, v, jnp.float32) for k, v in traced.items()})
 
     def _groups_with_signal(self) -> np.ndarray:
         """bool [groups]: whether the answers just graded differ in reward."""
@@ -367,7 +453,7 @@ class Learner(GRPOLearner):
             if np.concatenate(signals).sum() >= size:
                 break
             more = {k: np.repeat(v, G, axis=0) for k, v in self._refill(step, attempt).items()}  # [B * G]
-            examples.append(super()._generate_and_compute_advantage(more, mode))
+            examples.append(self._draw(more, mode))
             graded.append(self._graded)
             signals.append(self._groups_with_signal())
         signal = np.concatenate(signals)
@@ -377,19 +463,47 @@ class Learner(GRPOLearner):
         return example, jax.tree.map(lambda *parts: np.concatenate(parts)[rows], *graded), signal[chosen]
 
 
-# %% Cluster: log-probs of the old and of the frozen policy -------------------------------------------------
+# %% Cluster: answers, and log-probs of the old and of the frozen policy ------------------------------------
 class Cluster(RLCluster):
     """Tunix's cluster; its log-probs know a temperature schedule, a logit clip, a reference on the host.
 
     Attributes:
+        drawn: what the rollout engine gave last, while the step is graded.
+        next_prompts: prompts [B * G] of the step after so many steps, None after the last. Where it is given,
+            each step but the first trains on answers one step old.
         logits_clip: as in `LossConfig`.
         reference_offload: the reference is kept in host memory, and is on the device while it computes.
         frozen_weights: with LoRA the reference's own arrays, which are the actor's, too.
     """
 
+    drawn: RolloutOutput | None = None
+    next_prompts: Callable[[int], list[str] | None] | None = None
     logits_clip: float = 0.0
     reference_offload: bool = False
     frozen_weights: nnx.State | None = None
+    _ahead: futures.Future | None = None
+
+    def generate(self, prompts: list[str], **arguments) -> RolloutOutput:
+        """The answers of this step; with `next_prompts` it also begins to draw those of the next one."""
+        draw = functools.partial(super().generate, **arguments)
+        self.drawn = self._ahead.result() if self._ahead else draw(prompts)
+        if self.next_prompts:
+            following = self.next_prompts(self.global_steps + 1)
+            self._ahead = self._drawer.submit(draw, following) if following else None
+            # vLLM has its own weights, and draws while the step trains. rollout.py shares the trainer's.
+            if self._ahead and self.rollout.model() is self.actor_trainer.model:
+                futures.wait([self._ahead])
+        return self.drawn
+
+    @functools.cached_property
+    def _drawer(self) -> futures.Executor:
+        return futures.ThreadPoolExecutor(max_workers=1)
+
+    def sync_weights(self) -> None:
+        """Tunix's; the answers that are being drawn are the old weights' to the end."""
+        if self._ahead:
+            futures.wait([self._ahead])
+        super().sync_weights()
 
     def update_actor(self, *args, **kwargs) -> None:
         """After each step, puts the frozen weights back into the actor.

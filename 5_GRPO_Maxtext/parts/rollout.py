@@ -63,10 +63,37 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def sample(logits: jax.Array, t: int, key: jax.Array, temperature, greedy: bool, top_p: float, top_k: int):
-    """Token t of each row, from logits [B, 1, V]."""
+    """Token t of each row, from logits [B, 1, V], and its log-prob as it was drawn: [B], [B]."""
     if greedy:
-        return jnp.argmax(logits[:, -1], axis=-1)
-    return sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
+        return jnp.argmax(logits[:, -1], axis=-1), jnp.zeros(len(logits))
+    token = sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
+    return token, sampled_log_prob(logits[:, -1], token, temperature, top_p, top_k)
+
+
+def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
+    """Log-prob of a token under what was left of the distribution after top-k and top-p, renormalised.
+
+    Tunix's `sample_top_p` can return the log-prob before the cut, which hides the very difference that
+    SAMPLER_CORRECTION is for.
+
+    Args:
+        logits: [B, V].
+        token: int32 [B], drawn by `sample_top_p` with the same arguments.
+        temperature: of the sampling.
+        top_p: probability mass that is kept (1 = all).
+        top_k: number of tokens that are kept (-1 = all).
+
+    Returns:
+        float32 [B].
+    """
+    scaled = logits.astype(jnp.float32) / temperature  # [B, V]
+    kept = scaled
+    if top_k > 0 or top_p < 1:
+        kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])  # [B, K], largest first
+        probs = jax.nn.softmax(kept)
+        kept = jnp.where(jnp.cumsum(probs, axis=-1) - probs > top_p, -jnp.inf, kept)
+    drawn = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
+    return drawn - jax.nn.logsumexp(kept, axis=-1)
 
 
 class MaxTextRollout(BaseRollout):
@@ -154,7 +181,8 @@ class MaxTextRollout(BaseRollout):
             max_tokens: T, static.
 
         Returns:
-            The carry of `_decode_step`: t, cache, token [B], done [B], tokens [B, T], prompt lengths [B].
+            The carry of `_decode_step`: t, cache, token [B], done [B], tokens [B, T], their log-probs
+            [B, T], prompt lengths [B].
         """
         pad_id = self.pad_id()
         mask = prompts != pad_id  # [B, P]
@@ -165,31 +193,37 @@ class MaxTextRollout(BaseRollout):
         logits, cache = self._forward(
             params, rest, empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32)
         )
-        token = sample(logits, 0, key, temperature, *sampling)
+        token, log_prob = sample(logits, 0, key, temperature, *sampling)
         # A row of padding alone only fills up the batch: it is done before it starts.
         token = jnp.where(lengths == 0, pad_id, token)
         done = (token == self.eos_id()) | (lengths == 0)
         tokens = jnp.full((prompts.shape[0], max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
-        return jnp.int32(1), cache, token.astype(jnp.int32), done, tokens, lengths
+        log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
+        return jnp.int32(1), cache, token.astype(jnp.int32), done, tokens, log_probs, lengths
 
     def _decode_step(self, params, rest, key, temperature, sampling, carry):
         """Token t of each answer that is not done; padding for the others. Arguments as in `_prefill`."""
-        t, cache, token, done, tokens, lengths = carry
+        t, cache, token, done, tokens, log_probs, lengths = carry
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
             params, rest, cache, token[:, None], positions, MODEL_MODE_AUTOREGRESSIVE
         )
-        token = jnp.where(done, self.pad_id(), sample(logits, t, key, temperature, *sampling))  # [B]
-        return t + 1, cache, token, done | (token == self.eos_id()), tokens.at[:, t].set(token), lengths
+        token, log_prob = sample(logits, t, key, temperature, *sampling)
+        token = jnp.where(done, self.pad_id(), token)  # [B]
+        tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
+        return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
 
     def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
-        """int32 [B, T]: tokens up to and including end-of-sequence, padding after it. As `_prefill`."""
-        *_, tokens, _ = jax.lax.while_loop(
+        """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
+
+        Arguments as in `_prefill`. The log-probs [B, T] are as `sampled_log_prob` has them.
+        """
+        *_, tokens, log_probs, _ = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
             lambda carry: self._decode_step(params, rest, key, temperature, sampling, carry),
             self._prefill(params, rest, prompts, key, temperature, sampling, max_tokens),
         )
-        return tokens
+        return tokens, log_probs
 
     def _weights(self) -> nnx.State:
         """`nnx.Param` state of the plain model that decodes."""
@@ -221,7 +255,8 @@ class MaxTextRollout(BaseRollout):
                 `seed=None` (training) the key is a function of (run seed, step, call within the step).
 
         Returns:
-            `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token.
+            `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token, `logprobs` are of the
+            distribution they were drawn from (temperature, top-k and top-p applied).
 
         Raises:
             ValueError: a prompt is longer than `max_prompt_length` tokens.
@@ -235,7 +270,7 @@ class MaxTextRollout(BaseRollout):
         chunks = []
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
             for i, start in enumerate(range(0, len(padded), B)):
-                tokens = self._generate(
+                drawn = self._generate(
                     params,
                     self._rest,
                     self._fill_up(padded[start : start + B]),
@@ -244,8 +279,8 @@ class MaxTextRollout(BaseRollout):
                     sampling=sampling,
                     max_tokens=rollout_config.max_tokens_to_generate,
                 )
-                chunks.append(np.asarray(tokens))
-        tokens = np.concatenate(chunks)[: len(padded)]
+                chunks.append(jax.tree.map(np.asarray, drawn))
+        tokens, log_probs = (np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True))
         lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
         return RolloutOutput(
@@ -253,7 +288,7 @@ class MaxTextRollout(BaseRollout):
             logits=None,
             tokens=completions,
             left_padded_prompt_tokens=padded,
-            logprobs=None,
+            logprobs=[row[:n] for row, n in zip(log_probs, lengths, strict=True)],
         )
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
@@ -274,7 +309,7 @@ class MaxTextRollout(BaseRollout):
                 max_tokens=rollout_config.max_tokens_to_generate,
             )  # fmt: skip
             while True:
-                t, _, _, done, tokens, _ = carry
+                t, _, _, done, tokens, *_ = carry
                 # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
                 text = self._tokenizer.decode(np.asarray(tokens[0, :t]).tolist(), skip_special_tokens=True)
                 over = bool(done[0]) or t == tokens.shape[1]

@@ -249,7 +249,7 @@ class TrainingLog(TrainingHooks):
     COLUMNS = (
         "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
         "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
-        "temperature", "correct_lenient", *HELD_OUT,
+        "temperature", "correct_lenient", *HELD_OUT, "mismatch", "mismatch_max", "answers",
     )  # fmt: skip
 
     def __init__(
@@ -315,6 +315,7 @@ class TrainingLog(TrainingHooks):
             beta=mean["schedule/beta"],
             temperature=mean["schedule/temperature"],
             correct_lenient=mean["answers/correct_lenient"],
+            answers=answers,
             **{f"reward_{name}": mean[f"rewards/{name}"] for name in self._reward_names},
             **memory_gib(),
         )
@@ -351,6 +352,7 @@ class TrainingLog(TrainingHooks):
         row.update(
             step=step, loss=float(train_loss), kl=last("kl"), entropy=last("entropy"),
             clip_fraction=last("pg_clipfrac"), grad_norm=last("grad_norm"),
+            mismatch=last("mismatch"), mismatch_max=last("mismatch/max"),
         )  # fmt: skip
         if row.keys() <= set(self._columns):
             self._writer.writerow(row)
