@@ -2,7 +2,9 @@
 # make demo-cuda    the same on an NVIDIA GPU, in an environment of its own (2.5 GB more; not run by us)
 # make test    sets everything up and runs the tests
 # make test-browser    the page of a run in a real browser (Debian's chromium and chromium-driver)
+# make test-slurm    two processes of the main script under a real SLURM (Debian's slurm-wlm and munge)
 # make test-vllm    generation by the real vLLM engine, on a CPU, in an environment of its own (about 12 GB)
+# make lm-eval MODEL=runs/mine_hf    an exported run, evaluated by EleutherAI's harness, in an environment of its own (6.2 GB)
 PYTHON ?= python3.12
 BIN := .venv/bin
 REQUIREMENTS := requirements.txt
@@ -14,7 +16,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-.PHONY: setup demo demo-cuda test test-slow test-browser page-pictures test-vllm lint links figures benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo demo-cuda test test-slow test-browser test-slurm page-pictures test-vllm lm-eval lint links figures benchmark fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -49,6 +51,13 @@ test-browser:
 	needs $$program; on Debian: apt-get install chromium chromium-driver" >&2; exit 2; }; done
 	$(BIN)/python -m pytest tests/browser_page.py
 
+# A SLURM of this machine alone, in a temporary folder; slurmd wants to be root. Installs nothing, as above.
+test-slurm:
+	@test -x $(BIN)/python || { echo "make test-slurm needs .venv; run make setup first" >&2; exit 2; }
+	@for program in munged slurmctld slurmd sbatch; do command -v $$program > /dev/null || { echo "make test-slurm \
+	needs $$program; on Debian: apt-get install slurm-wlm munge" >&2; exit 2; }; done
+	$(BIN)/python -m pytest tests/slurm_job.py
+
 # The README's pictures of the page, of a run of the main script with its default constants: RUN=its folder
 page-pictures: setup
 	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures
@@ -60,6 +69,23 @@ test-vllm: .venv-vllm/installed
 .venv-vllm/installed: requirements-tpu.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-tpu.txt
+	touch $@
+
+# MODEL: a folder that convert_checkpoint.py made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
+TASK ?= tiny_gsm8k
+ifeq ($(filter lm-eval,$(MAKECMDGOALS))$(MODEL),lm-eval)
+$(error MODEL is empty; give the folder that convert_checkpoint.py made: make lm-eval MODEL=runs/mine_hf)
+endif
+lm-eval: .venv-eval/installed
+	.venv-eval/bin/lm-eval run --model hf --model_args pretrained=$(MODEL) \
+	  --include_path 5_GRPO_Maxtext/lm_eval --tasks $(TASK) --apply_chat_template --batch_size 64 \
+	  --log_samples --output_path $(MODEL)/lm_eval
+
+# On Linux the package index has torch only with CUDA's libraries and Triton, 4 GB that a CPU does not need.
+# --no-deps: the file is complete, and pip would look beyond it for what it calls typepy[datetime].
+.venv-eval/installed: requirements-eval.txt
+	$(PYTHON) -m venv .venv-eval
+	.venv-eval/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-eval.txt
 	touch $@
 
 lint: setup
@@ -96,6 +122,8 @@ requirements: setup
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)
 	$(BIN)/uv pip compile --group fit --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file requirements-fit.txt
+	$(BIN)/uv pip compile --group eval --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make requirements" --quiet --output-file requirements-eval.txt
 	$(BIN)/uv pip compile pyproject.toml --extra dev --group cuda --constraint $(REQUIREMENTS) --universal \
 	  --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file requirements-cuda.txt

@@ -16,6 +16,7 @@ Hugging Face's files: it reads them as they are.
     python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
 
 A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
+With a run's weights comes a model card, README.md: data, constants, figures, how to use it.
 
 One array is in memory at a time, filled or emptied layer by layer: 1.2 B parameters take 64 s and 2.7 GiB to
 MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); README.md says what 8 B should need.
@@ -87,7 +88,7 @@ from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
-from parts import llama, lora
+from parts import llama, lora, model_card
 from parts.memory import refuse_full_disk
 from parts.versions import check_versions
 
@@ -106,12 +107,9 @@ def find_checkpoint(source: Path) -> Path | None:
     return found[step.index(max(step))].resolve() if found else None
 
 
-def find_constants(checkpoint: Path) -> dict[str, Any]:
-    """The constants of the run around `checkpoint`; empty if there is no `constants.json` above it."""
-    for folder in checkpoint.parents:
-        if (folder / "constants.json").is_file():
-            return json.loads((folder / "constants.json").read_text())
-    return {}
+def find_run(checkpoint: Path) -> Path | None:
+    """The folder of the run around `checkpoint`; None if there is no `constants.json` above it."""
+    return next((folder for folder in checkpoint.parents if (folder / "constants.json").is_file()), None)
 
 
 def find_model(c: Constants, run_constants: dict[str, Any]) -> str:
@@ -378,8 +376,9 @@ def to_huggingface(
         for hf_name in np.atleast_1d(hf_names)
     }
     write_weights(c, tensors(), bytes_of, target)
-    for path in folder.iterdir():  # tokenizer, chat template, generation config: as they are
-        if path.suffix in (".json", ".jinja", ".model") and "safetensors" not in path.name:
+    for path in folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
+        kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
+        if kept and "safetensors" not in path.name:
             shutil.copyfile(path, target / path.name)
     written = json.loads((folder / "config.json").read_text())
     written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(dtype_of(config))
@@ -456,8 +455,10 @@ def export(c: Constants, checkpoint: Path, target: Path) -> tuple[int, Any]:
     """Orbax -> Hugging Face: writes `target`; returns the number of parameters and the MaxText config."""
     leaves = stored_leaves(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in leaves)
-    run_constants = find_constants(checkpoint)
-    folder, hf, config = load_config("MODEL", find_model(c, run_constants), c.WEIGHT_DTYPE, scanned)
+    run = find_run(checkpoint)
+    run_constants = json.loads((run / "constants.json").read_text()) if run else {}
+    model = find_model(c, run_constants)
+    folder, hf, config = load_config("MODEL", model, c.WEIGHT_DTYPE, scanned)
     layout = "scanned" if scanned else "one array per layer"
     if any(name.endswith("_lora_a") for name in leaves):
         if not run_constants:
@@ -471,7 +472,11 @@ def export(c: Constants, checkpoint: Path, target: Path) -> tuple[int, Any]:
     else:
         read = stored_reader(c, checkpoint, leaves, folder, config)
     print(f"{checkpoint} ({layout}) -> Hugging Face")
-    return to_huggingface(c, read, folder, hf, config, target), config
+    count = to_huggingface(c, read, folder, hf, config, target)
+    if run:
+        card = model_card.model_card(run, int(checkpoint.parent.name), model, folder)
+        (target / "README.md").write_text(card, encoding="utf-8")
+    return count, config
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -268,6 +268,11 @@ JOBS = [
         46,
     ),
     Job(SMOLLM2, into("5_GRPO_Maxtext", "smollm2_seeds.csv"), 46, rows=language_model_rows),
+    Job(
+        "python benchmarks/against_lm_eval.py RUNS=runs/seed_0,runs/smollm2_seed_0",
+        into("5_GRPO_Maxtext", "lm_eval.csv"),
+        writes_itself=True,
+    ),
     Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv"), writes_itself=True),
     Job(
         "python benchmarks/pendulum_optimum.py",

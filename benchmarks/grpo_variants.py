@@ -3,8 +3,9 @@
     python benchmarks/grpo_variants.py                      # 39 runs one after another
     python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; continues where it stopped
 
-Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`, `variants.png`,
-and the same for `mismatch`. What the constants mean stands in folder 5's README, under "Options of the loss".
+Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
+`variants.png`, and the same for `mismatch`. The constants are explained in folder 5's README, under "Options
+of the loss" and "The sampler is not the trainer".
 """
 
 import csv
@@ -50,7 +51,7 @@ PANELS = (  # of the picture
     ("GRPO", "CISPO", "entropy bonus", "length penalty", "one step old", "one step old, corrected"),
 )
 
-# Hot, so that five tokens hold but part of the probability; without the KL, which would hold the rest in place.
+# Hot, so that five tokens hold but part of the probability; without the KL, which would hold the rest.
 COMMON_MISMATCH = "TEMPERATURE=3.0 BETA=0.0 NUM_BATCHES=100"
 MISMATCH = {
     "no cut": "",
@@ -80,7 +81,7 @@ def run(arguments: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, st
 
 
 def run_all(name: str, common: str, variants: dict[str, str], runs: Path) -> list[dict[str, Any]]:
-    """Runs every variant with every seed, each in a folder of `runs`; writes both tables, returns the curves."""
+    """Runs every variant with every seed, each in a folder of `runs`; writes two tables; the curves."""
     lines, curves = [], []
     for variant, constants in variants.items():
         for seed in SEEDS:
@@ -133,9 +134,8 @@ def draw_variants(curves: list[dict[str, Any]]) -> None:
 def draw_mismatch(curves: list[dict[str, Any]]) -> None:
     """What the health line looks at, and what becomes of the answers."""
     figure, halves = plt.subplots(1, 2, figsize=(13, 4.4), layout="constrained")
-    for axes, (name, label) in zip(
-        halves, {"mismatch": "|log π − log π_sampler|, nats per token", "correct": "answers right"}.items()
-    ):
+    labels = {"mismatch": "mismatch (nats per token)", "correct": "answers right"}
+    for axes, (name, label) in zip(halves, labels.items()):
         plot(axes, curves, list(MISMATCH), name)
         axes.set(ylabel=f"{label}, mean of {WINDOW} steps", ylim=(0, None))
     save(figure, "mismatch.png")

@@ -90,6 +90,7 @@ CASES = {
     "entropy": (pay_for_brevity, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
     "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
     "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
+    "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
     "worse": (None, ["LEARNING_RATE=0.1", "MAX_GRAD_NORM=100.0"]),
 }
 

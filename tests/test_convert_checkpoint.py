@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import ml_dtypes
 import numpy as np
@@ -103,6 +104,7 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
     convert.main([f"SOURCE={model}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
     convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     assert_same_bits(model, "hf")
+    assert not Path("hf/README.md").exists()  # no run, no card
     assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
 
 
@@ -210,6 +212,9 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     assert np.abs(exported - golden["logits"]).max() > 0.1  # and they are not the untrained model's
     tokenizer, original = (llama.load_tokenizer(folder) for folder in (Path("hf"), HERE / "tiny_llama"))
     assert tokenizer.encode("Tom has 2 apples") == original.encode("Tom has 2 apples")
+    card = Path("hf/README.md").read_text()
+    assert huggingface_hub.metadata_load("hf/README.md")["library_name"] == "transformers"
+    assert "after update 10 of 200" in card
 
 
 FAULTS = {

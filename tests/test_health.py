@@ -25,6 +25,7 @@ SHOWN = {  # what the line has to say: the cause, and the constants to turn
     "entropy": ["settled too early", "BETA=0.0", "TEMPERATURE=1.0"],
     "clipped": ["clipped", "NUM_ITERATIONS=8", "LEARNING_RATE=0.005"],
     "gradient": ["nearly every update is cut", "MAX_GRAD_NORM=0.01"],
+    "mismatch": ["another distribution", "TOP_K=5", "SAMPLER_CORRECTION=0.0"],
     "worse": ["training does harm", "LEARNING_RATE=0.1"],
 }
 
@@ -70,6 +71,15 @@ def test_a_norm_that_is_not_limited_is_not_judged():
     rows, constants = log("gradient")
     assert "gradient" in health.check(rows, constants)
     assert "gradient" not in health.check(rows, constants | {"MAX_GRAD_NORM": 0.0})
+
+
+def test_a_mismatch_that_is_corrected_is_left_in_peace_until_the_weights_are_at_the_cap():
+    rows, constants = log("mismatch")
+    assert "mismatch" in health.check(rows, constants)
+    corrected = constants | {"SAMPLER_CORRECTION": 2.0}
+    assert "mismatch" not in health.check(rows, corrected)
+    far = [row | {"mismatch": health.MISMATCH_CORRECTED} for row in rows]
+    assert "mismatch" in health.check(far, corrected)
 
 
 def test_every_kind_of_line_is_provoked():

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def test_without_python_3_12_make_says_in_one_line_what_to_do(tmp_path, target):
     assert done.returncode == 2
     [line] = (done.stdout + done.stderr).splitlines()
     assert "PYTHON=/nowhere/python3.12 is not Python 3.12; install it, or set its path" in line
+    assert not list(tmp_path.glob(".venv*"))
+
+
+def test_lm_eval_without_a_model_says_in_one_line_what_to_do(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "MODEL"}
+    command = ["make", "lm-eval", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    [line] = (done.stdout + done.stderr).splitlines()
+    assert "MODEL is empty; give the folder that convert_checkpoint.py made" in line
     assert not list(tmp_path.glob(".venv*"))
 
 

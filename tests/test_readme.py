@@ -145,11 +145,38 @@ def test_the_variants_table_is_the_committed_csv(language):
         assert [int(row["seed"]) for row in rows] == list(grpo_variants.SEEDS)
         command, seed = rows[0]["command"].rsplit(" ", 1)
         assert f"{command}\n" in text and seed == "SEED=0"
-        cells = []
-        for key in ("answer_accuracy", "format_accuracy", "greedy_answer_accuracy"):
+        cells = [f"{statistics.mean(int(row['graded']) for row in rows):,.0f}"]
+        for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy"):
             shares = [100 * float(row[f"after_{key}"]) for row in rows]
             cells.append(f"{statistics.mean(shares):.1f} ± {statistics.stdev(shares):.1f} %")
         assert f"| {name} | {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_table_of_the_mismatch_is_the_committed_csvs(language):
+    """Means over the seeds: of the first and the last ten steps, and of the test questions."""
+    runs, curves = (
+        list(csv.DictReader((settings.HERE / "assets" / name).read_text().splitlines()))
+        for name in ("mismatch.csv", "mismatch_curves.csv")
+    )
+    text = (settings.HERE / language).read_text()
+    assert list(dict.fromkeys(row["variant"] for row in runs)) == list(grpo_variants.MISMATCH)
+    for variant in grpo_variants.MISMATCH:
+        mine = [row for row in runs if row["variant"] == variant]
+        assert [int(row["seed"]) for row in mine] == list(grpo_variants.SEEDS)
+        assert f"{mine[0]['command'].removesuffix(' SEED=0')}\n" in text
+        cells = []
+        for name, digits in (("mismatch", 3), ("entropy", 2), ("correct", 3)):
+            ends = []
+            for first, last in ((1, 10), (91, 100)):
+                rows = [r for r in curves if r["variant"] == variant and first <= int(r["step"]) <= last]
+                assert len(rows) == 10 * len(grpo_variants.SEEDS)
+                mean = statistics.mean(float(row[name]) for row in rows)
+                ends.append(f"{100 * mean:.0f}" if name == "correct" else f"{mean:.{digits}f}")
+            cells.append(" → ".join(ends) + " %" * (name == "correct"))
+        shares = [100 * float(row["after_answer_accuracy"]) for row in mine]
+        cells.append(f"{statistics.mean(shares):.1f} ± {statistics.stdev(shares):.1f} %")
+        assert f"| {variant} | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
@@ -220,6 +247,9 @@ def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
         generation = c["NUM_BATCHES"] * answers * tokens / (chips * rate) / 3600
         training = c["NUM_BATCHES"] * answers * padded * 8 * parameters / (chips * flops * 0.45) / 3600
         evaluations = asked * tokens / (chips * rate) / 3600
+        together = generation + training  # on shared chips; on halves each takes twice as long
+        halves = [f"{x:.2f} h" for x in (together, 2 * together, 2 * max(generation, training))]
+        assert f"| {name} | {' | '.join(halves)} |" in text
         hours = (generation, training, evaluations, generation + training + evaluations)
         cells = [f"{value:.2f}" for value in hours]
         line = next(line for line in text.splitlines() if line.startswith(f"| {name} | {cells[0]}"))

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
         ("requirements-fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+        ("requirements-eval.txt", ["--group", "eval"]),  # another project's harness, and torch
         (
             "requirements-cuda.txt",
             ["pyproject.toml", "--extra", "dev", "--group", "cuda", "--constraint", "requirements.txt"],
@@ -79,7 +80,14 @@ def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_as
     assert {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= cuda.keys()
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-cuda.txt", "requirements-tpu.txt"])
+def test_the_harness_reads_a_model_with_the_transformers_that_it_was_written_with():
+    line, _ = packages("requirements-eval.txt")["transformers"]
+    assert line.split()[0] == f"transformers=={version('transformers')}"
+
+
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-cuda.txt", "requirements-tpu.txt", "requirements-eval.txt"]
+)
 def test_every_requirement_is_pinned_with_hashes(name):
     blocks = (ROOT / name).read_text().split("\n    # via")[:-1]
     assert len(blocks) > 100

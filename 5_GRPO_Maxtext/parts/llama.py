@@ -46,12 +46,11 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     """
     folder = find_path(model)
     if not folder.is_dir():
+        patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
+        if weights:
+            patterns += ["*.safetensors"]
         try:
-            folder = Path(
-                huggingface_hub.snapshot_download(
-                    model, allow_patterns=["*.json", "*.jinja"] + ["*.safetensors"] * weights
-                )
-            )
+            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
         except Exception as error:  # no network, no such name, no licence accepted: many types
             reason = str(error).strip().splitlines()[0]
             raise UserError(

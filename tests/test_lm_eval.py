@@ -1,0 +1,143 @@
+"""The tasks for lm-eval, which is not installed here, ask what the main script asks and grade as it does."""
+
+import csv
+import dataclasses
+import json
+import re
+import shlex
+
+import jinja2
+import pytest
+import yaml
+
+import grpo_llama3_1_8b_demo as demo
+from parts import questions, settings, task_rewards
+from parts.grading import grade, grade_lenient
+from parts.settings import HERE
+
+ROOT = HERE.parent
+TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}
+FIGURES = {"tiny_gsm8k": "seeds.csv", "small_numbers": "smollm2_seeds.csv"}  # of the run behind each task
+METRICS = {"strict-match": "greedy_answer_accuracy", "flexible-extract": "greedy_lenient_accuracy"}
+
+
+def rows_of(name):
+    with open(HERE / "assets" / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def constants_of(task):
+    """The constants of the run whose questions a task asks, from the command of its figures."""
+    [_, script, *arguments] = shlex.split(rows_of(FIGURES[task])[0]["command"])
+    assert script == "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
+    return dataclasses.asdict(settings.read(demo.Constants, arguments))
+
+
+def extract(task, name, text):
+    """What lm-eval's filters make of an answer: the last match, the first group that is there, and so on."""
+    [found] = [entry["filter"] for entry in task["filter_list"] if entry["name"] == name]
+    assert [step["function"] for step in found] == ["regex", "take_first"]
+    matches = re.findall(found[0]["regex_pattern"], text)
+    if not matches:
+        return "[invalid]"
+    match = matches[found[0]["group_select"]]
+    match = next(filter(None, match)) if isinstance(match, tuple) else match
+    [metric] = task["metric_list"]
+    assert metric["metric"] == "exact_match"
+    for pattern in metric["regexes_to_ignore"]:
+        match = re.sub(pattern, "", match)
+    return match.strip()
+
+
+def task_of(row):
+    """The task in a command such as `make lm-eval MODEL=runs/mine_hf TASK=small_numbers`."""
+    return dict(word.split("=") for word in row["command"].split() if "=" in word).get("TASK", "tiny_gsm8k")
+
+
+def test_the_tasks_are_the_two_that_were_run():
+    assert TASKS.keys() == FIGURES.keys() == set(map(task_of, rows_of("lm_eval.csv")))
+    for name, task in TASKS.items():
+        assert task["task"] == name and task["output_type"] == "generate_until"
+    assert "\nTASK ?= tiny_gsm8k\n" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_task_asks_the_runs_questions_and_waits_for_as_many_tokens(name):
+    task, c = TASKS[name], constants_of(name)
+    [path] = task["dataset_kwargs"]["data_files"].values()
+    data = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
+    wanted, source = questions.read_questions(c["DATASET"], "test", tiny=True)
+    assert source.endswith(path.removeprefix("5_GRPO_Maxtext/")) and len(data) == c["NUM_TEST_QUESTIONS"]
+    for row, question in zip(data, wanted, strict=True):
+        asked = jinja2.Template(task["doc_to_text"]).render(row)
+        assert asked == c["TEMPLATE"].format(question=question["question"])
+        assert jinja2.Template(task["doc_to_target"]).render(row) == question["answer"]
+    limits = task["generation_kwargs"]
+    assert limits["max_gen_toks"] == c["TOTAL_GENERATION_STEPS"] and limits["do_sample"] is False
+
+
+def test_the_tiny_model_stops_at_its_own_token():
+    said = json.loads((HERE / "tiny_llama" / "tokenizer_config.json").read_text())
+    assert TASKS["tiny_gsm8k"]["generation_kwargs"]["until"] == [said["eos_token"]]
+
+
+ANSWERS = [
+    "<reasoning>8-6=2,2+5=7</reasoning><answer>7</answer>",
+    "<reasoning>8-6=2,2+5=7</reasoning>7</answer>",
+    "<reasoning>8+6=14</reasoning><answer>14</answer>",
+    "<reasoning>2+5=7</reasoning><answer>7",
+    "<answer>7</answer><answer>8</answer>",
+    "<answer>8</answer><answer>7</answer>",
+    "Mia has 3 + 4 = 7 shells.",
+    "She has 7.",
+    "It costs $7.",
+    "7",
+    "There are 7 and then 10",
+    "none",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_two_filters_grade_as_the_course_does(name, text):
+    strict = {
+        "tiny_gsm8k": lambda: grade(text, "7"),
+        "small_numbers": lambda: task_rewards.compute_score("math_reasoning", text, "7") >= 1,
+    }[name]()
+    assert (extract(TASKS[name], "strict-match", text) == "7") == strict
+    assert (extract(TASKS[name], "flexible-extract", text) == "7") == grade_lenient(text, "7")
+
+
+def test_where_lm_evals_filter_grades_otherwise():
+    """Its "-" in "16-9" is a sign, ours an operation; its numbers are compared as text."""
+    task = TASKS["tiny_gsm8k"]
+    assert extract(task, "flexible-extract", "16-9") == "-9" and grade_lenient("16-9", "9")
+    assert extract(task, "flexible-extract", "7.0") == "7.0" and grade_lenient("7.0", "7")
+
+
+def test_our_figures_are_those_of_the_runs_tables():
+    for row in rows_of("lm_eval.csv"):
+        [run] = [run for run in rows_of(FIGURES[task_of(row)]) if run["command"].endswith(" SEED=0")]
+        assert float(row["ours"]) == float(run[f"{row['when']}_{METRICS[row['metric']]}"])
+        assert row["questions"] == run["questions"]
+        differing = set(map(int, row["differing questions"].split()))
+        assert differing <= set(range(int(row["questions"])))
+        gap = abs(float(row["ours"]) - float(row["lm_eval"])) * int(row["questions"])
+        assert round(gap) <= len(differing) and (len(differing) - round(gap)) % 2 == 0
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_readmes_table_is_the_committed_csv(language):
+    cells = (
+        r"`(strict-match|flexible-extract)` \| ([\d.]+ %) \| ([\d.]+ %) \| (\d+) / (\d+) \| (\d+) / \d+ \|"
+    )
+    wanted = [
+        (
+            row["metric"], f"{100 * float(row['ours']):.1f} %", f"{100 * float(row['lm_eval']):.1f} %",
+            str(len(row["differing questions"].split())), row["questions"],
+            row["differing questions in float32"],
+        )
+        for row in rows_of("lm_eval.csv")
+    ]  # fmt: skip
+    assert re.findall(cells, (HERE / language).read_text()) == wanted

@@ -1,0 +1,180 @@
+"""The model card of an exported run, read back by other readers: pyyaml and Hugging Face's own."""
+
+import csv
+import json
+import re
+import shutil
+
+import huggingface_hub
+import pytest
+import yaml
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+import grpo_llama3_1_8b_demo as demo
+from parts import model_card, settings
+from parts.report import wilson
+from parts.settings import HERE
+
+BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}
+AFTER = {
+    "answer_accuracy": 0.75, "lenient_accuracy": 0.8125, "greedy_answer_accuracy": 0.875,
+    "greedy_lenient_accuracy": 0.9375, "questions": 64,
+}  # fmt: skip
+
+
+def make_run(folder, result=None, **constants):
+    """A run's folder with the constants of the default run but for those given."""
+    folder.mkdir()
+    saved = settings.defaults(demo.Constants, "laptop") | constants
+    (folder / "constants.json").write_text(json.dumps(saved))
+    if result:
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def card_of(run, tmp_path, step=200, model="tiny_llama", folder=HERE / "tiny_llama"):
+    """The header as pyyaml reads it, the text below it, and the path of the card."""
+    path = tmp_path / "README.md"
+    path.write_text(model_card.model_card(run, step, model, folder), encoding="utf-8")
+    _, head, body = path.read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(head), body, path
+
+
+def block(body, language):
+    [text] = re.findall(rf"^```{language}\n(.*?)^```$", body, re.M | re.S)
+    return text
+
+
+def test_the_figures_are_those_of_result_json(tmp_path):
+    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 200})
+    head, body, path = card_of(run, tmp_path)
+    name, results = model_index_to_eval_results(head["model-index"])
+    assert name == "tiny_llama-grpo" == head["model-index"][0]["name"]
+    measured = {result.metric_name: result.metric_value for result in results}
+    assert measured == {
+        "greedy: answers right": 0.875,
+        "greedy: right by the last number": 0.9375,
+        "sampled: answers right": 0.75,
+        "sampled: right by the last number": 0.8125,
+    }
+    assert {result.dataset_args["questions"] for result in results} == {64}
+    assert huggingface_hub.ModelCard.load(path).data.eval_results == results
+    low, high = wilson(0.875, 64)
+    assert f"| greedy: answers right | 37.5% (26.7% to 49.7%) | 87.5% ({low:.1%} to {high:.1%}) |" in body
+    assert head["library_name"] == "transformers" and head["pipeline_tag"] == "text-generation"
+    assert "base_model" not in head and "datasets" not in head  # a folder and a file of ours, not on the hub
+
+
+def test_the_committed_run_of_seed_0_has_the_figures_of_its_table(tmp_path):
+    """Figures of the README's own CSV, through result.json, into the card."""
+    with open(HERE / "assets" / "seeds.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    results = {
+        when: {
+            name.removeprefix(f"{when}_"): float(value)
+            for name, value in row.items()
+            if name.startswith(f"{when}_")
+        }
+        | {"questions": int(row["questions"])}
+        for when in ("before", "after")
+    }
+    _, body, _ = card_of(make_run(tmp_path / "run", results | {"steps": 200}), tmp_path)
+    assert "| 512 questions, standard sampling | before | after |" in body
+    assert "| greedy: answers right | 39.1% (34.9% to 43.4%) | 98.2% (96.7% to 99.1%) |" in body
+
+
+@pytest.mark.parametrize(("step", "finished"), [(400, True), (200, False), (-1, False)])
+def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
+    """Checkpoints count updates: 200 steps of NUM_ITERATIONS=2 end at 400."""
+    result = {"before": BEFORE, "after": AFTER, "steps": 200}
+    run = make_run(tmp_path / "run", result, NUM_ITERATIONS=2)
+    head, body, _ = card_of(run, tmp_path, step=step)
+    assert ("model-index" in head) == finished == ("87.5%" in body)
+    assert (f"after update {step} of 400" in body) != finished
+
+
+def test_a_run_without_a_result_says_so(tmp_path):
+    head, body, _ = card_of(make_run(tmp_path / "run"), tmp_path, step=50)
+    assert "model-index" not in head and "No figures: this is the checkpoint after update 50 of 200" in body
+
+
+def test_all_constants_of_the_run_are_listed(tmp_path):
+    run = make_run(tmp_path / "run", LEARNING_RATE=5e-4, LORA_RANK=8, DATASET="gsm8k")
+    head, body, _ = card_of(run, tmp_path)
+    assert json.loads(block(body, "json")) == json.loads((run / "constants.json").read_text())
+    assert head["datasets"] == ["openai/gsm8k"] and "LoRA of rank 8, merged" in body
+
+
+def test_a_hub_name_is_the_base_model(tmp_path):
+    run = make_run(tmp_path / "run", MODEL="org/base")
+    head, _, path = card_of(run, tmp_path, model="org/base")
+    assert head["base_model"] == "org/base"
+    assert huggingface_hub.ModelCard.load(path).data.base_model == "org/base"
+
+
+HOSTILE = [
+    "a'b\"c: [x]\n---\nlicense: mit",
+    "```\n# not a heading\n```",
+    "x` | y | `z",
+    "- !!python/object/apply:os.system [ls]",
+    "{'a': 1}#",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_from_outside_stay_texts(tmp_path, text):
+    """The header keeps its keys and the body its headings, whatever a name is."""
+    result = {"before": BEFORE, "after": AFTER, "steps": 200}
+    kept, plain, _ = card_of(make_run(tmp_path / "plain", result), tmp_path)
+    given = {name: text for name in ("DATASET", "REWARD_FUNC", "TEMPLATE", "TEST_DATASET")}
+    given["TEMPLATE"] = text.replace("{", "{{").replace("}", "}}") + "{question}"
+    path = tmp_path / "README.md"
+    path.write_text(model_card.model_card(make_run(tmp_path / "run", result, **given), 200, text, tmp_path))
+    metadata = huggingface_hub.metadata_load(path)
+    assert metadata.keys() - {"base_model"} == kept.keys()
+    source = metadata["model-index"][0]["results"][0]["dataset"]["name"]
+    assert source == ", ".join(part.strip() for part in text.split(","))
+    body = path.read_text().partition("\n# ")[2]
+    assert body.splitlines()[2].startswith(f"`{' '.join(text.split()).replace('`', chr(39))}`, trained with ")
+    assert re.findall(r"^## .*", body, re.M) == re.findall(r"^## .*", plain, re.M)
+    assert json.loads(block(body, "json")).items() >= given.items()
+    compile(block(body, "python"), "snippet", "exec")
+    assert repr(given["TEMPLATE"].format(question=model_card.QUESTION)) in body
+
+
+LICENCES = {
+    "---\nlicense: llama3.1\n---\n# Base": {"license": "llama3.1"},
+    "---\nlicense: other\nlicense_name: mine\nlicense_link: LICENSE\n---\n": {
+        "license": "other", "license_name": "mine", "license_link": "LICENSE",
+    },
+    "---\nlicense: [a, b]\n---\n": {},
+    "---\n: : :\n---\n": {},
+    "# no header": {},
+    None: {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("card", LICENCES)
+def test_the_licence_is_the_one_that_the_base_models_card_names(tmp_path, card):
+    base = tmp_path / "base"
+    base.mkdir()
+    if card is not None:
+        (base / "README.md").write_text(card)
+    head, body, _ = card_of(make_run(tmp_path / "run"), tmp_path, folder=base)
+    assert {name: head[name] for name in head if name.startswith("license")} == LICENCES[card]
+    named = LICENCES[card].get("license")
+    assert (f"Its card names `{named}`." if named else "Its folder does not name it.") in body
+
+
+def test_without_a_card_the_licence_is_the_file(tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(HERE.parent / "LICENSE", base / "LICENSE.txt")
+    head, _, _ = card_of(make_run(tmp_path / "run"), tmp_path, folder=base)
+    assert (head["license"], head["license_link"]) == ("other", "LICENSE.txt")
+
+
+def test_think_tags_are_asked_for_in_the_example(tmp_path):
+    run = make_run(tmp_path / "run", REWARDS="mark_reward", TEMPLATE="{system_prompt}\n\n{question}")
+    _, body, _ = card_of(run, tmp_path)
+    assert "between <think> and" in block(body, "python")
