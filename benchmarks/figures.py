@@ -254,7 +254,10 @@ JOBS = [
     ),
     Job(
         "python benchmarks/grpo_variants.py",
-        into("5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png"),
+        into(
+            "5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png", "mismatch.csv",
+            "mismatch_curves.csv", "mismatch.png",
+        ),
         writes_itself=True,
     ),
     Job(

@@ -702,6 +702,11 @@ def test_schedules_reach_the_batch_and_the_log():
         (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
         (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
         (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
+        (["TEMPERATURE=2.1", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"], ["TEMPERATURE=2.1,", "at most 2;"]),
+        (
+            ["TEMPERATURE_END=3", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"],
+            ["TEMPERATURE_END=3.0:", "maxtext"],
+        ),
         (["SAMPLER_CORRECTION=-1"], ["SAMPLER_CORRECTION=-1.0:", "0 or more"]),
         (["ENTROPY_COEF=-0.1"], ["ENTROPY_COEF=-0.1:"]),
         (["OVERLONG_PENALTY=-1"], ["OVERLONG_PENALTY=-1.0:"]),

@@ -11,6 +11,7 @@ import math
 from parts import questions, task_rewards
 from parts.settings import UserError, at_least, find_path
 
+VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
 
@@ -123,6 +124,12 @@ def combinations(c) -> None:
         raise UserError(
             f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
             "stacked layers to vLLM, others would keep vLLM's random weights without a word"
+        )
+    hottest = max(c.TEMPERATURE, c.TEMPERATURE_END)
+    if c.ROLLOUT_ENGINE == "vllm" and hottest > VLLM_TEMPERATURE:
+        raise UserError(
+            f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
+            f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext"
         )
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
     if c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK:

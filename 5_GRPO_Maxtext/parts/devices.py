@@ -84,8 +84,9 @@ def all_hosts(c) -> Iterator[None]:
 def join() -> None:
     """Joins the other hosts; before jax is asked for its devices.
 
-    On a TPU slice, under SLURM and Open MPI jax finds the others itself. Elsewhere the environment names
-    them: JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI jax finds the others itself; under SLURM each
+    task gets one GPU, the one with its number on the node. Elsewhere the environment names them:
+    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
 
     Raises:
         UserError: the others are not found.
@@ -141,9 +142,16 @@ def shard_input(batch: Any, axes: tuple[str, ...]) -> Any:
     """
     mesh = pxla.thread_resources.env.physical_mesh
     pspec = jax.sharding.PartitionSpec(*axes)
-    return jax.tree.map(
-        lambda x: jax.device_put(x, sharding_utils.get_sharding(x, mesh=mesh, pspec=pspec)), batch
-    )
+
+    def put(x):
+        sharding = sharding_utils.get_sharding(x, mesh=mesh, pspec=pspec)
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
+        # process can overtake another one; both hosts then abort.
+        return jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)
+
+    return jax.tree.map(put, batch)
 
 
 def is_first() -> bool:
