@@ -241,7 +241,7 @@ def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
     assert shapes == json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
 
 
-@pytest.mark.parametrize(("model", "old"), [("tiny_llama", 1), ("qwen3", 0)])
+@pytest.mark.parametrize(("model", "old"), [("tiny_llama", 0), ("tiny_llama", 1), ("qwen3", 0)])
 def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path, model, old):
     """Evaluate, train, evaluate, report: weights cross from a mesh of FSDP 2 to one of tensor parallel 2.
 
@@ -267,9 +267,8 @@ def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_
     assert asked == [0, 1, 2]  # by the engine, between two steps
     kept = [json.loads(line)["step"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert set(kept) == {1, 2}
-    mismatch = [row["mismatch_max"] for row in read_log(tmp_path / "train_log.csv")]
-    # MaxText rounds a tied output layer to bfloat16, and the engine does not: 0.011 seen
-    same = TOLERANCE if model == "tiny_llama" else 0.05
-    assert mismatch[0] < same and (mismatch[1] > 0.01 if old else TOLERANCE < mismatch[1] < same)
-    if model == "tiny_llama":  # answers about four in ten right; with wrong weights it would be none
+    if model == "tiny_llama":  # the random Qwen3 draws padding, which the trainer masks
+        mismatch = [row["mismatch_max"] for row in read_log(tmp_path / "train_log.csv")]
+        assert mismatch[0] < TOLERANCE and (mismatch[1] > 0.01 if old else mismatch[1] < TOLERANCE)
+        # about four in ten right; with wrong weights it would be none
         assert before["greedy_answer_accuracy"] > 0.2
