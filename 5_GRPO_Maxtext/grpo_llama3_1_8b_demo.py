@@ -299,9 +299,8 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     # ratio_t = pi(o_t) / pi_old(o_t);   min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)
     log_ratio = jnp.clip(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = jnp.exp(log_ratio)  # [N, T]
-    clipped_ratio = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon)
-    objective = jnp.minimum(ratio * A, clipped_ratio * A)  # [N, T]
-    clipped = clipped_ratio * A < ratio * A  # [N, T]: these tokens have no gradient
+    clipped = jnp.clip(ratio, 1 - algo_config.epsilon, 1 + algo_config.epsilon)
+    objective = jnp.minimum(ratio * A, clipped * A)  # [N, T]
 
     # - beta * KL_t;   KL_t = pi_ref / pi - log(pi_ref / pi) - 1   (eq. 4: k3, never negative)
     kl = jnp.zeros_like(log_prob)
@@ -313,7 +312,7 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     # mean_i mean_t: over the tokens of an answer, then over the answers
     per_answer = (objective * mask).sum(axis=1) / mask.sum(axis=1).clip(1)  # [N]
     J = per_answer.sum() / mask.any(axis=1).sum().clip(1)  # answers that are masked as a whole do not count
-    return -J, loss_options.log_figures(batch, old_log_prob, ratio, clipped, kl, logits)
+    return -J, loss_options.log_figures(batch, old_log_prob, ratio, clipped * A < ratio * A, kl, logits)
 
 
 # %% Sampling and evaluation --------------------------------------------------------------------------------

@@ -496,7 +496,8 @@ def learn(rewards, answers, *constants):
     learner.reward_manager = Graded(rewards)
     learner.metric_fns = []
     first = {name: np.repeat([row[name] for row in rows[:count]], c.NUM_GENERATIONS) for name in rows[0]}
-    return learner._generate_and_compute_advantage(first, Mode.TRAIN), asked, logged
+    made = learner._generate_and_compute_advantage(first, Mode.TRAIN)
+    return made, asked, logged | {"told": learner.reward_manager.told}
 
 
 class Graded:
@@ -508,6 +509,7 @@ class Graded:
         self.rewards = iter(rewards)
 
     def __call__(self, **columns):
+        self.told = columns
         return {"rewards": np.array(next(self.rewards), float), "log_metrics": {}}
 
 
@@ -552,6 +554,9 @@ def test_the_length_penalty_is_a_reward_like_the_others():
         prompts=[""] * 3, completions=[""] * 3, completion_ids=[[1] * n for n in (2, 3, 4)]
     )
     assert points == [0, -0.25, -0.5]
+    answers = np.array([[4, 5, EOS], [4, EOS, PAD], [5, 5, 5], [EOS, PAD, PAD]])
+    *_, logged = learn([[1, 4, 2, 3]], answers, *TWO)
+    assert [len(ids) for ids in logged["told"]["completion_ids"]] == [3, 2, 3, 1]  # tokens, not letters
 
 
 def test_overlong_answers_are_masked_and_only_those():
@@ -820,6 +825,8 @@ def test_off_policy_answers_are_those_of_the_weights_one_step_ago(tmp_path):
         weights.append(jax.tree.map(np.array, nnx.state(cluster.actor_trainer.model, nnx.Param)))
         batches.append(batch)
         assert graded["question"].tolist() == np.repeat(asked[step]["question"], 2).tolist()
+        prompts = [row[row != cluster.rollout.pad_id()].tolist() for row in np.asarray(batch.prompt_ids)]
+        assert prompts == [cluster.tokenizer.encode(text) for text in np.repeat(asked[step]["prompts"], 2)]
 
     asked = list(demo.training_batches(c, rows, 0))
     learner = demo.make_learner(c, cluster, GRADER, rows, {}, on_batch)

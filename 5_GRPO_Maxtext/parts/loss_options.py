@@ -317,7 +317,7 @@ def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., l
 
     def overlong(prompts, completions, completion_ids: Sequence[Sequence[int]], **columns) -> list[float]:
         over = np.array([len(ids) for ids in completion_ids]) - (limit - buffer)  # [B * G], tokens
-        return (-penalty * np.clip(over / buffer, 0, 1)).tolist()
+        return (-penalty * np.maximum(over / buffer, 0)).tolist()
 
     return overlong
 
