@@ -42,7 +42,7 @@ VARIANTS = {
     "RLOO": "ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum",
     "CISPO": "BETA=0.0 LOSS_ALGO=cispo EPSILON_HIGH=4.0 LOSS_AGG_MODE=token-mean",
     "entropy bonus": "ENTROPY_COEF=0.01",
-    "length penalty": "OVERLONG_BUFFER=6",
+    "length penalty": "OVERLONG_BUFFER=14",
     "one step old": "OFF_POLICY_STEPS=1",
     "one step old, corrected": "OFF_POLICY_STEPS=1 SAMPLER_CORRECTION=2.0",
 }

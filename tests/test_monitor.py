@@ -115,6 +115,7 @@ def test_tensorboard_has_every_figure_of_every_step(run):
         "distinct": ("groups/train/distinct", 0), "cut_off": ("completions/train/cut_off", 0),
         "beta": ("schedule/train/beta", 0), "temperature": ("schedule/train/temperature", 0),
         "correct_lenient": ("answers/train/correct_lenient", 0),
+        "mismatch": ("actor/train/mismatch", 1), "mismatch_max": ("actor/train/mismatch/max", 1),
     }  # fmt: skip
     held_out = {name for name in run["rows"][0] if name.startswith("held_out_")}
     assert held_out == set(run_log.HELD_OUT)

@@ -359,7 +359,7 @@ class TrainingLog(TrainingHooks):
         else:
             self._rewrite()
         for name, value in row.items():  # Tunix gives TensorBoard the others
-            if name.startswith(("seconds", "tokens", "memory")):
+            if name.startswith(("seconds", "tokens", "memory", "answers")):
                 trainer.metrics_logger.log("system", name, value, "train", step)
         self._say_what_is_wrong()
         shown = {k: f"{row[k]:.2f}" for k in ("reward", "correct", "format_ok", "kl") if k in row}
