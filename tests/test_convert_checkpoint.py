@@ -19,6 +19,7 @@ from maxtext.utils import model_creation_utils
 from test_load_llama import logits_of, tolerance
 
 import convert_checkpoint as convert
+import grpo_llama3_1_8b_demo as demo
 from parts import llama
 from parts.settings import HERE, UserError
 from parts.tunix_api import CheckpointManager
@@ -195,7 +196,7 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trained, nnx.Param))
     nnx.update(trained, changed)
     Path("run").mkdir()
-    Path("run/constants.json").write_text(json.dumps({"MODEL": "tiny_llama"}))
+    Path("run/constants.json").write_text(json.dumps(settings.defaults(demo.Constants, "laptop")))
     manager = CheckpointManager(root_directory=str(Path("run/checkpoints/actor").resolve()))
     optimizer = nnx.Optimizer(trained, optax.adamw(1e-3), wrt=nnx.Param)
     for step in (9, 10):  # the latest is taken: by number, not by name

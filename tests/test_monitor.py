@@ -181,8 +181,9 @@ def test_memory_counts_what_is_there():
     after = run_log.memory_gib()
     used = {name: (after[name] - before[name]) * 1024 for name in before}
     assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32
-    # the CPU device lies in the same process; the rest is the allocators'
-    assert 270 < used["memory_host_gib"] < 330
+    # the CPU device lies in the same process, but can take what an earlier test has freed; the rest is the
+    # allocators'
+    assert 250 < used["memory_host_gib"] < 330
     del on_host
 
 
