@@ -20,7 +20,7 @@ from test_load_llama import logits_of, tolerance
 
 import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
-from parts import llama
+from parts import llama, settings
 from parts.settings import HERE, UserError
 from parts.tunix_api import CheckpointManager
 
