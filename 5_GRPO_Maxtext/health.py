@@ -137,7 +137,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep, "
             f"and nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"
         )
-    corrected = now("mismatch") >= MISMATCH and constants["SAMPLER_CORRECTION"]
+    corrected = constants.get("SAMPLER_CORRECTION")  # runs older than it have no mismatch to judge either
     if now("mismatch") >= (MISMATCH_CORRECTED if corrected else MISMATCH):
         found["mismatch"] = (
             f"sampler and trainer differ by {now('mismatch'):.2g} nats per token: the answers are drawn from "
