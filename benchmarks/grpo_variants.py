@@ -1,6 +1,6 @@
 """Variants of GRPO side by side on the tiny Llama, and the sampler that is not the trainer.
 
-    python benchmarks/grpo_variants.py                      # 29 runs one after another
+    python benchmarks/grpo_variants.py                      # 39 runs one after another
     python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; continues where it stopped
 
 Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "5_GRPO_Maxtext" / "assets"
 SCRIPT = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
-SEEDS = {"variants": (0, 1), "mismatch": (0, 1, 2)}  # by table
+SEEDS = {"variants": (0, 1, 2), "mismatch": (0, 1, 2)}  # by table
 WINDOW = 10  # steps of the moving mean in the pictures: one step's 128 answers are noisy
 
 # Two updates per batch: at the first one the ratio is 1, and neither a clip nor GSPO's ratio matters.
