@@ -128,7 +128,7 @@ class Constants:
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
-    ] = pair(laptop="none", tpu="full")  # full: recompute activations in the backward pass, to save memory
+    ] = "full"  # what the backward pass computes again, to save memory; on a CPU it costs nothing
     ATTENTION: Literal["dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"] = pair(
         laptop="dot_product", tpu="flash"
     )  # MaxText's attention kernel; cudnn_* are for GPUs
@@ -291,6 +291,7 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     log_prob, logits = loss_options.log_probs(
         model, batch.prompt_ids, batch.completion_ids,
         pad_id=pad_id, eos_id=eos_id, temperature=algo_config.temperature,
+        num_generations=algo_config.num_generations,
     )  # [N, T], [N, T, V]  # fmt: skip
     old_log_prob = batch.old_per_token_logps
     if old_log_prob is None:
@@ -497,7 +498,8 @@ def make_cluster(c: Constants, folder: Path, hf, tokenizer, checkpoints: str) ->
             training_config=make_training_config(c, checkpoints),
         ),
     )
-    cluster.logits_clip, cluster.reference_offload = c.LOGITS_CLIP, c.REFERENCE_OFFLOAD
+    cluster.logits_clip, cluster.num_generations = c.LOGITS_CLIP, c.NUM_GENERATIONS
+    cluster.reference_offload = c.REFERENCE_OFFLOAD
     if c.LORA_RANK and c.BETA:
         cluster.frozen_weights = nnx.state(reference, nnx.Param)
     # Our own progress bar instead of Tunix's. This is the trainer's own copy of the setting: the loop
@@ -562,6 +564,7 @@ def make_learner(
             beta=c.BETA,
             epsilon=c.EPSILON,
             epsilon_high=c.EPSILON_HIGH or c.EPSILON,
+            max_answer_tokens=c.TOTAL_GENERATION_STEPS,
             policy_objective=c.LOSS_ALGO,
             loss_agg_mode=c.LOSS_AGG_MODE,
             advantage_estimator=loss_options.advantage_name(c.ADVANTAGE, c.NORM_ADV_BY_STD),

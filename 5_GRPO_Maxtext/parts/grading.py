@@ -49,6 +49,7 @@ _SPOILT_WORDS = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=8192)  # several rewards and the log read the same answer
 def parse_number(text: str) -> Fraction | None:
     """The exact value of the one number in `text`; None if there is none, or any doubt.
 

@@ -22,7 +22,7 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import model_creation_utils
 
-from parts import versions
+from parts import faster_on_cpu, versions
 from parts.settings import UserError, find_path
 
 ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
@@ -174,6 +174,7 @@ def to_maxtext_config(
         scan_layers=scan_layers,
         remat_policy=remat_policy,
         ici_fsdp_parallelism=-1,  # all devices that the other axes leave
+        **(faster_on_cpu.CACHE_LAYOUT if jax.default_backend() == "cpu" else {}),
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         skip_jax_distributed_system=True,
         enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
@@ -185,13 +186,16 @@ def to_maxtext_config(
     )
     base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
     try:
-        return pyconfig.initialize(["", base], **settings | machine)
+        config = pyconfig.initialize(["", base], **settings | machine)
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
         raise UserError(
             f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
             f"these ({reason}); see its base.yml"
         ) from None
+    # MaxText reads "none" as None, and its decoder, which looks for "none", recomputes every layer then.
+    config.get_keys()["remat_policy"] = remat_policy
+    return config
 
 
 def to_run_config(c, hf: transformers.PretrainedConfig, **machine: Any):
@@ -301,6 +305,7 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
         rng_key=jax.random.PRNGKey(0),
     )
     use_rope_scaling(adapter.base, hf)
+    faster_on_cpu.adapt(adapter.base, mesh)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     params = nnx.state(adapter.base, nnx.Param)
     target = nnx.to_pure_dict(params)

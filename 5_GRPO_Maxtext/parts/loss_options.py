@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from parts import llama
+from parts import faster_on_cpu, llama
 from parts.tunix_api import (
     GRPOConfig,
     GRPOLearner,
@@ -64,6 +64,16 @@ class Example(TrainExample):
     beta: jax.Array | None = None
     temperature: jax.Array | None = None
 
+    def cut(self, columns: int) -> "Example":
+        """The same with the first tokens of each answer only."""
+        arrays = {name: getattr(self, name) for name in PER_TOKEN}
+        return self.replace(**{name: x[:, :columns] for name, x in arrays.items() if x is not None})
+
+
+PER_TOKEN = (  # of an Example, [N, T]
+    "completion_ids", "completion_mask", "ref_per_token_logps", "old_per_token_logps", "sampler_log_prob",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(kw_only=True)
 class LossConfig(GRPOConfig):
@@ -71,6 +81,7 @@ class LossConfig(GRPOConfig):
 
     policy_objective: str = "grpo"  # LOSS_ALGO; Tunix's `loss_algo` refuses what Tunix does not have
     epsilon_high: float
+    max_answer_tokens: int
     mask_overlong: bool = False
     zero_variance_groups: str = "keep"
     advantage_clip: float = 0.0
@@ -93,7 +104,7 @@ def is_plain(c) -> bool:
 
 # %% Log-probs ----------------------------------------------------------------------------------------------
 def log_probs(
-    model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0
+    model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0, num_generations=1
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the answers' tokens under a model, and its logits there.
 
@@ -105,38 +116,35 @@ def log_probs(
         eos_id: end-of-sequence token.
         temperature: of the sampling; may be traced, so that a schedule compiles nothing anew.
         logits_clip: largest absolute logit (0 = off).
+        num_generations: G, rows side by side that have the same prompt.
 
     Returns:
         float32 [N, T] and logits [N, T, V], clipped and divided by the temperature.
     """
     tokens, positions, attention_mask, segment_ids = common.process_ids(prompts, completions, pad_id, eos_id)
-    logits, _ = model(
-        tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segment_ids
-    )
-    logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: the logit of token t is at t - 1
+    if num_generations > 1 and faster_on_cpu.shares_prompts(model):
+        logits = faster_on_cpu.logits_of_groups(
+            model, tokens, positions, segment_ids, prompt_tokens=prompts.shape[1], answers=num_generations
+        )
+    else:
+        logits, _ = model(
+            tokens, positions=positions, cache=None, attention_mask=attention_mask, segment_ids=segment_ids
+        )
+        logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: the logit of token t is at t - 1
     if logits_clip:
         logits = jnp.clip(logits, -logits_clip, logits_clip)
     logits /= temperature
     return common.selective_log_softmax(logits, completions), logits
 
 
-@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "logits_clip"))
-def _log_probs_of_state(graphdef, state, prompts, completions, pad_id, eos_id, temperature, logits_clip):
-    model = nnx.merge(graphdef, state)
-    return log_probs(
-        model, prompts, completions,
-        pad_id=pad_id, eos_id=eos_id, temperature=temperature, logits_clip=logits_clip,
-    )[0]  # fmt: skip
+@functools.partial(jax.jit, static_argnames=("pad_id", "eos_id", "logits_clip", "num_generations"))
+def _log_probs_of_state(graphdef, state, prompts, completions, **arguments):
+    return log_probs(nnx.merge(graphdef, state), prompts, completions, **arguments)[0]
 
 
-def completion_log_probs(
-    model, prompts, completions, *, pad_id, eos_id, temperature, logits_clip=0.0
-) -> jax.Array:
+def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
     """`log_probs` as a compiled program of its own, without the logits: float32 [N, T]."""
-    graphdef, state = nnx.split(model)
-    return _log_probs_of_state(
-        graphdef, state, prompts, completions, pad_id, eos_id, temperature, logits_clip
-    )
+    return _log_probs_of_state(*nnx.split(model), prompts, completions, **arguments)
 
 
 # %% Loss ---------------------------------------------------------------------------------------------------
@@ -197,11 +205,11 @@ KL_ESTIMATORS = {  # of d = log pi_ref - log pi, each [N, T] (joschu.net/blog/kl
     "low_var_kl": lambda d: jnp.exp(d) - d - 1,  # k3
 }
 
-TOKEN_WEIGHTS = {  # of the mask [N, T], under verl's names; `denominator` divides their sum
-    "seq-mean-token-mean": lambda mask: mask / mask.sum(axis=1, keepdims=True).clip(1),  # GRPO
-    "token-mean": lambda mask: mask,  # DAPO
-    "seq-mean-token-sum": lambda mask: mask,
-    "seq-mean-token-sum-norm": lambda mask: mask / mask.shape[1],  # Dr. GRPO
+TOKEN_WEIGHTS = {  # of the mask [N, T] and the limit, under verl's names; `denominator` divides their sum
+    "seq-mean-token-mean": lambda mask, limit: mask / mask.sum(axis=1, keepdims=True).clip(1),  # GRPO
+    "token-mean": lambda mask, limit: mask,  # DAPO
+    "seq-mean-token-sum": lambda mask, limit: mask,
+    "seq-mean-token-sum-norm": lambda mask, limit: mask / limit,  # Dr. GRPO
 }
 
 
@@ -220,6 +228,7 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
     log_prob, logits = log_probs(
         model, batch.prompt_ids, batch.completion_ids,
         pad_id=pad_id, eos_id=eos_id, temperature=temperature, logits_clip=algo_config.logits_clip,
+        num_generations=algo_config.num_generations,
     )  # fmt: skip
     old_log_prob = batch.old_per_token_logps
     if old_log_prob is None:
@@ -239,7 +248,8 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
     if algo_config.entropy_coef:  # Mnih et al., arXiv 1602.01783, section 4
         objective += algo_config.entropy_coef * compute_entropy_from_logits(logits)
 
-    weighted = objective * TOKEN_WEIGHTS[algo_config.loss_agg_mode](mask)
+    weights = TOKEN_WEIGHTS[algo_config.loss_agg_mode](mask, algo_config.max_answer_tokens)  # [N, T]
+    weighted = objective * weights
     # The optimizer averages over micro-batches. A mean of means is the mean of all only if all count alike;
     # with answers of different lengths, or some masked, they do not. So each part divides by the whole's.
     count = denominator(mask, algo_config.loss_agg_mode).clip(1)
@@ -432,6 +442,7 @@ class Learner(GRPOLearner):
             traced["denominator"] = denominator(example.completion_mask, config.loss_agg_mode) / passes
         if self._on_batch:
             self._on_batch(step, example, graded, beta)
+        example = example.cut(cluster.used_columns(example.completion_ids))
         return example.replace(**{k: jnp.full(rows, v, jnp.float32) for k, v in traced.items()})
 
     def _groups_with_signal(self) -> np.ndarray:
@@ -471,7 +482,7 @@ class Cluster(RLCluster):
         drawn: what the rollout engine gave last, while the step is graded.
         next_prompts: prompts [B * G] of the step after so many steps, None after the last. Where it is given,
             each step but the first trains on answers one step old.
-        logits_clip: as in `LossConfig`.
+        logits_clip, num_generations: as in `LossConfig`.
         reference_offload: the reference is kept in host memory, and is on the device while it computes.
         frozen_weights: with LoRA the reference's own arrays, which are the actor's, too.
     """
@@ -479,6 +490,7 @@ class Cluster(RLCluster):
     drawn: RolloutOutput | None = None
     next_prompts: Callable[[int], list[str] | None] | None = None
     logits_clip: float = 0.0
+    num_generations: int = 1
     reference_offload: bool = False
     frozen_weights: nnx.State | None = None
     _ahead: futures.Future | None = None
@@ -515,6 +527,24 @@ class Cluster(RLCluster):
         if self.frozen_weights is not None:
             nnx.update(self.actor_trainer.model, self.frozen_weights)
 
+    @functools.cached_property
+    def _shares_prompts(self) -> bool:
+        return faster_on_cpu.shares_prompts(self.actor_trainer.model)
+
+    def used_columns(self, completions: jax.Array) -> int:
+        """How many columns of the answers [N, T] are computed: T, or on one CPU half of it while all fit.
+
+        Each width is compiled, elsewhere for minutes: there it is always T.
+        """
+        T = completions.shape[1]
+        if not self._shares_prompts:
+            return T
+        used = np.flatnonzero((np.asarray(completions) != self.rollout.pad_id()).any(axis=0))
+        longest = int(used[-1]) + 1 if used.size else 1
+        while longest <= T // 2:
+            T //= 2
+        return T
+
     def set_temperature(self, temperature: float) -> None:
         """For the answers and log-probs of the step that begins."""
         self.get_rollout_config(Mode.TRAIN).temperature = temperature
@@ -539,7 +569,8 @@ class Cluster(RLCluster):
 
     def _log_probs(self, model, role: Role, prompts, completions, micro_batch_size: int | None) -> jax.Array:
         axes = self.cluster_config.training_config.data_sharding_axis
-        size = micro_batch_size or len(prompts)
+        size, T = micro_batch_size or len(prompts), completions.shape[1]
+        completions = completions[:, : self.used_columns(completions)]
         with self._get_mesh_and_logical_axis_rules_cm(role):
             prompts, completions = (sharding_utils.shard_input(x, axes) for x in (prompts, completions))
             parts = [
@@ -547,8 +578,8 @@ class Cluster(RLCluster):
                     model, prompts[start : start + size], completions[start : start + size],
                     pad_id=self.rollout.pad_id(), eos_id=self.rollout.eos_id(),
                     temperature=self.get_rollout_config(Mode.TRAIN).temperature,
-                    logits_clip=self.logits_clip,
+                    logits_clip=self.logits_clip, num_generations=self.num_generations,
                 )
                 for start in range(0, len(prompts), size)
             ]  # fmt: skip
-        return jnp.concatenate(parts)
+        return jnp.pad(jnp.concatenate(parts), ((0, 0), (0, T - completions.shape[1])))

@@ -25,7 +25,7 @@ from flax.linen import partitioning as nn_partitioning
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 from maxtext.utils import model_creation_utils
 
-from parts import llama
+from parts import faster_on_cpu, llama
 from parts.loss_options import completion_log_probs
 from parts.tunix_api import BaseRollout, RolloutConfig, RolloutOutput, sample_top_p
 
@@ -146,6 +146,7 @@ class MaxTextRollout(BaseRollout):
                 )
             )
         llama.use_rope_scaling(decoder, hf)
+        faster_on_cpu.adapt(decoder, mesh)
         self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         self._rest = jax.tree.map(unused_random_state, rest)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
@@ -232,13 +233,13 @@ class MaxTextRollout(BaseRollout):
 
     def _encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
         """int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
-        encoded = [self._tokenizer.encode(p, add_special_tokens=False) for p in prompts]
-        longest = max(len(ids) for ids in encoded)
+        ids_of = {p: self._tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
+        longest = max(len(ids) for ids in ids_of.values())
         if longest > P:
             raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
-        padded = np.full((len(encoded), P), self.pad_id(), np.int32)
-        for row, ids in zip(padded, encoded, strict=True):
-            row[P - len(ids) :] = ids
+        padded = np.full((len(prompts), P), self.pad_id(), np.int32)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[P - len(ids_of[prompt]) :] = ids_of[prompt]
         return padded
 
     def _fill_up(self, rows: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ def require(owner: Any, name: str, caller: Callable) -> None:
     """Makes sure that what replaces `owner.name` will be called.
 
     Args:
-        owner: the class or module that has the name.
+        owner: the class, instance or module that has the name.
         name: the attribute that is replaced or overridden.
         caller: the library's function that has to look it up.
 
@@ -47,8 +47,9 @@ def require(owner: Any, name: str, caller: Callable) -> None:
         UserError: the installed library has another shape than VERSIONS promises.
     """
     if not hasattr(owner, name) or not looks_up(caller.__code__, name):
+        owner_name = getattr(owner, "__name__", type(owner).__name__)
         raise UserError(
-            f"{owner.__name__}.{name}: not what {caller.__module__}.{caller.__name__} calls; reinstall the "
+            f"{owner_name}.{name}: not what {caller.__module__}.{caller.__name__} calls; reinstall the "
             f"versions of requirements.txt ({', '.join(f'{p}=={v}' for p, v in VERSIONS.items())})"
         )
 

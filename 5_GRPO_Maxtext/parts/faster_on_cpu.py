@@ -1,0 +1,180 @@
+"""The same step in less time on a CPU: what XLA's CPU backend compiles badly is written another way.
+
+Modules of a loaded model get a subclass of their MaxText class, which computes the same to rounding:
+
+    RotaryOnce             sin and cos once; XLA recomputes them in each of the 66 places that use them
+    WalledDense            no element-wise work fused into a transposition, which then reads several arrays
+                           with a stride of kilobytes
+    SharedPromptAttention  a question with G answers is one row: its prompt is computed once, not G times
+
+On a TPU nothing of this applies: its compiler makes no such copies, and flash attention takes no such rows.
+What each is worth stands in README.md, "Speed". Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does
+without it.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from maxtext.common.common_types import DEFAULT_MASK_VALUE, MODEL_MODE_TRAIN
+from maxtext.layers.attention_op import AttentionOp
+from maxtext.layers.attentions import Attention
+from maxtext.layers.embeddings import LLaMARotaryEmbedding
+from maxtext.layers.linears import DenseGeneral
+
+from parts.versions import require
+
+# Of the KV cache: heads before tokens, as the matrix products of attention read it. MaxText's own order,
+# which suits a TPU, is transposed for each token.
+CACHE_LAYOUT = dict.fromkeys(
+    ("prefill_cache_axis_order", "ar_cache_axis_order", "compute_axis_order"), "0,2,1,3"
+)
+
+_layout = contextvars.ContextVar("tokens of the prompt, answers per prompt", default=None)
+
+
+# %% Modules ------------------------------------------------------------------------------------------------
+class RotaryOnce(LLaMARotaryEmbedding):
+    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), its angles computed once per call."""
+
+    def __call__(self, inputs: jax.Array, position: jax.Array) -> jax.Array:
+        """Turns each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
+        angle = position[:, :, None, None] / self.timescale[..., ::2]  # [B, L, 1, D / 2]
+        # Without the barrier XLA inlines both functions into every consumer, forwards and backwards.
+        sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
+        even, odd = inputs[..., ::2], inputs[..., 1::2]
+        turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(inputs.shape)
+        return turned.astype(self.fprop_dtype) if self.cast_as_fprop_dtype else turned
+
+
+@jax.custom_vjp
+def wall(x: jax.Array) -> jax.Array:
+    """x; XLA fuses nothing across its gradient."""
+    return x
+
+
+wall.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),))
+
+
+class WalledDense(DenseGeneral):
+    """A matrix product whose operands are computed before they are transposed, not meanwhile."""
+
+    def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
+        """As MaxText's."""
+        return wall(super().__call__(wall(inputs), *arguments, **named))
+
+
+class SharedPromptAttention(AttentionOp):
+    """Attention over rows that hold a prompt once and G answers to it, inside of `shared_prompt`.
+
+    A token of an answer sees the prompt and the answer up to itself, as in a row of its own; the softmax is
+    over both.
+    """
+
+    def __call__(self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named):
+        """As MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
+        if _layout.get() is None or model_mode != MODEL_MODE_TRAIN:
+            return super().__call__(
+                query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named
+            )
+        P, G = _layout.get()
+        B, L, heads, D = query.shape
+        K, T = key.shape[2], (L - P) // G
+        prompt = super().__call__(
+            query[:, :P], key[:, :P], value[:, :P], decoder_segment_ids[:, :P], None, model_mode
+        )
+        seen = decoder_segment_ids == 1  # [B, L]: not padding
+        to_prompt = seen[:, None, None, None, None, :P]  # [B, 1, 1, 1, 1, P]
+        to_answer = jnp.tril(jnp.ones((T, T), bool)) & seen[:, P:].reshape(B, 1, G, 1, 1, T)
+        q = query[:, P:].reshape(B, G, T, K, heads // K, D)  # h = heads // K query heads per key head
+        k, v = (x[:, P:].reshape(B, G, T, K, D) for x in (key, value))
+
+        def product(*operands):
+            return jnp.einsum(*operands, precision=self.config.matmul_precision)
+
+        scores = [
+            jnp.where(mask, s.astype(jnp.float32) if self.float32_logits else s, DEFAULT_MASK_VALUE)
+            for mask, s in (
+                (to_prompt, product("bgtkhd,bskd->bkghts", q, key[:, :P])),  # [B, K, G, h, T, P]
+                (to_answer, product("bgtkhd,bgskd->bkghts", q, k)),  # [B, K, G, h, T, T]
+            )
+        ]
+        largest = jnp.maximum(*(s.max(axis=-1, keepdims=True) for s in scores))
+        weights = [jnp.exp(s - jax.lax.stop_gradient(largest)) for s in scores]
+        total = sum(w.sum(axis=-1, keepdims=True) for w in weights)
+        of_prompt, of_answer = (w / total for w in weights)
+        answers = product("bkghts,bskd->bgtkhd", of_prompt, value[:, :P])
+        answers += product("bkghts,bgskd->bgtkhd", of_answer, v)  # [B, G, T, K, h, D]
+        return jnp.concatenate([prompt, answers.reshape(B, G * T, heads, D)], axis=1)
+
+
+def adapt(model: nnx.Module, mesh: jax.sharding.Mesh) -> None:
+    """Gives the modules of a MaxText model the classes above where the mesh is of CPUs.
+
+    Raises:
+        UserError: the installed MaxText no longer calls what is replaced.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return
+    for _, module in model.iter_modules():
+        if type(module) is LLaMARotaryEmbedding:
+            become(module, RotaryOnce)
+        elif type(module) is DenseGeneral:
+            become(module, WalledDense)
+        elif type(module) is Attention and mesh.size == 1 and module.attention_kernel == "dot_product":
+            require(module, "attention_op", Attention.__call__)
+            become(module.attention_op, SharedPromptAttention)
+
+
+def become(module: nnx.Module, subclass: type) -> None:
+    """The instance only: other models in this process keep theirs."""
+    object.__setattr__(module, "__class__", subclass)
+
+
+# %% One row per question -----------------------------------------------------------------------------------
+def shares_prompts(model: nnx.Module) -> bool:
+    """Whether a model takes rows that hold a prompt once and several answers to it."""
+    return any(isinstance(module, SharedPromptAttention) for _, module in model.iter_modules())
+
+
+@contextlib.contextmanager
+def shared_prompt(prompt_tokens: int, answers: int) -> Iterator[None]:
+    """While the block is traced, rows are [prompt, answer 1, ..., answer G]."""
+    token = _layout.set((prompt_tokens, answers))
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int) -> jax.Array:
+    """The logits that `model` gives for N = B * G rows, each prompt computed once.
+
+    Args:
+        model: `shares_prompts`.
+        tokens: int32 [N, P + T]; the G rows of a question lie side by side and begin with the same P tokens.
+        positions: int32 [N, P + T].
+        segment_ids: int32 [N, P + T]: 1, and 0 for padding.
+        prompt_tokens: P.
+        answers: G.
+
+    Returns:
+        [N, T, V]: the logit of an answer's token t is that of the token before it.
+    """
+    P, G = prompt_tokens, answers
+
+    def folded(x):
+        return jnp.concatenate([x[::G, :P], x[:, P:].reshape(-1, G * (x.shape[1] - P))], axis=1)
+
+    with shared_prompt(P, G):
+        logits, _ = model(
+            folded(tokens), positions=folded(positions), cache=None, attention_mask=None,
+            segment_ids=folded(segment_ids),
+        )  # [B, P + G * T, V]  # fmt: skip
+    B, _, V = logits.shape
+    first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # after the prompt: of all G
+    later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]
+    return jnp.concatenate([first, later], axis=2).reshape(B * G, -1, V)

@@ -1,0 +1,281 @@
+"""Where the time of a GRPO step goes: the calls of a step, timed from inside, and the gradient's operations.
+
+    python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]     # constants of the main script
+
+It trains as the main script does, with a clock around each call, and leaves out the first steps, which
+compile. The update is one compiled program: forward pass and gradient are compiled on their own as well, and
+the backward pass and the optimizer are differences. What an operation of the gradient costs is from
+jax.profiler, what kind it is from XLA's HLO.
+
+Processor seconds are of all threads, wall seconds of the clock.
+"""
+
+import collections
+import functools
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
+
+import jax
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+
+import grpo_llama3_1_8b_demo as demo
+from parts import answers, checks, llama, loss_options, run_log, settings, task_rewards
+from parts.tunix_api import PeftTrainer
+
+COMPILING = 3  # first steps, left out
+REPEATS = 7  # of a program on its own; the median counts
+
+
+class Clock:
+    """Sums wall and processor seconds by name, one entry per step."""
+
+    def __init__(self):
+        self.steps: list[dict[str, tuple[float, float]]] = [{}]
+
+    def around(self, name: str, function: Callable) -> Callable:
+        """The function, waited for and timed. What it calls of the same clock is not counted twice."""
+
+        @functools.wraps(function)
+        def timed(*args, **kwargs):
+            inside = self.total()
+            wall, processor = time.perf_counter(), time.process_time()
+            result = jax.block_until_ready(function(*args, **kwargs))
+            spent = time.perf_counter() - wall, time.process_time() - processor
+            inner = (now - before for now, before in zip(self.total(), inside, strict=True))
+            self.add(name, *(a - b for a, b in zip(spent, inner, strict=True)))
+            return result
+
+        return timed
+
+    def add(self, name: str, wall: float, processor: float) -> None:
+        """To the step in progress."""
+        old = self.steps[-1].get(name, (0.0, 0.0))
+        self.steps[-1][name] = old[0] + wall, old[1] + processor
+
+    def total(self) -> tuple[float, float]:
+        """Wall and processor seconds of the step in progress so far."""
+        spent = self.steps[-1].values()
+        return sum(wall for wall, _ in spent), sum(processor for _, processor in spent)
+
+
+def between(steps: Iterator[Any], clock: Clock) -> Iterator[Any]:
+    """The batches; what a step spends outside of the timed calls is its `rest`."""
+    started = None
+    for batch in steps:
+        now = time.perf_counter(), time.process_time()
+        if started:
+            wall, processor = clock.total()
+            clock.add("rest", now[0] - started[0] - wall, now[1] - started[1] - processor)
+            clock.steps.append({})
+        started = now
+        yield batch
+
+
+def watch(clock: Clock, batches: list) -> None:
+    """Puts the clock around the calls of a step, and keeps the batches."""
+    cluster, learner, log = loss_options.Cluster, loss_options.Learner, run_log.TrainingLog
+    for owner, method, name in (
+        (demo.MaxTextRollout, "generate", "generation"),
+        (cluster, "get_ref_per_token_logps", "reference"),
+        (cluster, "get_old_per_token_logps", "old log-probs"),
+        (learner, "_compute_rewards", "rewards"),
+        (run_log, "group_metrics", "logging"),
+        (log, "on_rollout_metrics", "logging"),
+        (log, "on_train_step_end", "logging"),
+        (answers.AnswerLog, "on_batch", "logging"),
+    ):
+        setattr(owner, method, clock.around(name, getattr(owner, method)))
+    compiled = PeftTrainer.jit_train_and_eval_step
+
+    def timed_steps(self, *args, **kwargs):
+        train_step, eval_step = compiled(self, *args, **kwargs)
+        timed = functools.partial(clock.around("update", train_step))
+        timed.func.jitted_fn = train_step.func.jitted_fn  # Tunix looks at the size of its cache
+        return timed, eval_step
+
+    PeftTrainer.jit_train_and_eval_step = timed_steps
+    prepare = PeftTrainer._prepare_inputs
+
+    def kept(self, batch):
+        batches.append(prepare(self, batch))
+        return batches[-1]
+
+    PeftTrainer._prepare_inputs = kept
+    traced = run_log.traced
+    run_log.traced = lambda *args: between(traced(*args), clock)
+
+
+def train(arguments: list[str], clock: Clock, batches: list):
+    """A short run of the main script.
+
+    Returns:
+        Its constants, the cluster and the config of its model.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
+        checks.refuse(c)
+        settings.quiet()
+        model_folder, hf = llama.load_hf_config(c.MODEL)
+        tokenizer = llama.load_tokenizer(model_folder)
+        with run_log.open_run(c) as run:
+            rows, source = demo.read_data(c)["train"]
+            grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
+            rows = demo.make_prompts(c, rows, source, tokenizer, grader.think_tags, run.logs / "too_long.csv")
+            cluster = demo.make_cluster(c, model_folder, hf, tokenizer, run.checkpoints)
+            watch(clock, batches)
+            demo.train(c, cluster, grader, rows, run)
+    return c, cluster, llama.to_run_config(c, hf)
+
+
+def seconds(program: Callable, *arguments: Any) -> tuple[float, float]:
+    """Median wall and processor seconds of a compiled program."""
+    spent = []
+    for _ in range(REPEATS):
+        wall, processor = time.perf_counter(), time.process_time()
+        jax.block_until_ready(program(*arguments))
+        spent.append((time.perf_counter() - wall, time.process_time() - processor))
+    return tuple(statistics.median(column) for column in zip(*spent, strict=True))
+
+
+def programs(cluster, batch):
+    """Forward pass and gradient of the loss, compiled on their own, and their arguments."""
+    trainer = cluster.actor_trainer
+    wrt = nnx.LoRAParam if trainer._lora_enabled else nnx.Param
+    graphdef, params, rest = nnx.split(trainer.model, wrt, ...)
+    inputs = trainer.gen_model_input_fn(batch)
+
+    def loss(params, rest):
+        model = nnx.merge(graphdef, params, rest, copy=True)
+        return trainer.loss_fn(model, **inputs)
+
+    forward = jax.jit(loss).lower(params, rest).compile()
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, rest).compile()
+    return forward, gradient, (params, rest)
+
+
+# %% Operations ---------------------------------------------------------------------------------------------
+KINDS = (  # the first whose opcodes are in an operation names it
+    ("dot", {"dot", "convolution"}),
+    ("scatter, gather", {"scatter", "gather", "dynamic-slice", "dynamic-update-slice"}),
+    ("copy, transpose", {"copy", "transpose"}),
+    ("reduce", {"reduce", "reduce-window"}),
+)
+
+
+def kinds_of(hlo: str) -> dict[str, str]:
+    """The kind of each operation in a program's HLO text: one of KINDS, or "element-wise".
+
+    A fusion has the kind of the operations that are in it. A transposition that XLA does by reading in
+    another order has no instruction of its own, and counts as what it is fused into.
+    """
+    inside = collections.defaultdict(set)  # opcodes by computation
+    calls, opcodes, computation = {}, {}, ""
+    for line in hlo.splitlines():
+        if header := re.match(r"(?:ENTRY )?%?(\S+) \(.*\{$", line):
+            computation = header[1]
+        elif found := re.match(r"\s+(?:ROOT )?%?(\S+) = (?:\([^=]*?\)|\S+) ([\w-]+)\(", line):
+            name, opcode = found[1], found[2]
+            inside[computation].add(opcode)
+            opcodes[name] = opcode
+            if called := re.search(r"(?:calls|to_apply)=%?([\w.-]+)", line):
+                calls[name] = called[1]
+    kinds = {}
+    for name, opcode in opcodes.items():
+        found = {opcode} | (inside[calls[name]] if opcode in ("fusion", "call") else set())
+        kinds[name] = next((kind for kind, wanted in KINDS if found & wanted), "element-wise")
+    return kinds
+
+
+def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
+    """Seconds of each operation of a compiled program, from the profiler; of all threads together."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(REPEATS):
+                jax.block_until_ready(program(*arguments))
+        trace = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
+    spent = collections.Counter()
+    for plane in trace.planes:
+        for line in plane.lines:
+            for event in line.events:
+                operation = dict(event.stats).get("hlo_op")
+                if operation:
+                    spent[operation] += event.duration_ns / 1e9 / REPEATS
+    return spent
+
+
+# %% Main ---------------------------------------------------------------------------------------------------
+def useful_share(batches: list) -> tuple[float, float, float]:
+    """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both."""
+    prompts, answers_ = (
+        [(int(getattr(b, mask).sum()), getattr(b, mask).size) for b in batches]
+        for mask in ("prompt_mask", "completion_mask")
+    )
+    both = prompts + answers_
+    return tuple(sum(n for n, _ in part) / sum(n for _, n in part) for part in (prompts, answers_, both))
+
+
+def table(rows: list[tuple[str, float, float]]) -> str:
+    """Name, milliseconds of wall and processor, share of the processor's."""
+    whole = sum(processor for _, _, processor in rows)
+    return "\n".join(
+        f"{name:24s} {1000 * wall:8.1f} {1000 * processor:8.1f} {processor / whole:6.1%}"
+        for name, wall, processor in rows
+    )
+
+
+def main() -> None:
+    """Trains, compiles the parts, prints three tables."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    steps = int(given.pop("STEPS", "12"))
+    arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
+    clock, batches = Clock(), []
+    c, cluster, config = train(arguments, clock, batches)
+    counted = clock.steps[COMPILING:-1]
+    names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
+    spent = {
+        name: tuple(statistics.median(step.get(name, (0, 0))[i] for step in counted) for i in (0, 1))
+        for name in names
+    }
+    with (
+        cluster.actor_trainer.model.base.mesh,
+        nn_partitioning.axis_rules(config.logical_axis_rules),
+    ):
+        forward, gradient, parameters = programs(cluster, batches[-1])
+        forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
+        operations = cost_by_operation(gradient, *parameters)
+    passes = c.NUM_ITERATIONS * (c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE))
+    update = spent.pop("update")
+    spent["forward pass"] = tuple(passes * s for s in forward_seconds)
+    spent["backward pass"] = tuple(
+        passes * (g - f) for g, f in zip(gradient_seconds, forward_seconds, strict=True)
+    )
+    spent["optimizer"] = tuple(u - passes * g for u, g in zip(update, gradient_seconds, strict=True))
+    print(f"\n{'a step, median of ' + str(len(counted)):24s} {'wall':>8s} {'cpu':>8s}  share  (milliseconds)")
+    print(table([(name, *value) for name, value in spent.items()]))
+    print("{:24s} {:8.1f} {:8.1f}".format("all", *(1000 * sum(v[i] for v in spent.values()) for i in (0, 1))))
+    prompts, completions, both = useful_share(batches)
+    print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
+
+    kinds = kinds_of(gradient.as_text())
+    by_kind = collections.Counter()
+    for operation, cost in operations.items():
+        by_kind[kinds.get(operation, "other")] += cost
+    print("\nthe gradient's operations, processor milliseconds in the profiler:")
+    for kind, cost in by_kind.most_common():
+        print(f"{kind:24s} {1000 * cost:8.1f} {cost / sum(by_kind.values()):6.1%}")
+    for operation, cost in operations.most_common(10):
+        print(f"    {operation:36s} {1000 * cost:8.1f}  {kinds.get(operation, 'other')}")
+
+
+if __name__ == "__main__":
+    main()
