@@ -1,12 +1,12 @@
 """Seconds per GRPO step: this project's script against TRL's GRPOTrainer, in turn, on the same machine.
 
 Both train the shipped tiny Llama for 60 steps of 16 prompts x 8 answers, 28 + 28 tokens, with the same
-four reward functions; the first 10 steps (compilation, warm-up) are left out. `ours_4` accumulates the
-gradient over four parts of the batch (TRAIN_MICRO_BATCH_SIZE=4), whose activations fit the processor's
-cache. TRL lives in an environment of its own:
+four reward functions; the first 10 steps (compilation, warm-up) are left out. A ratio is of the two runs of
+one round, minutes apart. TRL lives in an environment of its own:
 
-    python3 -m venv /tmp/trl && /tmp/trl/bin/pip install torch trl accelerate datasets
-    python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=3]
+    python3 -m venv /tmp/trl
+    /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.12.1 accelerate==1.15.0 datasets==5.2.0
+    python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python [ROUNDS=5]
 
 Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they ran.
 """
@@ -29,11 +29,10 @@ WARM_UP = 10  # steps left out
 BETAS = (0.08, 0.0)  # with and without the reference model
 
 
-def ours(beta: float, *constants: str) -> dict[str, float]:
+def ours(beta: float) -> dict[str, float]:
     """Median seconds per step and the first and last rewards of our script."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["NUM_BATCHES=60", "NUM_TEST_QUESTIONS=16", f"BETA={beta}", f"RUN_DIR={folder}/run"]
-        arguments += constants
         subprocess.run([sys.executable, SCRIPT, *arguments], check=True, capture_output=True)
         with open(f"{folder}/run/train_log.csv", newline="") as file:
             rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
@@ -53,11 +52,6 @@ def trl(peer: str, beta: float) -> dict[str, float]:
     return result
 
 
-def report(seconds: dict[str, float]) -> str:
-    """One line: seconds per step, and the ratio to TRL's."""
-    return ", ".join(f"{name} {s:.3f} s ({s / seconds['trl']:.2f} x TRL)" for name, s in seconds.items())
-
-
 def processor() -> str:
     """The processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -68,17 +62,13 @@ def processor() -> str:
 def main() -> None:
     """Runs both in turn and prints the ratio of each round."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    peer, rounds = options.get("PEER", ""), int(options.get("ROUNDS", "3"))
+    peer, rounds = options.get("PEER", ""), int(options.get("ROUNDS", "5"))
     if not shutil.which(peer):
         sys.exit(f"error: PEER={peer}: no such Python; see the top of this file")
-    rows = []
+    rows, ratios = [], {beta: [] for beta in BETAS}
     for number in range(rounds):
         for beta in BETAS:
-            results = {
-                "ours": ours(beta),
-                "ours_4": ours(beta, "TRAIN_MICRO_BATCH_SIZE=4"),
-                "trl": trl(peer, beta),
-            }
+            results = {"ours": ours(beta), "trl": trl(peer, beta)}
             for name, result in results.items():
                 rows.append(
                     {
@@ -90,20 +80,15 @@ def main() -> None:
                         "machine": processor(), "date": time.strftime("%Y-%m-%d"),
                     }
                 )  # fmt: skip
-            seconds = {name: result["seconds"] for name, result in results.items()}
-            print(f"round {number}, beta {beta}:", report(seconds), flush=True)
+            ratios[beta].append(results["ours"]["seconds"] / results["trl"]["seconds"])
+            seconds = ", ".join(f"{name} {result['seconds']:.3f} s" for name, result in results.items())
+            print(f"round {number}, beta {beta}: {seconds}, ratio {ratios[beta][-1]:.2f}", flush=True)
     with open(HERE / "grpo_step_against_trl.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    for beta in BETAS:
-        seconds = {
-            name: statistics.median(
-                r["seconds_per_step"] for r in rows if r["program"] == name and r["beta"] == beta
-            )
-            for name in ("ours", "ours_4", "trl")
-        }
-        print(f"all rounds, beta {beta}:", report(seconds))
+    for beta, found in ratios.items():
+        print(f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst")
 
 
 if __name__ == "__main__":

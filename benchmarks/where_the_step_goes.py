@@ -3,9 +3,8 @@
     python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]     # constants of the main script
 
 It trains as the main script does, with a clock around each call, and leaves out the first steps, which
-compile. The update is one compiled program: forward pass and gradient are compiled on their own as well, and
-the backward pass and the optimizer are differences. What an operation of the gradient costs is from
-jax.profiler, what kind it is from XLA's HLO.
+compile. The update is one compiled program; for its parts the loss and its gradient are compiled on their own.
+What an operation of the gradient costs is from jax.profiler, what kind it is from XLA's HLO.
 
 Processor seconds are of all threads, wall seconds of the clock.
 """
@@ -119,7 +118,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
     """A short run of the main script.
 
     Returns:
-        Its constants, the cluster and the config of its model.
+        The cluster and the config of its model.
     """
     with tempfile.TemporaryDirectory() as folder:
         c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
@@ -134,7 +133,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
             cluster = demo.make_cluster(c, model_folder, hf, tokenizer, run.checkpoints)
             watch(clock, batches)
             demo.train(c, cluster, grader, rows, run)
-    return c, cluster, llama.to_run_config(c, hf)
+    return cluster, llama.to_run_config(c, hf)
 
 
 def seconds(program: Callable, *arguments: Any) -> tuple[float, float]:
@@ -224,13 +223,10 @@ def useful_share(batches: list) -> tuple[float, float, float]:
     return tuple(sum(n for n, _ in part) / sum(n for _, n in part) for part in (prompts, answers_, both))
 
 
-def table(rows: list[tuple[str, float, float]]) -> str:
+def row(name: str, wall: float, processor: float, whole: float | None = None) -> str:
     """Name, milliseconds of wall and processor, share of the processor's."""
-    whole = sum(processor for _, _, processor in rows)
-    return "\n".join(
-        f"{name:24s} {1000 * wall:8.1f} {1000 * processor:8.1f} {processor / whole:6.1%}"
-        for name, wall, processor in rows
-    )
+    share = f"{processor / whole:8.1%}" if whole else ""
+    return f"{name:24s} {1000 * wall:8.1f} {1000 * processor:8.1f}{share}"
 
 
 def main() -> None:
@@ -239,7 +235,7 @@ def main() -> None:
     steps = int(given.pop("STEPS", "12"))
     arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
     clock, batches = Clock(), []
-    c, cluster, config = train(arguments, clock, batches)
+    cluster, config = train(arguments, clock, batches)
     counted = clock.steps[COMPILING:-1]
     names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
     spent = {
@@ -253,16 +249,14 @@ def main() -> None:
         forward, gradient, parameters = programs(cluster, batches[-1])
         forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
         operations = cost_by_operation(gradient, *parameters)
-    passes = c.NUM_ITERATIONS * (c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE))
-    update = spent.pop("update")
-    spent["forward pass"] = tuple(passes * s for s in forward_seconds)
-    spent["backward pass"] = tuple(
-        passes * (g - f) for g, f in zip(gradient_seconds, forward_seconds, strict=True)
-    )
-    spent["optimizer"] = tuple(u - passes * g for u, g in zip(update, gradient_seconds, strict=True))
-    print(f"\n{'a step, median of ' + str(len(counted)):24s} {'wall':>8s} {'cpu':>8s}  share  (milliseconds)")
-    print(table([(name, *value) for name, value in spent.items()]))
-    print("{:24s} {:8.1f} {:8.1f}".format("all", *(1000 * sum(v[i] for v in spent.values()) for i in (0, 1))))
+    whole = [sum(column) for column in zip(*spent.values(), strict=True)]
+    print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
+    for name, times in spent.items():
+        print(row(name, *times, whole[1]))
+    print(row("all", *whole))
+    print("compiled on their own:")
+    print(row("    loss", *forward_seconds))
+    print(row("    loss and gradient", *gradient_seconds))
     prompts, completions, both = useful_share(batches)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
 
