@@ -3,7 +3,7 @@
     python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]     # constants of the main script
 
 It trains as the main script does, with a clock around each call, and leaves out the first steps, which
-compile. The update is one compiled program; for its parts the loss and its gradient are compiled on their own.
+compile. The update is one compiled program; the loss and its gradient are also compiled on their own.
 What an operation of the gradient costs is from jax.profiler, what kind it is from XLA's HLO.
 
 Processor seconds are of all threads, wall seconds of the clock.
@@ -28,7 +28,7 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 
 import grpo_llama3_1_8b_demo as demo
-from parts import answers, checks, llama, loss_options, run_log, settings, task_rewards
+from parts import answers, checks, faster_on_cpu, llama, loss_options, run_log, settings, task_rewards
 from parts.tunix_api import PeftTrainer
 
 COMPILING = 3  # first steps, left out
@@ -118,7 +118,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
     """A short run of the main script.
 
     Returns:
-        The cluster and the config of its model.
+        Its constants, the cluster and the config of its model.
     """
     with tempfile.TemporaryDirectory() as folder:
         c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
@@ -133,7 +133,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
             cluster = demo.make_cluster(c, model_folder, hf, tokenizer, run.checkpoints)
             watch(clock, batches)
             demo.train(c, cluster, grader, rows, run)
-    return cluster, llama.to_run_config(c, hf)
+    return c, cluster, llama.to_run_config(c, hf)
 
 
 def seconds(program: Callable, *arguments: Any) -> tuple[float, float]:
@@ -213,11 +213,16 @@ def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def useful_share(batches: list) -> tuple[float, float, float]:
-    """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both."""
+def useful_share(batches: list, shared: int) -> tuple[float, float, float]:
+    """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both.
+
+    Args:
+        batches: of the steps.
+        shared: rows that have one prompt, computed once.
+    """
     prompts, answers_ = (
-        [(int(getattr(b, mask).sum()), getattr(b, mask).size) for b in batches]
-        for mask in ("prompt_mask", "completion_mask")
+        [(int(mask.sum()), mask.size) for mask in masks]
+        for masks in ([b.prompt_mask[::shared] for b in batches], [b.completion_mask for b in batches])
     )
     both = prompts + answers_
     return tuple(sum(n for n, _ in part) / sum(n for _, n in part) for part in (prompts, answers_, both))
@@ -235,7 +240,7 @@ def main() -> None:
     steps = int(given.pop("STEPS", "12"))
     arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
     clock, batches = Clock(), []
-    cluster, config = train(arguments, clock, batches)
+    c, cluster, config = train(arguments, clock, batches)
     counted = clock.steps[COMPILING:-1]
     names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
     spent = {
@@ -257,7 +262,8 @@ def main() -> None:
     print("compiled on their own:")
     print(row("    loss", *forward_seconds))
     print(row("    loss and gradient", *gradient_seconds))
-    prompts, completions, both = useful_share(batches)
+    shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(cluster.actor_trainer.model) else 1
+    prompts, completions, both = useful_share(batches, shared)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
 
     kinds = kinds_of(gradient.as_text())

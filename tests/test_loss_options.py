@@ -69,6 +69,8 @@ def constants_of(*arguments):
 
 def make_trainer(*constants, optimizer=None, model=None):
     """Tunix's trainer of the table, with the loss that the constants ask for."""
+    if not any(constant.startswith("TOTAL_GENERATION_STEPS=") for constant in constants):
+        constants = (f"TOTAL_GENERATION_STEPS={ANSWERS.shape[1]}", *constants)
     c = constants_of(*constants)
     config = RLTrainingConfig(
         actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=c.BATCH_SIZE,
@@ -167,7 +169,7 @@ def tunix_loss(c, **changes):
     config = loss_options.LossConfig(
         num_generations=2, beta=c.BETA, epsilon=c.EPSILON, epsilon_high=c.EPSILON_HIGH or c.EPSILON,
         loss_algo=c.LOSS_ALGO, loss_agg_mode=names.get(c.LOSS_AGG_MODE, c.LOSS_AGG_MODE),
-        kl_loss_mode=c.KL_LOSS_MODE,
+        kl_loss_mode=c.KL_LOSS_MODE, max_answer_tokens=ANSWERS.shape[1],
     )  # fmt: skip
     config.temperature = c.TEMPERATURE
 
@@ -246,7 +248,8 @@ def test_the_loss_on_the_page_is_what_trains_and_an_option_replaces_it():
         (["LOSS_ALGO=cispo"], options), (["ENTROPY_COEF=0.1"], options), (["SAMPLER_CORRECTION=2"], options),
         (["OVERLONG_BUFFER=4"], page), (["OFF_POLICY_STEPS=1"], page),
     ):  # fmt: skip
-        used = inspect.getclosurevars(make_trainer(*constants).loss_fn).nonlocals["policy_loss_fn"]
+        trainer = make_trainer("TOTAL_GENERATION_STEPS=28", *constants)
+        used = inspect.getclosurevars(trainer.loss_fn).nonlocals["policy_loss_fn"]
         assert used is expected, constants
     for constants, expected in (
         ([], demo.group_advantage),
@@ -482,6 +485,7 @@ def learn(rewards, answers, *constants):
         ),
         get_rollout_config=lambda mode: config,
         set_temperature=lambda temperature: None,
+        used_columns=lambda completions: completions.shape[1],
         buffer_metrics=lambda metrics, mode: [
             logged.setdefault(name, []).append(value) for name, (value, _) in metrics.items()
         ],
@@ -515,6 +519,31 @@ class Graded:
 
 FULL = np.tile([4, 5, EOS], (4, 1))
 TWO = ("NUM_GENERATIONS=2", "BETA=0.0")
+
+
+@pytest.mark.parametrize(
+    ("longest", "columns"), [(1, 7), (7, 7), (8, 14), (15, 24), (24, 24), (25, 28), (28, 28)]
+)
+def test_columns_that_no_answer_uses_are_not_computed(longest, columns):
+    completions = np.full((3, 28), PAD)
+    completions[1, :longest] = 5
+    cluster = object.__new__(loss_options.Cluster)
+    cluster._rollout = SimpleNamespace(pad_id=lambda: PAD)
+    for shares, expected in ((True, columns), (False, 28)):
+        cluster._shares_prompts = shares
+        assert cluster.used_columns(jnp.asarray(completions)) == expected
+
+
+def test_a_batch_is_cut_in_all_that_has_a_value_per_token():
+    whole = example()
+    assert {name for name, x in vars(whole).items() if x is not None and x.shape == ANSWERS.shape} == set(
+        loss_options.PER_TOKEN
+    )
+    cut = whole.cut(2)
+    for name in loss_options.PER_TOKEN:
+        np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name)[:, :2])
+    np.testing.assert_array_equal(cut.prompt_ids, whole.prompt_ids)
+    assert example(ref_per_token_logps=None).cut(2).ref_per_token_logps is None
 
 
 @pytest.mark.parametrize(

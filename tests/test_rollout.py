@@ -140,7 +140,9 @@ def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
     config = functools.partial(settings, temperature, top_p, top_k, new_tokens=2)  # the first one counts
     first = engine.generate([prompt], config(seed=0))
     logits, _ = full_forward(engine, first)
-    expected = filtered(logits[0, 0].astype(np.float64), temperature, top_p, top_k)
+    logits = logits[0, 0].astype(np.float64)
+    logits[engine.pad_id()] = -np.inf
+    expected = filtered(logits, temperature, top_p, top_k)
 
     outputs = [engine.generate([prompt] * 256, config(seed=seed)) for seed in range(1, 13)]
     drawn = np.array([tokens[0] for output in outputs for tokens in output.tokens])
@@ -167,6 +169,17 @@ def test_the_end_of_sequence_token_is_kept_and_not_shown():
         assert tokens[-1] == engine.eos_id()
         assert (tokens[:-1] != engine.eos_id()).all() and (tokens != engine.pad_id()).all()
         assert text == engine._tokenizer.decode(tokens[:-1])
+
+
+def test_padding_is_never_drawn():
+    """At temperature 30 all tokens are about as likely: of 448 drawn, 6 would be padding."""
+    engine = make_rollout()
+    output = engine.generate(prompts(16), settings(temperature=30.0, seed=1))
+    lengths = [len(tokens) for tokens in output.tokens]
+    assert sum(lengths) > 300 and all((tokens != engine.pad_id()).all() for tokens in output.tokens)
+    for tokens, length in zip(output.tokens, lengths, strict=True):
+        assert length == NEW_TOKENS or tokens[-1] == engine.eos_id()
+    assert all(np.isfinite(log_prob).all() for log_prob in output.logprobs)
 
 
 def test_batch_size_and_padding_do_not_change_a_row():

@@ -60,11 +60,13 @@ wall.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barri
 
 
 class WalledDense(DenseGeneral):
-    """A matrix product whose operands are computed before they are transposed, not meanwhile."""
+    """One matrix product over all rows, whose operands are computed before they are transposed."""
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
-        """As MaxText's."""
-        return wall(super().__call__(wall(inputs), *arguments, **named))
+        """As MaxText's: inputs [..., in features] to [..., out features]."""
+        rows, features = inputs.shape[: -len(self.axis)], inputs.shape[-len(self.axis) :]
+        outputs = wall(super().__call__(wall(inputs.reshape(-1, *features)), *arguments, **named))
+        return outputs.reshape(*rows, *outputs.shape[1:])
 
 
 class SharedPromptAttention(AttentionOp):

@@ -155,7 +155,10 @@ class MaxTextRollout(BaseRollout):
         )
 
     def _forward(self, params, rest, cache, tokens, positions, mode, segment_ids=None):
-        """Logits [B, 1, V] of the last position, and the KV cache with these tokens in it."""
+        """Logits [B, 1, V] of the last position, and the KV cache with these tokens in it.
+
+        That of padding is -inf: drawn, it would be taken for the end of the answer, and the rest be lost.
+        """
         state = jax.tree.map(lambda x: x, self._cache)
         nnx.replace_by_pure_dict(state, cache)
         model = nnx.merge(self._graphdef, params, state, rest, copy=True)
@@ -167,7 +170,8 @@ class MaxTextRollout(BaseRollout):
             model_mode=mode,
         )
         # a pure dict, not nnx states: only arrays may be carried through `while_loop`
-        return logits[:, -1:], nnx.to_pure_dict(nnx.state(model, nnx.Cache))
+        logits = logits[:, -1:].at[..., self.pad_id()].set(-jnp.inf)
+        return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
 
     def _prefill(self, params, rest, prompts, key, temperature, sampling, max_tokens):
         """The prompts into the KV cache, and the first token of each answer.

@@ -1,0 +1,162 @@
+"""What each change of parts/faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
+
+    python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]     # constants of the main script
+
+The loss and its gradient are compiled once per variant, for a batch of random answers of 10 to 22 tokens, and
+then run in turn in one process: a machine that changes its speed slows all of them alike. Writes
+benchmarks/gradient_on_cpu.csv: medians, and processor seconds as a share of the first variant's.
+"""
+
+import contextlib
+import csv
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+
+import grpo_llama3_1_8b_demo as demo
+from parts import faster_on_cpu, llama, loss_options, settings
+from parts.tunix_api import common
+
+WARM_UP = 3  # rounds left out
+MAXTEXTS = {  # ours: the class it stands for
+    "RotaryOnce": faster_on_cpu.LLaMARotaryEmbedding,
+    "WalledDense": faster_on_cpu.DenseGeneral,
+    "SharedPromptAttention": faster_on_cpu.AttentionOp,
+}
+
+
+def masked_sum(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Log-prob of the tokens without a gather, whose gradient is a scatter."""
+    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.where(vocabulary == tokens[..., None], jax.nn.log_softmax(logits), 0).sum(axis=-1)
+
+
+# name: classes of MaxText's that stay, settings of MaxText, columns of the answers cut off, XLA options
+VARIANTS = {
+    "MaxText's own modules": (MAXTEXTS, {}, 0, {}),
+    "RotaryOnce": (("WalledDense", "SharedPromptAttention"), {}, 0, {}),
+    "RotaryOnce, WalledDense": (("SharedPromptAttention",), {}, 0, {}),
+    "all three (as shipped)": ((), {}, 0, {}),
+    "without WalledDense": (("WalledDense",), {}, 0, {}),
+    "without RotaryOnce": (("RotaryOnce",), {}, 0, {}),
+    "REMAT_POLICY=none": ((), {"remat_policy": "none"}, 0, {}),
+    "embedding by a product (use_iota_embed)": ((), {"use_iota_embed": True}, 0, {}),
+    "log-prob by a masked sum": ((), {}, 0, {}),
+    "answers cut to 24 columns": ((), {}, 4, {}),
+    "fast-math": ((), {}, 0, {"xla_cpu_enable_fast_math": True}),
+}
+
+
+def random_batch(c, pad_id: int, vocabulary: int, columns: int) -> loss_options.Example:
+    """A step's batch: questions of 19 to 26 tokens, answers of 10 to 22."""
+    random = np.random.default_rng(0)
+    N = c.BATCH_SIZE * c.NUM_GENERATIONS
+    prompts = np.full((c.BATCH_SIZE, c.MAX_PROMPT_LENGTH), pad_id)
+    completions = np.full((N, columns), pad_id)
+    for prompt in prompts:
+        prompt[-random.integers(19, 27) :] = -1
+    for completion in completions:
+        completion[: random.integers(10, 23)] = -1
+    prompts, completions = (
+        np.where(x < 0, random.integers(10, vocabulary, x.shape), pad_id).astype(np.int32)
+        for x in (prompts, completions)
+    )
+    prompts = np.repeat(prompts, c.NUM_GENERATIONS, axis=0)
+    mask = completions != pad_id
+    return loss_options.Example(
+        prompt_ids=jnp.array(prompts),
+        prompt_mask=jnp.array(prompts != pad_id),
+        completion_ids=jnp.array(completions),
+        completion_mask=jnp.array(mask),
+        advantages=jnp.array(random.normal(size=N), jnp.float32),
+        ref_per_token_logps=jnp.array(np.where(mask, -4.3, 0), jnp.float32),
+        old_per_token_logps=None,
+        sampler_log_prob=jnp.zeros(mask.shape),
+    )
+
+
+def compiled(c, name: str) -> tuple[Callable, nnx.State, float]:
+    """The gradient's program of a variant, its weights, and the processor seconds of compiling it."""
+    stays, machine, cut, options = VARIANTS[name]
+    folder, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(folder)
+    config = llama.to_run_config(c, hf, **machine)
+    with contextlib.ExitStack() as stack:
+        for ours in stays:  # a subclass that changes nothing
+            same = type(ours, (MAXTEXTS[ours],), {})
+            stack.enter_context(mock.patch.object(faster_on_cpu, ours, same))
+        if "SharedPromptAttention" in stays:
+            stack.enter_context(mock.patch.object(faster_on_cpu, "shares_prompts", lambda model: False))
+        if "masked sum" in name:
+            stack.enter_context(mock.patch.object(common, "selective_log_softmax", masked_sum))
+        adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+        graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
+        batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size, c.TOTAL_GENERATION_STEPS - cut)
+        loss_config = loss_options.LossConfig(
+            num_generations=c.NUM_GENERATIONS, beta=c.BETA, epsilon=c.EPSILON, epsilon_high=c.EPSILON,
+            max_answer_tokens=c.TOTAL_GENERATION_STEPS,
+        )  # fmt: skip
+        loss_config.temperature = c.TEMPERATURE
+
+        def loss(params):
+            model = nnx.merge(graphdef, params, rest, copy=True)
+            ids = {"pad_id": tokenizer.pad_token_id, "eos_id": tokenizer.eos_token_id}
+            return demo.grpo_loss(model, batch, loss_config, **ids)
+
+        started = time.process_time()
+        with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+            lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params)
+            return lowered.compile(options or None), params, time.process_time() - started
+
+
+def main() -> None:
+    """Compiles all, runs them in turn, prints and writes the medians."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    rounds = int(given.pop("ROUNDS", "15"))
+    c = settings.read(demo.Constants, [f"{name}={value}" for name, value in given.items()])
+    settings.quiet()
+    programs = {name: compiled(c, name) for name in VARIANTS}
+    spent = {name: [] for name in programs}
+    for _ in range(WARM_UP + rounds):
+        for name, (program, params, _) in programs.items():
+            started = time.perf_counter(), time.process_time()
+            jax.block_until_ready(program(params))
+            spent[name].append((time.perf_counter() - started[0], time.process_time() - started[1]))
+    first, rows = None, []
+    for name, (program, params, compiling) in programs.items():
+        columns = zip(*spent[name][WARM_UP:], strict=True)
+        wall, processor = (statistics.median(column) for column in columns)
+        first = first or processor
+        (loss, _), gradient = program(params)
+        rows.append(
+            {
+                "variant": name, "wall_seconds": round(wall, 4), "processor_seconds": round(processor, 4),
+                "share": round(processor / first, 3), "compile_processor_seconds": round(compiling, 1),
+                "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
+                "loss": f"{float(loss):.6g}", "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
+                "machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d"),
+            }
+        )  # fmt: skip
+        print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
+    with open(HERE / "gradient_on_cpu.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
