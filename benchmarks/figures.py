@@ -294,8 +294,13 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python ROUNDS=1",
+        "python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python",
         {"grpo_step_against_trl.csv": "benchmarks/grpo_step_against_trl.csv"},
+        writes_itself=True,
+    ),
+    Job(
+        "python benchmarks/gradient_on_cpu.py",
+        {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
         writes_itself=True,
     ),
 ]  # fmt: skip

@@ -9,12 +9,14 @@ benchmarks/gradient_on_cpu.csv: medians, and processor seconds as a share of the
 
 import contextlib
 import csv
-import platform
+import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
@@ -26,12 +28,14 @@ import numpy as np
 import optax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
+from grpo_step_against_trl import processor
 
 import grpo_llama3_1_8b_demo as demo
 from parts import faster_on_cpu, llama, loss_options, settings
 from parts.tunix_api import common
 
 WARM_UP = 3  # rounds left out
+TABLE = HERE / "gradient_on_cpu.csv"
 MAXTEXTS = {  # ours: the class it stands for
     "RotaryOnce": faster_on_cpu.LLaMARotaryEmbedding,
     "WalledDense": faster_on_cpu.DenseGeneral,
@@ -45,28 +49,37 @@ def masked_sum(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.where(vocabulary == tokens[..., None], jax.nn.log_softmax(logits), 0).sum(axis=-1)
 
 
-# name: classes of MaxText's that stay, settings of MaxText, columns of the answers cut off, XLA options
+class Variant(NamedTuple):
+    """How a variant differs from the script as it is."""
+
+    stays: Collection[str] = ()  # modules that stay MaxText's own
+    constants: Mapping[str, Any] = MappingProxyType({})
+    maxtext: Mapping[str, Any] = MappingProxyType({})  # settings
+    cut: int = 0  # columns of the answers
+    xla: Mapping[str, Any] = MappingProxyType({})  # compiler options
+
+
 VARIANTS = {
-    "MaxText's own modules": (MAXTEXTS, {}, 0, {}),
-    "RotaryOnce": (("WalledDense", "SharedPromptAttention"), {}, 0, {}),
-    "RotaryOnce, WalledDense": (("SharedPromptAttention",), {}, 0, {}),
-    "all three (as shipped)": ((), {}, 0, {}),
-    "without WalledDense": (("WalledDense",), {}, 0, {}),
-    "without RotaryOnce": (("RotaryOnce",), {}, 0, {}),
-    "REMAT_POLICY=none": ((), {"remat_policy": "none"}, 0, {}),
-    "embedding by a product (use_iota_embed)": ((), {"use_iota_embed": True}, 0, {}),
-    "log-prob by a masked sum": ((), {}, 0, {}),
-    "answers cut to 24 columns": ((), {}, 4, {}),
-    "fast-math": ((), {}, 0, {"xla_cpu_enable_fast_math": True}),
+    "MaxText's own modules": Variant(stays=MAXTEXTS),
+    "RotaryOnce": Variant(stays=("WalledDense", "SharedPromptAttention")),
+    "RotaryOnce, WalledDense": Variant(stays=("SharedPromptAttention",)),
+    "all three": Variant(),
+    "all but WalledDense": Variant(stays=("WalledDense",)),
+    "all but RotaryOnce": Variant(stays=("RotaryOnce",)),
+    "all, answers cut to 24 columns": Variant(cut=4),
+    "all, REMAT_POLICY=none": Variant(constants={"REMAT_POLICY": "none"}),
+    "all, embedding by a product (use_iota_embed)": Variant(maxtext={"use_iota_embed": True}),
+    "all, log-prob by a masked sum": Variant(),
+    "all, fast-math": Variant(xla={"xla_cpu_enable_fast_math": True}),
 }
 
 
-def random_batch(c, pad_id: int, vocabulary: int, columns: int) -> loss_options.Example:
+def random_batch(c, pad_id: int, vocabulary: int) -> loss_options.Example:
     """A step's batch: questions of 19 to 26 tokens, answers of 10 to 22."""
     random = np.random.default_rng(0)
     N = c.BATCH_SIZE * c.NUM_GENERATIONS
     prompts = np.full((c.BATCH_SIZE, c.MAX_PROMPT_LENGTH), pad_id)
-    completions = np.full((N, columns), pad_id)
+    completions = np.full((N, c.TOTAL_GENERATION_STEPS), pad_id)
     for prompt in prompts:
         prompt[-random.integers(19, 27) :] = -1
     for completion in completions:
@@ -89,12 +102,13 @@ def random_batch(c, pad_id: int, vocabulary: int, columns: int) -> loss_options.
     )
 
 
-def compiled(c, name: str) -> tuple[Callable, nnx.State, float]:
-    """The gradient's program of a variant, its weights, and the processor seconds of compiling it."""
-    stays, machine, cut, options = VARIANTS[name]
+def compiled(c, name: str) -> tuple[Callable, nnx.State]:
+    """The gradient's program of a variant, and its weights."""
+    stays, constants, maxtext, cut, xla = VARIANTS[name]
+    c = dataclasses.replace(c, **constants)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_run_config(c, hf, **machine)
+    config = llama.to_run_config(c, hf, **maxtext)
     with contextlib.ExitStack() as stack:
         for ours in stays:  # a subclass that changes nothing
             same = type(ours, (MAXTEXTS[ours],), {})
@@ -105,7 +119,8 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State, float]:
             stack.enter_context(mock.patch.object(common, "selective_log_softmax", masked_sum))
         adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
         graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
-        batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size, c.TOTAL_GENERATION_STEPS - cut)
+        batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size)
+        batch = batch.cut(c.TOTAL_GENERATION_STEPS - cut)
         loss_config = loss_options.LossConfig(
             num_generations=c.NUM_GENERATIONS, beta=c.BETA, epsilon=c.EPSILON, epsilon_high=c.EPSILON,
             max_answer_tokens=c.TOTAL_GENERATION_STEPS,
@@ -117,10 +132,9 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State, float]:
             ids = {"pad_id": tokenizer.pad_token_id, "eos_id": tokenizer.eos_token_id}
             return demo.grpo_loss(model, batch, loss_config, **ids)
 
-        started = time.process_time()
         with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
             lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params)
-            return lowered.compile(options or None), params, time.process_time() - started
+            return lowered.compile(dict(xla) or None), params
 
 
 def main() -> None:
@@ -132,27 +146,27 @@ def main() -> None:
     programs = {name: compiled(c, name) for name in VARIANTS}
     spent = {name: [] for name in programs}
     for _ in range(WARM_UP + rounds):
-        for name, (program, params, _) in programs.items():
+        for name, (program, params) in programs.items():
             started = time.perf_counter(), time.process_time()
             jax.block_until_ready(program(params))
             spent[name].append((time.perf_counter() - started[0], time.process_time() - started[1]))
     first, rows = None, []
-    for name, (program, params, compiling) in programs.items():
+    for name, (program, params) in programs.items():
         columns = zip(*spent[name][WARM_UP:], strict=True)
-        wall, processor = (statistics.median(column) for column in columns)
-        first = first or processor
+        wall, cpu = (statistics.median(column) for column in columns)
+        first = first or cpu
         (loss, _), gradient = program(params)
         rows.append(
             {
-                "variant": name, "wall_seconds": round(wall, 4), "processor_seconds": round(processor, 4),
-                "share": round(processor / first, 3), "compile_processor_seconds": round(compiling, 1),
+                "variant": name, "wall_seconds": round(wall, 4), "processor_seconds": round(cpu, 4),
+                "share": round(cpu / first, 3),
                 "temporary_mib": round(program.memory_analysis().temp_size_in_bytes / 2**20),
                 "loss": f"{float(loss):.6g}", "gradient_norm": f"{float(optax.global_norm(gradient)):.6g}",
-                "machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d"),
+                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
             }
         )  # fmt: skip
         print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
-    with open(HERE / "gradient_on_cpu.csv", "w", newline="") as file:
+    with open(TABLE, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)

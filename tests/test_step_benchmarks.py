@@ -1,0 +1,110 @@
+"""The benchmarks of folder 5's step, at sizes of a few seconds."""
+
+import csv
+import re
+import subprocess
+import sys
+
+import gradient_on_cpu
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import where_the_step_goes
+from folders import ROOT
+
+from parts import loss_options
+
+
+def test_the_kind_of_each_operation_is_read_from_the_programs_text():
+    def program(x, w, table, ids):
+        y = jax.nn.silu(x @ w)
+        return y.sum(), table[ids].sum(), jnp.swapaxes(y.reshape(4, 8, 16), 0, 1) * 2.0
+
+    shapes = [(32, 8), (8, 16), (5, 3)]
+    arrays = [jnp.ones(shape) for shape in shapes]
+    text = jax.jit(program).lower(*arrays, jnp.array([0, 4])).compile().as_text()
+    kinds = where_the_step_goes.kinds_of(text)
+    entry = text[text.index("ENTRY") :]
+    names = dict(re.findall(r"%?([\w.-]+) = [^=]*? (dot|fusion|custom-call|copy|transpose)\(", entry))
+    assert set(names) <= set(kinds)
+    assert "dot" in kinds.values()
+    assert {"reduce", "element-wise"} & set(kinds.values())
+
+
+HLO = """HloModule m
+
+%inner.1 (p: f32[4,8]) -> f32[8,4] {
+  %p = f32[4,8]{1,0} parameter(0)
+  ROOT %t = f32[8,4]{1,0} transpose(%p), dimensions={1,0}
+}
+
+%inner.2 (q: f32[4,8]) -> f32[4] {
+  %q = f32[4,8]{1,0} parameter(0)
+  %s = f32[4,8]{1,0} exponential(%q)
+  ROOT %r = f32[4]{0} reduce(%s, %c), dimensions={1}, to_apply=%sum
+}
+
+ENTRY %main (x: f32[4,8], w: f32[8,8]) -> (f32[8,4], f32[4]) {
+  %x = f32[4,8]{1,0} parameter(0)
+  %w = f32[8,8]{1,0} parameter(1)
+  %product = f32[4,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %turned = f32[8,4]{1,0} fusion(%product), kind=kLoop, calls=%inner.1
+  %summed = f32[4]{0} fusion(%product), kind=kLoop, calls=%inner.2
+  %grown = f32[4,8]{1,0} add(%product, %x)
+  %rows = f32[2,8]{1,0} gather(%w, %i), offset_dims={1}
+  ROOT %all = (f32[8,4]{1,0}, f32[4]{0}) tuple(%turned, %summed)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("product", "dot"), ("turned", "copy, transpose"), ("summed", "reduce"), ("grown", "element-wise"),
+        ("rows", "scatter, gather"),
+    ],
+)  # fmt: skip
+def test_a_fusion_is_what_is_in_it(operation, kind):
+    assert where_the_step_goes.kinds_of(HLO)[operation] == kind
+
+
+def test_a_prompt_that_is_shared_counts_once():
+    prompt_mask = np.repeat([[0, 1, 1, 1], [1, 1, 1, 1]], 2, axis=0) != 0  # 2 questions, 2 answers each
+    completion_mask = np.array([[1, 0], [1, 1], [1, 0], [1, 0]]) != 0
+    none = dict.fromkeys(
+        ("prompt_ids", "completion_ids", "advantages", "ref_per_token_logps", "old_per_token_logps")
+    )
+    batch = loss_options.Example(prompt_mask=prompt_mask, completion_mask=completion_mask, **none)
+    assert where_the_step_goes.useful_share([batch], 1) == (14 / 16, 5 / 8, 19 / 24)
+    assert where_the_step_goes.useful_share([batch], 2) == (7 / 8, 5 / 8, 12 / 16)
+
+
+def test_the_parts_of_a_step_add_up():
+    """In a process of its own: it puts clocks into the classes."""
+    script = ROOT / "benchmarks" / "where_the_step_goes.py"
+    arguments = ["STEPS=5", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_ITERATIONS=2"]
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=True)
+    parts = re.findall(r"^(\S.*?)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)%$", done.stdout, re.MULTILINE)
+    names = [name for name, *_ in parts]
+    steps = ["generation", "rewards", "reference", "old log-probs", "update", "logging", "rest"]
+    assert names[:7] == steps
+    wall = {name: float(milliseconds) for name, milliseconds, _, _ in parts[:7]}
+    assert all(wall[name] > 0 for name in steps)  # with two updates per batch there are old log-probs
+    [whole] = re.findall(r"^all\s+([\d.]+)", done.stdout, re.MULTILINE)
+    assert sum(wall.values()) == pytest.approx(float(whole), abs=0.4)  # each rounded to 0.1
+    assert sum(float(share) for *_, share in parts[:7]) == pytest.approx(100, abs=0.4)
+    assert "loss and gradient" in done.stdout and re.search(r"^dot ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_every_variant_of_the_gradient_is_the_same_gradient(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gradient_on_cpu, "TABLE", tmp_path / "table.csv")
+    monkeypatch.setattr(sys, "argv", ["gradient_on_cpu.py", "ROUNDS=1"])
+    gradient_on_cpu.main()
+    with open(tmp_path / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["variant"] for row in rows] == list(gradient_on_cpu.VARIANTS)
+    norms = [float(row["gradient_norm"]) for row in rows]
+    np.testing.assert_allclose(norms, norms[0], rtol=2e-5)  # float32 sums in another order
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
