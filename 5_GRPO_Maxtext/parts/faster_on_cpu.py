@@ -88,9 +88,8 @@ class SharedPromptAttention(AttentionOp):
         prompt = super().__call__(
             query[:, :P], key[:, :P], value[:, :P], decoder_segment_ids[:, :P], None, model_mode
         )
-        seen = decoder_segment_ids == 1  # [B, L]: not padding
-        to_prompt = seen[:, None, None, None, None, :P]  # [B, 1, 1, 1, 1, P]
-        to_answer = jnp.tril(jnp.ones((T, T), bool)) & seen[:, P:].reshape(B, 1, G, 1, 1, T)
+        to_prompt = decoder_segment_ids[:, None, None, None, None, :P] == 1  # [B, 1, 1, 1, 1, P]: no padding
+        to_answer = jnp.tril(jnp.ones((T, T), bool))  # padding stands behind an answer: no token sees it
         q = query[:, P:].reshape(B, G, T, K, heads // K, D)  # h = heads // K query heads per key head
         k, v = (x[:, P:].reshape(B, G, T, K, D) for x in (key, value))
 
@@ -126,7 +125,7 @@ def adapt(model: nnx.Module, mesh: jax.sharding.Mesh) -> None:
             become(module, RotaryOnce)
         elif type(module) is DenseGeneral:
             become(module, WalledDense)
-        elif type(module) is Attention and mesh.size == 1 and module.attention_kernel == "dot_product":
+        elif type(module) is Attention and mesh.size == 1:
             require(module, "attention_op", Attention.__call__)
             become(module.attention_op, SharedPromptAttention)
 
