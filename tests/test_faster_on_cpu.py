@@ -165,6 +165,15 @@ def test_nothing_is_replaced_on_another_kind_of_device():
     assert not any(module.__module__ == "parts.faster_on_cpu" for module in modules(adapter))
 
 
+@pytest.mark.parametrize(("hardware", "ours"), [("cpu", True), ("tpu", False)])
+def test_the_layout_of_the_kv_cache_is_the_cpus_own(hardware, ours):
+    """Also where a CPU compiles for a TPU (tpu_fit_check.py)."""
+    _, hf = llama.load_hf_config("tiny_llama")
+    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=P, new_tokens=T, hardware=hardware)
+    for name, order in faster_on_cpu.CACHE_LAYOUT.items():
+        assert (getattr(config, name) == order) == ours, name
+
+
 def test_prompts_are_not_shared_over_several_devices():
     """Its rows are too few to be divided among them."""
     adapter, mesh = loaded("tied_embeddings", False)

@@ -7,7 +7,7 @@ Modules of a loaded model get a subclass of their MaxText class, which computes 
                            with a stride of kilobytes
     SharedPromptAttention  a question with G answers is one row: its prompt is computed once, not G times
 
-On a TPU nothing of this applies: its compiler makes no such copies, and flash attention takes no such rows.
+On other devices nothing of this is done: it was measured on CPUs, and flash attention takes no such rows.
 What each is worth stands in README.md, "Speed". Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does
 without it.
 """

@@ -174,7 +174,6 @@ def to_maxtext_config(
         scan_layers=scan_layers,
         remat_policy=remat_policy,
         ici_fsdp_parallelism=-1,  # all devices that the other axes leave
-        **(faster_on_cpu.CACHE_LAYOUT if jax.default_backend() == "cpu" else {}),
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         skip_jax_distributed_system=True,
         enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
@@ -184,9 +183,12 @@ def to_maxtext_config(
         run_name="grpo",
         base_output_directory="runs",
     )
+    settings |= machine
+    if settings["hardware"] == "cpu":
+        settings |= faster_on_cpu.CACHE_LAYOUT
     base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
     try:
-        config = pyconfig.initialize(["", base], **settings | machine)
+        config = pyconfig.initialize(["", base], **settings)
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
         raise UserError(
