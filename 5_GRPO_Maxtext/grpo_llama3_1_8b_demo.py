@@ -306,7 +306,7 @@ def grpo_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos_i
     # - beta * KL_t;   KL_t = pi_ref / pi - log(pi_ref / pi) - 1   (eq. 4: k3, never negative)
     kl = jnp.zeros_like(log_prob)
     if batch.ref_per_token_logps is not None:
-        log_ref_ratio = batch.ref_per_token_logps - log_prob
+        log_ref_ratio = (batch.ref_per_token_logps - log_prob) * mask  # exp of padding's might overflow
         kl = jnp.exp(log_ref_ratio) - log_ref_ratio - 1  # [N, T]
         objective -= algo_config.beta * kl
 

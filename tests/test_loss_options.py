@@ -261,6 +261,16 @@ def test_the_loss_on_the_page_is_what_trains_and_an_option_replaces_it():
         assert function_registry.get_advantage_estimator(name) is expected
 
 
+@pytest.mark.parametrize("constants", [[], ["EPSILON_HIGH=0.28"]])
+def test_a_reference_far_off_at_padding_changes_nothing(constants):
+    """exp(500) is infinite, and infinity times a mask of 0 would be NaN."""
+    far = np.where(MASK == 1, REFERENCE, 500.0)
+    for found, expected in zip(
+        our_loss(*constants, ref_per_token_logps=far), our_loss(*constants), strict=True
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_padding_never_counts():
     """What follows the end of an answer; such a fault cost MaxText's users 0.15 of reward (its PR 4016)."""
     value, figures, gradient = our_loss()

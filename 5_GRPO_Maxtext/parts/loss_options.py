@@ -243,7 +243,8 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
 
     kl = jnp.zeros_like(log_prob)
     if batch.ref_per_token_logps is not None:
-        kl = KL_ESTIMATORS[algo_config.kl_loss_mode](batch.ref_per_token_logps - log_prob)  # [N, T]
+        log_ref_ratio = (batch.ref_per_token_logps - log_prob) * mask  # as on the page
+        kl = KL_ESTIMATORS[algo_config.kl_loss_mode](log_ref_ratio)  # [N, T]
         objective -= beta * kl
     if algo_config.entropy_coef:  # Mnih et al., arXiv 1602.01783, section 4
         objective += algo_config.entropy_coef * compute_entropy_from_logits(logits)
