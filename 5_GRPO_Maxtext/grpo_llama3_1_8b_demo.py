@@ -128,7 +128,7 @@ class Constants:
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
-    ] = "full"  # what the backward pass computes again, to save memory; on a CPU it costs nothing
+    ] = pair(laptop="minimal", tpu="full")  # what the backward pass computes again, to save memory
     ATTENTION: Literal["dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"] = pair(
         laptop="dot_product", tpu="flash"
     )  # MaxText's attention kernel; cudnn_* are for GPUs

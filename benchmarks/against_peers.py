@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import scipy.stats
-from grpo_step_against_trl import processor
+from machine import processor
 
 HERE = Path(__file__).resolve().parent
 TRY_STEPS = 20_000

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_step_against_trl import processor
+from machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME_OF_FILES = ROOT  # the tests write elsewhere

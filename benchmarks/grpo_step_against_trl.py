@@ -12,71 +12,113 @@ Writes benchmarks/grpo_step_against_trl.csv: one row per run, in the order they 
 """
 
 import csv
-import json
-import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import psutil
+from machine import processor
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = HERE.parent / "5_GRPO_Maxtext" / "grpo_llama3_1_8b_demo.py"
-WARM_UP = 10  # steps left out
+FOLDER = HERE.parent / "5_GRPO_Maxtext"
+STEPS, WARM_UP = 60, 10  # the first steps are left out
 BETAS = (0.08, 0.0)  # with and without the reference model
 
 
-def ours(beta: float) -> dict[str, float]:
-    """Median seconds per step and the first and last rewards of our script."""
+def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
+    """Our script with these constants; see `watched`."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["NUM_BATCHES=60", "NUM_TEST_QUESTIONS=16", f"BETA={beta}", f"RUN_DIR={folder}/run"]
-        subprocess.run([sys.executable, SCRIPT, *arguments], check=True, capture_output=True)
-        with open(f"{folder}/run/train_log.csv", newline="") as file:
-            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    return {
-        "seconds": statistics.median(row["seconds"] for row in rows[WARM_UP:]),
-        "first_reward": rows[0]["reward"],
-        "last_reward": statistics.mean(row["reward"] for row in rows[-5:]),
-    }
+        quiet = {"NUM_TEST_QUESTIONS": 16, "EVAL_EVERY": 0, "SAVE_INTERVAL_STEPS": 1000}
+        arguments = [f"{k}={v}" for k, v in (quiet | constants | {"RUN_DIR": f"{folder}/run"}).items()]
+        command = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", *arguments]
+        found = watched(command, Path(folder, "run", "train_log.csv"), constants["NUM_BATCHES"], warm_up)
+    return found | {"versions": "requirements.txt"}
 
 
-def trl(peer: str, beta: float) -> dict[str, float]:
-    """The same of TRL."""
-    command = [peer, HERE / "trl_grpo_steps.py", str(beta), str(os.cpu_count())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result = json.loads(done.stdout.splitlines()[-1])
-    result["seconds"] = statistics.median(result["seconds"])
-    return result
+def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
+    """TRL with the same constants, run by the Python `peer`; see `watched`."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log.csv")
+        arguments = [f"{k}={v}" for k, v in (constants | {"LOG": log}).items()]
+        command = [peer, HERE / "trl_grpo_steps.py", *arguments]
+        found = watched(command, log, constants["NUM_BATCHES"], warm_up)
+    return found | {"versions": found["output"].splitlines()[-1]}
 
 
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+def watched(command: list[Any], log: Path, steps: int, warm_up: int) -> dict[str, Any]:
+    """Runs a training and looks at its memory twenty times a second while it makes the steps that count.
+
+    Args:
+        command: what to run.
+        log: CSV with a row per step, written at once; columns `seconds` and `reward`.
+        steps: that it makes.
+        warm_up: steps at the start that do not count.
+
+    Returns:
+        seconds: of one step, the median.
+        peak_gib: resident memory at its highest.
+        first_reward, last_reward: mean reward of the first step, and of the last five.
+        output: what it printed.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it said.
+    """
+    peak = 0
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = psutil.Popen(command, stdout=output, stderr=errors)
+        while child.poll() is None:
+            done = log.read_text().count("\n") - 1 if log.exists() else 0
+            if warm_up <= done < steps:
+                peak = max(peak, child.memory_info().rss)
+            time.sleep(0.05)
+        output.seek(0), errors.seek(0)
+        if child.returncode:
+            raise RuntimeError(f"{command}: exit code {child.returncode}\n{errors.read()[-2000:]}")
+        with open(log, newline="") as file:
+            rows = list(csv.DictReader(file))
+        return {
+            "seconds": statistics.median(float(row["seconds"]) for row in rows[warm_up:]),
+            "peak_gib": peak / 2**30,
+            "first_reward": float(rows[0]["reward"]),
+            "last_reward": statistics.mean(float(row["reward"]) for row in rows[-5:]),
+            "output": output.read(),
+        }
+
+
+def peer_of(options: dict[str, str]) -> str:
+    """The Python that has TRL. Exits where there is none."""
+    peer = options.get("PEER", "")
+    if not shutil.which(peer):
+        sys.exit(f"error: PEER={peer}: no such Python; see the top of grpo_step_against_trl.py")
+    return peer
 
 
 def main() -> None:
     """Runs both in turn and prints the ratio of each round."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    peer, rounds = options.get("PEER", ""), int(options.get("ROUNDS", "5"))
-    if not shutil.which(peer):
-        sys.exit(f"error: PEER={peer}: no such Python; see the top of this file")
+    peer, rounds = peer_of(options), int(options.get("ROUNDS", "5"))
     rows, ratios = [], {beta: [] for beta in BETAS}
+    constants = {
+        "MODEL": FOLDER / "tiny_llama", "NUM_BATCHES": STEPS, "BATCH_SIZE": 16, "NUM_GENERATIONS": 8,
+        "TOTAL_GENERATION_STEPS": 28, "LEARNING_RATE": 1e-3,
+    }  # fmt: skip
     for number in range(rounds):
         for beta in BETAS:
-            results = {"ours": ours(beta), "trl": trl(peer, beta)}
+            job = constants | {"BETA": beta}
+            results = {"ours": ours(job, WARM_UP), "trl": trl(peer, job, WARM_UP)}
             for name, result in results.items():
                 rows.append(
                     {
                         "round": number, "program": name, "beta": beta,
                         "seconds_per_step": round(result["seconds"], 4),
+                        "peak_gib": round(result["peak_gib"], 2),
                         "first_reward": round(result["first_reward"], 3),
                         "last_reward": round(result["last_reward"], 3),
-                        "versions": result.get("versions", "requirements.txt"),
+                        "versions": result["versions"],
                         "machine": processor(), "date": time.strftime("%Y-%m-%d"),
                     }
                 )  # fmt: skip

@@ -9,13 +9,13 @@ import ast
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from machine import clocks
 
 
 def options() -> tuple[list[int], int, Path]:
@@ -29,13 +29,10 @@ class Clock:
     """Wall seconds, and the processor's in user and system mode, since it was made."""
 
     def __init__(self):
-        self.wall, self.processor = time.perf_counter(), time.process_time()
+        self.started = clocks()
 
     def read(self) -> dict[str, float]:
-        return {
-            "seconds": time.perf_counter() - self.wall,
-            "processor_seconds": time.process_time() - self.processor,
-        }
+        return dict(zip(("seconds", "processor_seconds"), (clocks() - self.started).tolist(), strict=True))
 
 
 def commit(checkout: Path) -> str:

@@ -1,10 +1,11 @@
-"""TRL's GRPOTrainer on the tiny Llama, timed step by step: the peer of grpo_step_against_trl.py.
+"""TRL's GRPOTrainer on a Llama of this project, step by step: the peer of grpo_step_against_trl.py.
 
-Runs in an environment of its own (pip install torch trl accelerate datasets) and prints one JSON line.
-Same weights, questions, rewards, batch (16 prompts x 8 answers), lengths and optimizer as our script.
+Runs in an environment of its own (see there) with the constants of our script that it is given, and logs the
+steps as our script does: LOG=file.csv, written at once. Same weights, questions, rewards, batch, lengths and
+optimizer. Prints its versions.
 """
 
-import json
+import csv
 import os
 import sys
 import time
@@ -15,6 +16,8 @@ sys.path.insert(0, str(FOLDER))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as without folder 5's parts, which switch it off
 
+import json
+
 import datasets
 import torch
 import transformers
@@ -23,24 +26,46 @@ import trl
 import reward_func
 from parts.grading import extract_hash_answer
 
-STEPS, PROMPTS, GENERATIONS, PROMPT_TOKENS, NEW_TOKENS = 60, 16, 8, 28, 28
+REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
-class StepTimer(transformers.TrainerCallback):
-    """Wall time at each step's end."""
+class StepLog(transformers.TrainerCallback):
+    """A row per step: seconds since the last one ended, and the mean reward."""
 
-    times: list[float] = []  # noqa: RUF012  (one instance)
+    def __init__(self, path: str):
+        self.file = open(path, "w", newline="")  # noqa: SIM115  (open until the process ends)
+        self.writer = csv.DictWriter(self.file, ("seconds", "reward"))
+        self.writer.writeheader()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        self.times.append(time.perf_counter())
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "reward" in logs:  # the last log is of the whole training
+            now = time.perf_counter()
+            self.writer.writerow({"seconds": now - self.started, "reward": logs["reward"]})
+            self.file.flush()
+            self.started = now
+
+
+def rewarded(function):
+    """One of our reward functions as TRL calls it."""
+
+    def reward(prompts, completions, **columns):
+        texts = [c[0]["content"] for c in completions]
+        return function(prompts=prompts, completions=texts, answer=columns["answer"])
+
+    reward.__name__ = function.__name__
+    return reward
 
 
 def main() -> None:
-    """Trains STEPS steps with BETA from the command line."""
-    beta, threads = float(sys.argv[1]), int(sys.argv[2])
-    torch.set_num_threads(threads)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER / "tiny_llama")
-    model = transformers.LlamaForCausalLM.from_pretrained(FOLDER / "tiny_llama", dtype=torch.float32)
+    """Trains NUM_BATCHES steps."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    steps, generations = int(given["NUM_BATCHES"]), int(given["NUM_GENERATIONS"])
+    torch.set_num_threads(os.cpu_count())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given["MODEL"])
+    model = transformers.LlamaForCausalLM.from_pretrained(given["MODEL"], dtype=torch.float32)
     rows = [json.loads(line) for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()]
     dataset = datasets.Dataset.from_list(
         [
@@ -51,27 +76,17 @@ def main() -> None:
             for row in rows
         ]
     )
-
-    def rewarded(function):
-        def reward(prompts, completions, **columns):
-            texts = [c[0]["content"] for c in completions]
-            return function(prompts=prompts, completions=texts, answer=columns["answer"])
-
-        reward.__name__ = function.__name__
-        return reward
-
-    names = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
     config = trl.GRPOConfig(
-        output_dir="/tmp/trl_run",
-        max_steps=STEPS,
-        per_device_train_batch_size=PROMPTS * GENERATIONS,
-        num_generations=GENERATIONS,
-        max_completion_length=NEW_TOKENS,
+        output_dir=str(Path(given["LOG"]).parent / "trl"),
+        max_steps=steps,
+        per_device_train_batch_size=int(given["BATCH_SIZE"]) * generations,
+        num_generations=generations,
+        max_completion_length=int(given["TOTAL_GENERATION_STEPS"]),
         temperature=1.0,
-        beta=beta,
-        learning_rate=1e-3,
+        beta=float(given["BETA"]),
+        learning_rate=float(given["LEARNING_RATE"]),
         lr_scheduler_type="cosine",
-        warmup_steps=STEPS // 10,
+        warmup_steps=steps // 10,
         adam_beta2=0.99,
         weight_decay=0.1,
         max_grad_norm=1.0,
@@ -84,29 +99,16 @@ def main() -> None:
         logging_steps=1,
         disable_tqdm=True,
     )
-    timer = StepTimer()
     trainer = trl.GRPOTrainer(
         model=model,
-        reward_funcs=[rewarded(getattr(reward_func, name)) for name in names],
+        reward_funcs=[rewarded(getattr(reward_func, name)) for name in REWARDS],
         args=config,
         train_dataset=dataset,
         processing_class=tokenizer,
-        callbacks=[timer],
+        callbacks=[StepLog(given["LOG"])],
     )
     trainer.train()
-    seconds = [b - a for a, b in zip(timer.times[9:], timer.times[10:], strict=False)]  # after warm-up
-    rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "first_reward": rewards[0],
-                "last_reward": sum(rewards[-5:]) / 5,
-                "versions": f"trl {trl.__version__}, torch {torch.__version__}, transformers "
-                f"{transformers.__version__}",
-            }
-        )
-    )
+    print(f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ Processor seconds are of all threads, wall seconds of the clock.
 import collections
 import functools
 import re
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
 
 import jax
+import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
+from machine import clocks
 
 import grpo_llama3_1_8b_demo as demo
 from parts import answers, checks, faster_on_cpu, llama, loss_options, run_log, settings, task_rewards
@@ -36,45 +36,39 @@ REPEATS = 7  # of a program on its own; the median counts
 
 
 class Clock:
-    """Sums wall and processor seconds by name, one entry per step."""
+    """Sums wall and processor seconds [2] by name, one entry per step."""
 
     def __init__(self):
-        self.steps: list[dict[str, tuple[float, float]]] = [{}]
+        self.steps: list[dict[str, np.ndarray]] = [{}]
 
     def around(self, name: str, function: Callable) -> Callable:
         """The function, waited for and timed. What it calls of the same clock is not counted twice."""
 
         @functools.wraps(function)
         def timed(*args, **kwargs):
-            inside = self.total()
-            wall, processor = time.perf_counter(), time.process_time()
+            started, inside = clocks(), self.total()
             result = jax.block_until_ready(function(*args, **kwargs))
-            spent = time.perf_counter() - wall, time.process_time() - processor
-            inner = (now - before for now, before in zip(self.total(), inside, strict=True))
-            self.add(name, *(a - b for a, b in zip(spent, inner, strict=True)))
+            self.add(name, clocks() - started - (self.total() - inside))
             return result
 
         return timed
 
-    def add(self, name: str, wall: float, processor: float) -> None:
+    def add(self, name: str, spent: np.ndarray) -> None:
         """To the step in progress."""
-        old = self.steps[-1].get(name, (0.0, 0.0))
-        self.steps[-1][name] = old[0] + wall, old[1] + processor
+        self.steps[-1][name] = self.steps[-1].get(name, np.zeros(2)) + spent
 
-    def total(self) -> tuple[float, float]:
-        """Wall and processor seconds of the step in progress so far."""
-        spent = self.steps[-1].values()
-        return sum(wall for wall, _ in spent), sum(processor for _, processor in spent)
+    def total(self) -> np.ndarray:
+        """Of the step in progress so far."""
+        return sum(self.steps[-1].values(), np.zeros(2))
 
 
 def between(steps: Iterator[Any], clock: Clock) -> Iterator[Any]:
     """The batches; what a step spends outside of the timed calls is its `rest`."""
     started = None
     for batch in steps:
-        now = time.perf_counter(), time.process_time()
-        if started:
-            wall, processor = clock.total()
-            clock.add("rest", now[0] - started[0] - wall, now[1] - started[1] - processor)
+        now = clocks()
+        if started is not None:
+            clock.add("rest", now - started - clock.total())
             clock.steps.append({})
         started = now
         yield batch
@@ -136,14 +130,14 @@ def train(arguments: list[str], clock: Clock, batches: list):
     return c, cluster, llama.to_run_config(c, hf)
 
 
-def seconds(program: Callable, *arguments: Any) -> tuple[float, float]:
+def seconds(program: Callable, *arguments: Any) -> np.ndarray:
     """Median wall and processor seconds of a compiled program."""
     spent = []
     for _ in range(REPEATS):
-        wall, processor = time.perf_counter(), time.process_time()
+        started = clocks()
         jax.block_until_ready(program(*arguments))
-        spent.append((time.perf_counter() - wall, time.process_time() - processor))
-    return tuple(statistics.median(column) for column in zip(*spent, strict=True))
+        spent.append(clocks() - started)
+    return np.median(spent, axis=0)
 
 
 def programs(cluster, batch):
@@ -243,10 +237,7 @@ def main() -> None:
     c, cluster, config = train(arguments, clock, batches)
     counted = clock.steps[COMPILING:-1]
     names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
-    spent = {
-        name: tuple(statistics.median(step.get(name, (0, 0))[i] for step in counted) for i in (0, 1))
-        for name in names
-    }
+    spent = {name: np.median([step.get(name, np.zeros(2)) for step in counted], axis=0) for name in names}
     with (
         cluster.actor_trainer.model.base.mesh,
         nn_partitioning.axis_rules(config.logical_axis_rules),
@@ -254,7 +245,7 @@ def main() -> None:
         forward, gradient, parameters = programs(cluster, batches[-1])
         forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
         operations = cost_by_operation(gradient, *parameters)
-    whole = [sum(column) for column in zip(*spent.values(), strict=True)]
+    whole = sum(spent.values())
     print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
     for name, times in spent.items():
         print(row(name, *times, whole[1]))

@@ -142,7 +142,7 @@ def test_the_variants_table_is_the_committed_csv(language):
     by_variant = {name: list(rows) for name, rows in itertools.groupby(runs, lambda row: row["variant"])}
     assert list(by_variant) == list(grpo_variants.VARIANTS)
     for name, rows in by_variant.items():
-        assert [int(row["seed"]) for row in rows] == list(grpo_variants.SEEDS["variants"])
+        assert [int(row["seed"]) for row in rows] == list(grpo_variants.SEEDS)
         command, seed = rows[0]["command"].rsplit(" ", 1)
         assert f"{command}\n" in text and seed == "SEED=0"
         cells = [f"{statistics.mean(int(row['graded']) for row in rows):,.0f}"]
@@ -163,7 +163,7 @@ def test_the_table_of_the_mismatch_is_the_committed_csvs(language):
     assert list(dict.fromkeys(row["variant"] for row in runs)) == list(grpo_variants.MISMATCH)
     for variant in grpo_variants.MISMATCH:
         mine = [row for row in runs if row["variant"] == variant]
-        assert [int(row["seed"]) for row in mine] == list(grpo_variants.SEEDS["mismatch"])
+        assert [int(row["seed"]) for row in mine] == list(grpo_variants.SEEDS)
         assert f"{mine[0]['command'].removesuffix(' SEED=0')}\n" in text
         cells = []
         for name, digits in (("mismatch", 3), ("entropy", 2), ("correct", 3)):

@@ -1,0 +1,189 @@
+"""How a GRPO step grows, ours and TRL's side by side: with the model, the answers and the questions.
+
+One thing is varied at a time around a middle: 10 M parameters, 4 questions x 8 answers of 128 tokens. The
+models are Llamas with random weights whose answers never end (random_llama.py), in float32. Both programs
+compute the whole batch in one pass. TRL lives in an environment of its own, see grpo_step_against_trl.py.
+
+    python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=2] [CONSTANT=value ...]
+
+CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per run, at once: what is there
+is not run again. Draws 5_GRPO_Maxtext/assets/scaling.png.
+"""
+
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import matplotlib.pyplot as plt
+from grpo_step_against_trl import FOLDER, HERE, ours, peer_of, trl
+from machine import processor
+
+matplotlib.use("Agg")
+TABLE = HERE / "grpo_step_scaling.csv"
+PICTURE = FOLDER / "assets" / "scaling.png"
+WARM_UP = 2  # steps left out
+ANSWERS = 8  # per question
+PROMPT_TOKENS = 28
+NO_LEARNING = 1e-12  # the answers stay as long as they are
+SIZES = {  # width, layers, query heads, key heads, width of the MLP, vocabulary
+    "0.3 M": (96, 3, 4, 2, 256, 76),
+    "2 M": (192, 5, 6, 3, 512, 76),
+    "10 M": (384, 6, 6, 3, 1024, 76),
+    "30 M": (576, 8, 9, 3, 1536, 76),
+    "135 M": (576, 30, 9, 3, 1536, 49_152),  # of SmolLM2-135M
+}
+
+
+class Point(NamedTuple):
+    """What one run of each program is made with."""
+
+    model: str = "10 M"
+    tokens: int = 128
+    questions: int = 4
+
+
+SERIES = {
+    "model": [Point(model=model) for model in SIZES],
+    "tokens": [Point(tokens=tokens) for tokens in (28, 128, 512)],
+    "questions": [Point(questions=questions) for questions in (2, 4, 8, 16, 32)],
+}
+
+
+def points() -> list[Point]:
+    """All, each once."""
+    return list(dict.fromkeys(point for series in SERIES.values() for point in series))
+
+
+def steps_of(point: Point, parameters: int) -> int:
+    """Fewer of the long ones: 2 to 30, for about 5 TFLOP of gradients, and the warm-up."""
+    tokens = point.questions * ANSWERS * (PROMPT_TOKENS + point.tokens)
+    return WARM_UP + round(min(30, max(2, 5e12 / (8 * parameters * tokens))))
+
+
+def make_model(peer: str, size: str, folder: Path) -> int:
+    """Writes the model of that size; its number of parameters."""
+    hidden, layers, heads, kv_heads, mlp, vocabulary = SIZES[size]
+    fields = {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "intermediate_size": mlp,
+        "vocab_size": vocabulary, "tie_word_embeddings": "true" if size == "135 M" else "false",
+    }  # fmt: skip
+    command = [peer, HERE / "random_llama.py", f"FOLDER={folder}", *(f"{k}={v}" for k, v in fields.items())]
+    return int(subprocess.check_output(command, text=True).split()[-1])
+
+
+def read_rows() -> list[dict[str, str]]:
+    """What was run before."""
+    if not TABLE.exists():
+        return []
+    with open(TABLE, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(row: dict) -> None:
+    """To the table."""
+    new = not TABLE.exists()
+    with open(TABLE, "a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
+    """Every point in every round that the table lacks, the two programs in turn."""
+    there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in read_rows()}
+    for number in range(rounds):
+        for point in points():
+            if tuple(map(str, (number, *point))) in there:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                parameters = make_model(peer, point.model, Path(folder))
+                constants = {
+                    "MODEL": folder, "NUM_BATCHES": steps_of(point, parameters),
+                    "BATCH_SIZE": point.questions, "NUM_GENERATIONS": ANSWERS,
+                    "TOTAL_GENERATION_STEPS": point.tokens, "BETA": 0.08, "LEARNING_RATE": NO_LEARNING,
+                }  # fmt: skip
+                quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
+                results = {
+                    "ours": ours(constants | quick | changes, WARM_UP),
+                    "trl": trl(peer, constants, WARM_UP),
+                }
+            for name, result in results.items():
+                answer_tokens = point.questions * ANSWERS * point.tokens
+                append(
+                    {
+                        "round": number, **point._asdict(), "program": name, "parameters": parameters,
+                        "steps": constants["NUM_BATCHES"] - WARM_UP,
+                        "seconds_per_step": round(result["seconds"], 4),
+                        "answer_tokens_per_second": round(answer_tokens / result["seconds"]),
+                        "peak_gib": round(result["peak_gib"], 2),
+                        "versions": result["versions"], "machine": processor(),
+                        "date": time.strftime("%Y-%m-%d"),
+                    }
+                )  # fmt: skip
+            seconds = ", ".join(
+                f"{k} {v['seconds']:.2f} s {v['peak_gib']:.2f} GiB" for k, v in results.items()
+            )
+            ratio = results["ours"]["seconds"] / results["trl"]["seconds"]
+            print(f"round {number}, {point}: {seconds}, ratio {ratio:.2f}", flush=True)
+
+
+def medians(column: str) -> dict[Point, dict[str, float]]:
+    """Of the rounds, by point and program."""
+    found = {}
+    for row in read_rows():
+        point = Point(row["model"], int(row["tokens"]), int(row["questions"]))
+        found.setdefault(point, {}).setdefault(row["program"], []).append(float(row[column]))
+    return {point: {k: statistics.median(v) for k, v in runs.items()} for point, runs in found.items()}
+
+
+def draw() -> None:
+    """Seconds and memory along each of the three series."""
+    labels = {
+        "model": "parameters (4 questions, 128 tokens)",
+        "tokens": "tokens per answer (10 M, 4 questions)",
+        "questions": "questions per step, 8 answers each (10 M, 128 tokens)",
+    }
+    quantities = {"seconds_per_step": "seconds per step", "peak_gib": "memory at its highest, GiB"}
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6.4), sharey="row")
+    for row, (column, name) in zip(axes, quantities.items(), strict=True):
+        values = medians(column)
+        for axis, (series, of_series) in zip(row, SERIES.items(), strict=True):
+            ticks = [str(getattr(point, series)) for point in of_series]
+            for program, style in {"ours": "o-", "trl": "s--"}.items():
+                heights = [values[point][program] for point in of_series]
+                label = "this script" if program == "ours" else "TRL"
+                axis.plot(range(len(ticks)), heights, style, label=label)
+            axis.set_yscale("log")
+            axis.set_xticks(range(len(ticks)), ticks)
+            axis.set_xlabel(labels[series])
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel(name)
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> None:
+    """Measures what is missing, prints the table, draws the picture."""
+    options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    peer = peer_of(options)
+    rounds = int(options.pop("ROUNDS", "2"))
+    del options["PEER"]
+    measure(peer, rounds, options)
+    seconds, memory = medians("seconds_per_step"), medians("peak_gib")
+    for point in seconds:
+        a, b, c, d = (table[point][program] for table in (seconds, memory) for program in ("ours", "trl"))
+        print(f"{point}: {a:.2f} s, TRL {b:.2f} s, ratio {a / b:.2f}; {c:.2f} GiB, TRL {d:.2f} GiB")
+    draw()
+
+
+if __name__ == "__main__":
+    main()
