@@ -60,11 +60,14 @@ def test_a_tagged_number_is_graded_as_the_course_grades_it(case):
         (r"so it is \boxed{1{,}000}", False),  # not the way a number is written outside LaTeX
         (r"first \boxed{7}, no: \boxed{1000}", True),
         (r"\boxed{1000} and then \boxed{7", False),  # the last one is not closed: cut off
+        (r"\boxed{1000", False),
         ("I add.\n#### 1000", True),
         ("#### 7 is wrong\n#### $1,000.00<|eot_id|>", True),
         ("1000", True),
         ("The answer is 1000.<|eot_id|>", True),
-        ("7 + 993 = 1000", False),  # three numbers and no mark: not guessed
+        ("7 + 993 is 1000", False),  # three numbers and no mark: not guessed
+        ("7 + 993 = 1000", True),  # nothing but an equation, and it holds
+        ("7 + 992 = 1000", False),
         (r"<answer>7</answer> \boxed{1000} #### 1000", False),  # the tags are what was asked for
         ("<answer>-1000</answer>", False),
         ("", False),
@@ -91,6 +94,9 @@ def test_where_the_answer_of_a_math_problem_is_looked_for(solution, right):
         ("3", "5 boxes of 3", False),
         ("7", "((((((", False),
         ("7", "", False),
+        ("24", "6 * 4 = 24", True),
+        ("18", "17=18", False),  # math-verify looks at the last side alone
+        ("18", "x = 18", True),
     ],
 )
 def test_math_takes_any_equal_expression(gold, answer, right):
@@ -133,6 +139,38 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
     verifier.child.communicate()
 
 
+def test_what_lies_in_the_current_folder_is_no_library_of_the_math_process(monkeypatch):
+    Path("sympy.py").write_text("raise SystemExit('planted')")
+    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier())
+    assert compute_score("math", "<answer>7</answer>", "7") == 1.0
+    task_rewards.math_verifier.child.kill()
+
+
+def test_a_math_process_that_does_not_start_is_said_and_scores_nothing(monkeypatch):
+    monkeypatch.setattr(task_rewards, "_MATH_CHILD", "import math_verify_is_not_installed")
+    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier())
+    with pytest.raises(
+        UserError, match=r"math-verify does not start: ModuleNotFoundError: .*is_not_installed"
+    ):
+        compute_score("math", "<answer>7</answer>", "7")
+
+
+def test_the_right_answer_is_read_in_its_own_time(monkeypatch):
+    """The alarm of the answer starts anew: together the two would take longer than one limit."""
+    slow = task_rewards._MATH_CHILD.replace("import functools", "import time, functools").replace(
+        "    marked = any", "    time.sleep(1.4)\n    marked = any"
+    )
+    monkeypatch.setattr(task_rewards, "_MATH_CHILD", slow)
+    verifier = task_rewards.MathVerifier(seconds=2)
+    assert verifier.equal("7", "7") is True
+    verifier.child.kill()
+
+
+def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
+    assert task_rewards.ground_truth_fault("math", r"\frac{1}{2}") is None
+    assert "nothing that math-verify can read" in task_rewards.ground_truth_fault("math", "$")
+
+
 def test_a_math_answer_that_nobody_can_read_is_the_datas_fault():
     with pytest.raises(ValueError, match=r"math-verify cannot read ground_truth '\$'"):
         compute_score("math", "<answer>7</answer>", "$")
@@ -154,12 +192,26 @@ def squad_normalize(text):
         ("Paris", "Paris or London", False),
         ("an apple", "Apple", True),
         ("theater", "ater", False),
+        ("self-made", "selfmade", True),
+        ("1,000", "1000", True),
     ],
 )
 def test_texts_are_compared_as_squad_does(data_source, gold, answer, right):
     assert (squad_normalize(gold) == squad_normalize(answer)) == right
     assert compute_score(data_source, f"<answer>{answer}</answer>", gold) == float(right)
     assert compute_score(data_source, answer, gold) == float(right)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("-5", "5", False), ("3.5", "35", False), ("C#", "C", False), ("C++", "C", False), (".5", "5", False),
+        ("1/2", "12", False), ("10:30", "1030", False), ("2010-2012", "2010–2012", True), ("-5", "−5.", True),
+        ("3.5", "3.5.", True), ("c#", "The C#!", True), ("U.S.", "US", True), ("-5", "(-5)", True),
+    ],
+)  # fmt: skip
+def test_signs_that_make_another_answer_of_a_text_stay(gold, answer, right):
+    assert compute_score("qa", answer, gold) == float(right)
 
 
 def test_a_question_may_have_several_right_texts():
@@ -175,6 +227,49 @@ def test_a_question_may_have_several_right_texts():
 )  # fmt: skip
 def test_a_label_has_to_stand_alone(answer, right):
     assert compute_score("classification", f"<answer>{answer}</answer>", "positive") == float(right)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"), [("1", "-1"), ("-1", "1"), ("C", "C#"), ("A", "A+"), ("C#", "C++")]
+)
+def test_a_sign_makes_another_label(gold, answer):
+    assert compute_score("classification", answer, gold) == 0.0
+    assert compute_score("classification", f"**{gold}**.", gold) == 1.0
+
+
+PIECES = (
+    " ", "\t", "\n", "\u0301", "<", "<|", "|>", "<|a|>", " <|a|> ", "<answer>", "</answer>",
+    "<answer></answer>", "<reasoning>", r"\boxed{", "{", "}", "####", "#### 1\n", "1", "1,", "1.", "1 ", "-",
+    "=", "1=", "(", "1+", "a ", "the ", "C#", "\ufdfa", "$", "1e9", "1/", "\u00a0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=repr)
+@pytest.mark.parametrize("around", ["{}", "<answer>{}</answer>", "{}x"], ids=["bare", "tagged", "then x"])
+def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, around):
+    """Processor time; 100 kB may take 0.05 s, and four times that on a slow, busy machine."""
+    text = around.format(piece * (100_000 // len(piece)))
+    course = [getattr(reward_func, name) for name in task_rewards.COURSE_REWARDS]
+    graders = [
+        *(functools.partial(compute_score, task, text) for task in ("gsm8k", "qa", "classification")),
+        *(
+            functools.partial(f, [""], [text], answer=["1"])
+            for f in (*course, *task_rewards.THINK_REWARDS.values())
+        ),
+        functools.partial(grader_of("compute_score").votes, [text]),
+        functools.partial(grader_of("compute_score").right_lenient, [text], ["1"], ["gsm8k"], [""]),
+    ]
+    for grader in graders:
+        started = time.process_time()
+        grader(*(["1"] if grader.func is compute_score else []))
+        assert time.process_time() - started < 0.2
+
+
+def test_equations_take_no_longer_than_their_length():
+    for text in ("1=" * 99 + "1", "(" * 99 + "=1", "1=" * 2000 + "1", "9" * 99 + "*" + "9" * 99 + "=1"):
+        started = time.process_time()
+        grading.parse_number(text)
+        assert time.process_time() - started < 0.05
 
 
 @pytest.mark.parametrize("data_source", ["code", "code_generation"])
@@ -345,7 +440,9 @@ def test_a_reward_file_that_does_not_run_is_one_line(text, words):
     [
         ("None", "TypeError: returned None for data_source 'mine', not a number"),
         ("'1.0'", "returned '1.0'"),
-        ("float('nan')", "returned nan for completion '<answer>2</answer>'; return a finite number"),
+        ("float('nan')", "returned nan for completion '<answer>2</answer>'; return a number"),
+        ("1e16", "returned 1e+16 for completion '<answer>2</answer>'; return a number of at most 1e+15"),
+        ("__import__('sys').exit(3)", "raised SystemExit: 3; fix it"),
         ("{}[0]", "raised KeyError: 0; fix it"),
         ("[1.0]", "not a number"),
     ],
@@ -356,6 +453,55 @@ def test_a_faulty_score_stops_the_run_and_is_named(returned, words):
     with pytest.raises(UserError) as error:
         reward(**COLUMNS)
     assert "reward function compute_score" in str(error.value) and words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1j, 1j]", "returned 1j for completion"),
+        ("np.array([1j, 1j])", "returned 1j for completion"),
+        ("{'a': 1.0}", "return one number per completion"),
+        ("[[1.0], [1.0, 2.0]]", "return one number per completion"),
+        ("['1', '2']", "returned '1' for completion"),
+        ("None", "returned None for 2 completions"),
+        ("[None, 1.0]", "returned None for completion"),
+        ("[1.0]", "returned [1.0] for 2 completions"),
+    ],
+)
+def test_what_is_no_list_of_numbers_is_named(text, words):
+    (reward,) = own(
+        f"import numpy as np\ndef mine(prompts, completions, **columns): return {text}", "mine"
+    ).functions
+    with pytest.raises(UserError) as error:
+        reward(**COLUMNS)
+    assert "reward function mine" in str(error.value) and words in str(error.value)
+
+
+def test_rewards_need_not_be_plain_functions():
+    grader = own(
+        "import functools\n"
+        "def points(n, prompts, completions, **columns): return [n] * len(completions)\n"
+        "class Reward:\n"
+        "    def __call__(self, prompts, completions, **columns): return (2.5 for _ in completions)\n"
+        "one, two = functools.partial(points, 1), Reward()",
+        "one,two",
+    )
+    one, two = grader.functions
+    assert one(**COLUMNS) == [1.0, 1.0] and one.__name__ == "one"
+    with pytest.raises(UserError, match="reward function two returned <generator"):
+        two(**COLUMNS)
+
+
+def test_a_file_whose_function_is_misspelt_does_not_train_on_the_built_in_one():
+    with pytest.raises(UserError, match=r"mine.py: has compute_scores, but not compute_score; rename"):
+        own("def compute_scores(data_source, solution_str, ground_truth, extra_info=None): return 1.0")
+    with pytest.raises(UserError, match=r"mine.py: has no function, but not check_answer or mark_reward"):
+        own("import math", "check_answer,mark_reward")
+
+
+def test_the_start_of_a_run_names_its_rewards():
+    text = "def brief(prompts, completions, **columns): return [0.0] * len(completions)"
+    assert str(own(text, "brief,check_answer")) == "brief (mine.py), check_answer (built in)"
 
 
 @pytest.mark.parametrize("returned", ["True", "1", "np.float32(1)", "np.int64(1)"])

@@ -195,7 +195,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             questions.refuse_lost_sources(kept, too_long, c.MAX_PROMPT_LENGTH)
             lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
         print(f"data     {constant}: {len(read):,} questions of {source}, {lengths}")
-    print(f"rewards  {', '.join(grader.names)}")
+    print(f"rewards  {grader}")
 
 
 # %% Paths --------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ A policy finds whatever a grader gets wrong, so this one
   * takes linear time in the length of the completion: 100 kB of commas must not stall the training.
 """
 
+import ast
 import functools
+import operator
 import re
 from fractions import Fraction
 
@@ -17,6 +19,7 @@ SOLUTION_END = "</answer>"
 TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
 
 MAX_LENGTH = 4300  # characters of an answer; also the most digits that int(), which is quadratic, accepts
+MAX_EQUATION = 200  # characters; longer ones are not calculated
 MAX_EXPONENT = 308  # the range of a double; "1e999999999", 11 characters, would be an integer of 400 MB
 
 # %% Reading one number ----------------------------------------------------------------------------------
@@ -39,28 +42,43 @@ _NUMBER = re.compile(
 )
 _POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!\w|[.,/:]\d)")  # m^2
 
-# Text that makes it another number, or none. Before: "x5", "--5", "< 5". After: "5k", "2x", "5-", "5 + tax".
-# On either side: "minus five", "2 million".
+# Text that makes it another number, or none. Before: "x5", "--5", "< 5". After: "5k", "5T", "2x", "5j", "5!",
+# "5-", "5 + tax". On either side: "minus five", "2 million", "5 squared".
 _SPOILT_BEFORE = re.compile(r"(?:[A-Za-z_]|[-+/^<>≤≥≠±√×÷]\s*)\Z")
-_SPOILT_AFTER = re.compile(r"\A(?:\s?[kKMBx]\b|-(?![A-Za-z]))|[=+^<>±×÷√π;]")
+_SPOILT_AFTER = re.compile(r"\A(?:\s?[kKMBTx]\b|[ij]\b|!|-(?![A-Za-z]))|[=+^<>±×÷√π;]")
 _OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")  # before a sign: "16 - 9", "x-5"; but "is -5" is a minus
 _SPOILT_WORDS = re.compile(
-    r"\b(?:minus|negative|half|dozen|hundred|thousand|million|billion|trillion|pi)s?\b", re.I
+    r"\b(?:minus|negative|half|dozen|hundred|thousand|million|billion|trillion|pi|plus|squared|cubed|factorial)"
+    r"s?\b",
+    re.I,
 )
+
+_ARITHMETIC = re.compile(r"[\d.+\-*/() ]+")
+_SIGNS = {"×": "*", "·": "*", "÷": "/", "$": "", r"\times": "*", r"\cdot": "*", r"\div": "/"}
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=8192)  # several rewards and the log read the same answer
 def parse_number(text: str) -> Fraction | None:
     """The exact value of the one number in `text`; None if there is none, or any doubt.
 
-    Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18." and "50%" (as
-    50). Refuses two numbers, wrong grouping ("1,5", "1,00"), a time ("10:30"), "0x12", "2 million", "1/0",
-    exponents beyond MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
+    Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18.", "50%" (as
+    50), and "6 * 3 = 18" (as 18), because it holds. Refuses two numbers, wrong grouping ("1,5", "1,00"), a
+    time ("10:30"), "0x12", "2 million", "1/0", exponents beyond MAX_EXPONENT, and texts longer than
+    MAX_LENGTH after stripping.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
     text = _DIGIT_SPACE.sub(",", text.translate(_PLAIN).strip())
+    *sides, last = text.split("=") if len(text) <= MAX_EQUATION else [text]
+    values = set(map(arithmetic, sides))
+    if values and None not in values:
+        value = parse_number(last)
+        return value if values == {value} else None
     number = _NUMBER.search(text)
     if number is None:
         return None
@@ -77,6 +95,28 @@ def parse_number(text: str) -> Fraction | None:
         return None
     value = Fraction(number["value"].replace(",", "")) * Fraction(10) ** exponent / denominator
     return -value if (number["sign"] or "").startswith("-") else value
+
+
+def arithmetic(text: str) -> Fraction | None:
+    """The exact value of a short sum or product of plain numbers, such as "6 * (4 - 1)"; else None."""
+    for sign, plain in _SIGNS.items():
+        text = text.replace(sign, plain)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).strip()
+    if not _ARITHMETIC.fullmatch(text):
+        return None
+
+    def value(node: ast.expr) -> Fraction:
+        match node:
+            case ast.BinOp():
+                return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
+            case ast.UnaryOp():
+                return _OPERATIONS[type(node.op)](value(node.operand))
+        return Fraction(text[node.col_offset : node.end_col_offset])  # not `node.value`: that is a float
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, KeyError, ValueError, ZeroDivisionError):  # "6 *", "2 ** 3", "()", "1 / 0"
+        return None
 
 
 # %% Finding and grading the answer ----------------------------------------------------------------------

@@ -38,6 +38,7 @@ import re
 import string
 import subprocess
 import sys
+import tempfile
 import threading
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +48,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from parts.grading import (
+    MAX_EQUATION,
     MAX_LENGTH,
     SOLUTION_END,
     SOLUTION_START,
     TAGS,
+    arithmetic,
     extract_answer,
     format_ok,
     grade,
@@ -74,6 +77,7 @@ COURSE_REWARDS = ("match_format_exactly", "match_format_approximately", "check_a
 WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
 WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
 
+MAX_REWARD = 1e15  # either sign: sums and squares of it stay within float32
 KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
 
 
@@ -83,29 +87,41 @@ def reward_names(rewards: str) -> list[str]:
 
 
 # %% Finding the answer ----------------------------------------------------------------------------------
-_STOP_TOKENS = re.compile(r"(?:\s*<\|\w+\|>)+\s*\Z")  # samplers may leave stop tokens in the text
+BOXED = r"\boxed{"
+_STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # of a text that is read backwards
+
+
+def without_stop_tokens(text: str) -> str:
+    """`text` without the stop tokens, such as <|eot_id|>, and blanks that samplers may leave at its end.
+
+    From the end, because a search for what reaches the end takes quadratic time.
+    """
+    return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
 
 
 def marked_answer(text: str) -> str | None:
-    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none."""
+    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none.
+
+    A \boxed{ that is never closed is an empty answer: it was cut off.
+    """
     answer = extract_answer(text)
-    if answer is None:
-        answer = boxed(text)
+    if answer is None and BOXED in text:
+        answer = boxed(text) or ""
     if answer is None and "####" in text:
         answer = text.rpartition("####")[2].strip().partition("\n")[0]
-        answer = _STOP_TOKENS.sub("", answer)
+        answer = without_stop_tokens(answer)
     return answer if answer is None else answer.strip()
 
 
 def final_answer(text: str) -> str:
     """`marked_answer`, or the whole stripped text if nothing is marked."""
     answer = marked_answer(text)
-    return _STOP_TOKENS.sub("", text).strip() if answer is None else answer
+    return without_stop_tokens(text).strip() if answer is None else answer
 
 
 def boxed(text: str) -> str | None:
     r"""The content of the last \boxed{...}, inner braces matched; None without a closed one."""
-    _, mark, rest = text.rpartition(r"\boxed{")
+    _, mark, rest = text.rpartition(BOXED)
     depth = 1
     for i, character in enumerate(rest if mark else ""):
         depth += (character == "{") - (character == "}")
@@ -122,12 +138,27 @@ def number_score(solution_str: str, ground_truth: str) -> float:
 
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_KEPT = re.compile(  # punctuation without which it is another answer: -5, 3.5, 1/2, 10:30, 2010-2012, C#, C++
+    r"(?<![\w)])-(?=\.?\d)|(?<=\d)[-./:](?=\d)|(?<!\w)\.(?=\d)|(?<=\b[a-z])(?:#|\+\+)(?!\w)"
+)
 
 
 def normalize_text(text: str) -> str:
-    """SQuAD's normal form (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = "".join(c for c in text if not (unicodedata.category(c)[0] == "P" or c in string.punctuation))
+    """SQuAD's normal form (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
+
+    Other than there, _KEPT stays. Text longer than MAX_LENGTH, which is no short answer, becomes empty
+    (to normalize a long run of combining marks takes quadratic time).
+    """
+    if len(text) > MAX_LENGTH:
+        return ""
+    text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
+    kept = {i for found in _KEPT.finditer(text) for i in range(*found.span())}
+    text = "".join(
+        c
+        for i, c in enumerate(text)
+        if i in kept or not (unicodedata.category(c)[0] == "P" or c in string.punctuation)
+    )
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
@@ -147,12 +178,21 @@ def aliases(ground_truth: str) -> list[str]:
 
 
 def label_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if the answer is the label and nothing else: an answer that names two labels is wrong."""
+    """1.0 if the answer is the label and nothing else: an answer that names two labels is wrong.
+
+    Quotes, brackets, stars and full stops around it do not count; signs such as those of -1, C# and A+ do.
+    """
 
     def normal(label):
-        return " ".join(label.casefold().split()).strip(string.punctuation + "“”‘’。「」 ")
+        return " ".join(label.casefold().split()).strip("\"'`.,;:!?()[]{}<>*_“”‘’。「」 ")
 
     return float(normal(final_answer(solution_str)) == normal(ground_truth) != "")
+
+
+def may_hold(equation: str) -> bool:
+    """False for "17 = 18", of which math-verify would take the last side for the answer."""
+    values = set(map(arithmetic, equation.split("="))) if len(equation) <= MAX_EQUATION else set()
+    return len(values) < 2 or None in values
 
 
 def math_score(solution_str: str, ground_truth: str) -> float:
@@ -162,7 +202,7 @@ def math_score(solution_str: str, ground_truth: str) -> float:
         ValueError: math-verify cannot read `ground_truth`, so no answer could be right.
     """
     answer = marked_answer(solution_str)
-    if not answer or len(answer) > MAX_LENGTH:
+    if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
         return 0.0
     equal = math_verifier.equal(ground_truth, answer)
     if equal is None:
@@ -214,8 +254,11 @@ def unknown_data_source(data_source: str) -> str:
 
 def ground_truth_fault(data_source: str, ground_truth: str) -> str | None:
     """Why no answer could be right, or None."""
-    if GRADERS.get(data_source) is number_score and parse_number(ground_truth) is None:
+    grader = GRADERS.get(data_source)
+    if grader is number_score and parse_number(ground_truth) is None:
         return f"ground_truth {ground_truth!r:.60} is not one number, as data_source {data_source!r} needs it"
+    if grader is math_score and not math_verifier.reads(ground_truth):
+        return f"ground_truth {ground_truth!r:.60} is nothing that math-verify can read"
     return None
 
 
@@ -223,26 +266,38 @@ def ground_truth_fault(data_source: str, ground_truth: str) -> str | None:
 # A policy can write 9^{9^{9^9}}. math-verify's own time limit is a Unix signal: it cannot be set in the
 # thread in which Tunix calls a reward, and it does not interrupt one long multiplication. A child process
 # therefore does the work, and an alarm kills that process.
-MATH_SECONDS = 3  # per answer
+MATH_SECONDS = 3  # per answer, and as much again to read the right one
 MATH_BYTES = 2 * 2**30  # address space of the child process
 _MATH_CHILD = """
-import json, logging, resource, signal, sys
+import functools, json, logging, resource, signal, sys
 from math_verify import parse, verify
+from sympy.core.cache import clear_cache
 logging.disable()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
 def read(text):  # LaTeX is read only between its own marks
-    marked = any(mark in text for mark in ("$", "\\\\(", "\\\\[", "\\\\boxed"))
+    marked = any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed"))
     return parse(text if marked else f"${text}$", parsing_timeout=None)
-for line in sys.stdin:
-    gold, answer = json.loads(line)
+def equal(gold, answer):
+    return bool(verify(gold, read(answer), timeout_seconds=None))
+def say(function, *arguments):  # says whether it gives anything, and returns what
     signal.alarm(int(sys.argv[1]))
     try:
-        gold = read(gold)
-        equal = bool(verify(gold, read(answer), timeout_seconds=None)) if gold else None
-    except (Exception, MemoryError):
-        equal = False
+        value = function(*arguments)
+    except Exception:  # not MemoryError's: that ends the process
+        value = None
     signal.alarm(0)
-    print(json.dumps(equal), flush=True)
+    print(json.dumps(bool(value)), flush=True)
+    return value
+read_gold = functools.lru_cache(1024)(read)
+print("ready", flush=True)
+for n, line in enumerate(sys.stdin, 1):
+    gold, *answers = json.loads(line)
+    gold = say(read_gold, gold)
+    if gold:
+        for answer in answers:
+            say(equal, gold, answer)
+    if n % 100 == 0:
+        clear_cache()  # it grows without limit
 """
 
 
@@ -262,28 +317,50 @@ class MathVerifier:
         """Whether math-verify calls two expressions equal; None if it cannot read `gold`.
 
         A comparison that exceeds the limit of time or memory counts as False.
+
+        Raises:
+            UserError: it cannot be started.
         """
         with self.lock:
-            if self.child is None or self.child.poll() is not None:
-                self.child = subprocess.Popen(
-                    [sys.executable, "-c", _MATH_CHILD, str(self.seconds), str(MATH_BYTES)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,  # Ctrl-C must not kill it: the training finishes its step first
-                )
-            try:
-                self.child.stdin.write(json.dumps([gold, answer]) + "\n")
-                self.child.stdin.flush()
-                reply = self.child.stdout.readline()
-            except BrokenPipeError:
-                reply = ""
-            if not reply:  # killed by the alarm, or out of memory
-                self.child.kill()
+            return self._reply() if self._ask(gold, answer) else None
+
+    def reads(self, gold: str) -> bool:
+        """Whether math-verify finds anything in `gold`; errors as of `equal`."""
+        with self.lock:
+            return self._ask(gold)
+
+    def _ask(self, *expressions: str) -> bool:
+        """Sends them; whether the first one, the right answer, can be read."""
+        if self.child is None or self.child.poll() is not None:
+            self._start()
+        self.child.stdin.write(json.dumps(expressions) + "\n")
+        self.child.stdin.flush()
+        return self._reply()
+
+    def _reply(self) -> bool:
+        """The next reply; False where the alarm or the limit of memory ended the process."""
+        if line := self.child.stdout.readline():
+            return json.loads(line)
+        self.child.kill()
+        self.child.communicate()
+        return False
+
+    def _start(self) -> None:
+        with tempfile.TemporaryFile("w+") as errors:
+            self.child = subprocess.Popen(
+                # -P: a sympy.py in the current folder is not sympy
+                [sys.executable, "-P", "-c", _MATH_CHILD, str(self.seconds), str(MATH_BYTES)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # Ctrl-C must not kill it: the training finishes its step first
+            )
+            if self.child.stdout.readline() != "ready\n":
                 self.child.communicate()
-                return False
-            return json.loads(reply)
+                errors.seek(0)
+                reason = (errors.read().splitlines() or [f"exit code {self.child.returncode}"])[-1]
+                raise UserError(f"math-verify does not start: {reason}; pip install -r requirements.txt")
 
 
 math_verifier = MathVerifier()
@@ -335,12 +412,18 @@ class Grader:
 
     Attributes:
         names: of the rewards.
+        files: where each comes from: the file of REWARD_FUNC, or "built in".
         functions: the rewards in Tunix's form, f(prompts, completions, **columns) -> one float per
             completion. Each raises UserError if the function behind it fails or returns anything else.
     """
 
     names: tuple[str, ...]
+    files: tuple[str, ...]
     functions: list[Reward]
+
+    def __str__(self) -> str:
+        """Which rewards are in force, for the start of a run."""
+        return ", ".join(f"{name} ({file})" for name, file in zip(self.names, self.files, strict=True))
 
     @property
     def think_tags(self) -> bool:
@@ -424,6 +507,12 @@ def make_grader(
         by_task = own is not None or any(row["data_source"] != "gsm8k" for row in rows)
         names = ["compute_score"] if by_task else list(COURSE_REWARDS)
     functions = [find_reward(name, own, course) for name in names]
+    if own is not None and not any(hasattr(own, name) for name in names):
+        mine = ", ".join(functions_in(own)) or "no function"
+        raise UserError(
+            f"REWARD_FUNC={reward_file}: has {mine}, but not {' or '.join(names)}; rename one to "
+            "compute_score, or name it in REWARDS"
+        )
     by_number = course.check_answer in functions or course.check_numbers in functions
     for row in rows:
         place = f"{row['source']}, row {row['line']}"
@@ -437,7 +526,10 @@ def make_grader(
     in_tunix_form = [
         by_row(function) if name == "compute_score" else function for name, function in zip(names, functions)
     ]
-    return Grader(tuple(names), [guarded(*pair) for pair in zip(names, in_tunix_form)])
+    files = tuple(
+        Path(own.__file__).name if own is not None and hasattr(own, name) else "built in" for name in names
+    )
+    return Grader(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
 
 
 def load_file(path: Path) -> ModuleType:
@@ -453,10 +545,15 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         raise UserError(f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it") from error
     return module
+
+
+def functions_in(module: ModuleType) -> list[str]:
+    """Names of the functions that a module has."""
+    return [name for name, value in vars(module).items() if inspect.isfunction(value)]
 
 
 def find_reward(name: str, own: ModuleType | None, course: ModuleType) -> Callable:
@@ -477,7 +574,7 @@ def find_reward(name: str, own: ModuleType | None, course: ModuleType) -> Callab
     elif name in built_in:
         function = built_in[name]
     else:
-        mine = [] if own is None else [other for other, f in vars(own).items() if inspect.isfunction(f)]
+        mine = [] if own is None else functions_in(own)
         known = ", ".join(dict.fromkeys([*mine, *built_in]))
         raise UserError(f"REWARDS: no reward {name!r}; there are {known}")
     if not callable(function):
@@ -529,22 +626,26 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
     def checked(prompts, completions, **columns):
         try:
             rewards = reward_fn(prompts=prompts, completions=completions, **columns)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"reward function {name} raised {type(error).__name__}: {error}; fix it"
             ) from error
-        if np.shape(rewards) != (len(completions),):
+        try:
+            values = np.asarray(rewards)
+        except ValueError:  # lists of different lengths
+            values = np.empty(0, object)
+        if values.shape != (len(completions),):
             raise UserError(
-                f"reward function {name} returned shape {np.shape(rewards)} for {len(completions)} "
-                "completions; return one number per completion"
+                f"reward function {name} returned {rewards!r:.60} for {len(completions)} completions; return "
+                "one number per completion"
             )
-        bad = np.flatnonzero(~np.isfinite(np.asarray(rewards, float)))
-        if bad.size:
-            raise UserError(
-                f"reward function {name} returned {rewards[bad[0]]} for completion "
-                f"{completions[bad[0]]!r}; return a finite number"
-            )
-        return rewards
+        for value, completion in zip(values.tolist(), completions, strict=True):
+            if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
+                raise UserError(
+                    f"reward function {name} returned {value!r:.60} for completion {completion!r}; return a "
+                    f"number of at most {MAX_REWARD:.0e}"
+                )
+        return [float(value) for value in values.tolist()]
 
     checked.__name__ = name  # Tunix logs the reward under it
     return checked
