@@ -700,7 +700,7 @@ def main(arguments: list[str]) -> None:
                 )
             cluster = make_cluster(c, folder, hf, tokenizer, run.checkpoints)
             memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
-            report.introduce(c, run, cluster, folder, hf, rows, sources)
+            report.introduce(c, run, cluster, folder, hf, grader, rows, sources)
 
             ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader, c.NUM_PASSES)
             before = run.once("before", ask)

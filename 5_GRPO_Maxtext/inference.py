@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parts import questions, settings
+from parts import questions, settings, task_rewards
 from parts.settings import UserError, at_least, pair
 
 
@@ -59,16 +59,19 @@ class Constants:
     WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of weights; bfloat16 takes half the memory
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # layout of the weights; a checkpoint has the run's
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
-    REWARD_FUNC: str = ""  # Python file with your own compute_score
+    REWARD_FUNC: str = (
+        ""  # Python file with your own compute_score; a run's is run only if named here
+    )
     LORA_RANK: int = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
     LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that have A and B
 
 
-# What is taken over from a run. Its BATCH_SIZE and SEED mean something else.
+# What is taken over from a run. Its BATCH_SIZE and SEED mean something else. Its REWARD_FUNC would be code of
+# whoever made the folder: only what the command line names is run.
 RUNS_CONSTANTS = (
     "MODEL", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "TEMPLATE", "SYSTEM_PROMPT", "DTYPE",
-    "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "REWARD_FUNC", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
+    "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
 )  # fmt: skip
 
 PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
@@ -128,6 +131,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     if checkpoint:
         saved = {name: value for name, value in checkpoint.constants.items() if name in RUNS_CONSTANTS}
     c = settings.read(Constants, given, saved)
+    if checkpoint and checkpoint.constants.get("REWARD_FUNC") and not c.REWARD_FUNC:
+        c = dataclasses.replace(c, REWARDS=task_rewards.built_in_rewards(c.REWARDS))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     at_least(c, MAX_PROMPT_LENGTH=1, TOTAL_GENERATION_STEPS=1, LORA_RANK=0)
@@ -246,7 +251,7 @@ import numpy as np
 from etils import epath
 
 import reward_func
-from parts import answers, llama, lora, page, run_log, task_rewards
+from parts import answers, llama, lora, page, run_log
 from parts.grading import grade, grade_lenient
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
 from parts.tunix_api import (
@@ -597,6 +602,9 @@ def main(arguments: Sequence[str]) -> None:
         trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
         about = f"{root}/{step}{trained}, trained from {c.MODEL}"
     print(f"checkpoint: {about}")
+    own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
+    if own and not c.REWARD_FUNC:
+        print(f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it")
     add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)

@@ -36,6 +36,7 @@ class Constants:
     NUM_QUESTIONS: int = 512  # from the top of the run's test set
     BATCH_SIZE: int = 512  # answers decoded at once; more: faster, and more memory
     SEED: int = 0  # draws the answers
+    REWARD_FUNC: str = ""  # Python file with the runs' own compute_score; none is run unless named here
     RUN_DIR: str = "runs/pass_at_k"  # folder for counts, CSV and picture
 
 
@@ -104,7 +105,11 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     Returns:
         By reading ("strict", "lenient"), the count for each question.
     """
-    arguments = [f"CHECKPOINT={run}", f"BATCH_SIZE={min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)}"]
+    arguments = [
+        f"CHECKPOINT={run}",
+        f"REWARD_FUNC={c.REWARD_FUNC}",
+        f"BATCH_SIZE={min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)}",
+    ]
     ask, _, checkpoint = inference.read_arguments(arguments)
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkey
     assert "".join(pieces[1:]) == after[i]
     tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
+
+
+def test_the_code_that_a_runs_folder_names_is_run_only_if_it_is_named_here(trained, capsys):
+    run_dir, rows, *_ = trained
+    shutil.copytree(run_dir, "theirs")
+    Path("planted.py").write_text(
+        "open('ran', 'w').close()\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1.0"
+    )
+    constants = json.loads(Path("theirs/constants.json").read_text())
+    theirs = {"REWARD_FUNC": "planted.py", "REWARDS": "compute_score,check_answer"}
+    Path("theirs/constants.json").write_text(json.dumps(constants | theirs))
+    asked = ["CHECKPOINT=theirs", "ANSWER=1000", rows[0]["question"]]
+    inference.main(asked)
+    assert not Path("ran").exists()
+    assert "check_answer (built in); the run's own are in planted.py" in capsys.readouterr().out
+    inference.main([*asked, "REWARD_FUNC=planted.py", "REWARDS=compute_score"])
+    assert Path("ran").exists() and "the run's own" not in capsys.readouterr().out
 
 
 def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):

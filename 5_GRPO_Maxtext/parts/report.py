@@ -46,10 +46,11 @@ def introduce(
     cluster,
     folder: Path,
     hf,
+    grader,
     rows: dict[str, list[dict[str, str]]],
     sources: dict[str, str],
 ) -> None:
-    """Prints what is about to run: model, data, step, run.
+    """Prints what is about to run: model, data, rewards, step, run.
 
     Args:
         c: the constants of the run.
@@ -57,6 +58,7 @@ def introduce(
         cluster: Tunix's, with the model that is trained.
         folder: of the checkpoint.
         hf: its config.
+        grader: from `task_rewards.make_grader`.
         rows: the questions by what they are for: train, validation (there may be none), test.
         sources: where they come from.
     """
@@ -74,6 +76,7 @@ def introduce(
         f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
         f"layers, {c.WEIGHT_DTYPE}{trained}\n"
         f"data     {data}\n"
+        f"rewards  {grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "
         f"{c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "

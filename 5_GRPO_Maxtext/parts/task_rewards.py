@@ -86,6 +86,11 @@ def reward_names(rewards: str) -> list[str]:
     return [name.strip() for name in rewards.split(",")] if rewards else []
 
 
+def built_in_rewards(rewards: str) -> str:
+    """Those of REWARDS that need no REWARD_FUNC; a `compute_score` named beside one is that file's."""
+    return ",".join(name for name in reward_names(rewards) if name in (*COURSE_REWARDS, *THINK_REWARDS))
+
+
 # %% Finding the answer ----------------------------------------------------------------------------------
 BOXED = r"\boxed{"
 _STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # of a text that is read backwards
