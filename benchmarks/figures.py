@@ -299,6 +299,14 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
+        "python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python",
+        {
+            "grpo_step_scaling.csv": "benchmarks/grpo_step_scaling.csv",
+            "scaling.png": "5_GRPO_Maxtext/assets/scaling.png",
+        },
+        writes_itself=True,
+    ),
+    Job(
         "python benchmarks/gradient_on_cpu.py",
         {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
         writes_itself=True,

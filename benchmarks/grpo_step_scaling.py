@@ -4,7 +4,7 @@ One thing is varied at a time around a middle: 10 M parameters, 4 questions x 8 
 models are Llamas with random weights whose answers never end (random_llama.py), in float32. Both programs
 compute the whole batch in one pass. TRL lives in an environment of its own, see grpo_step_against_trl.py.
 
-    python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=2] [CONSTANT=value ...]
+    python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=1] [CONSTANT=value ...]
 
 CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per run, at once: what is there
 is not run again. Draws 5_GRPO_Maxtext/assets/scaling.png.
@@ -145,7 +145,7 @@ def medians(column: str) -> dict[Point, dict[str, float]]:
 
 
 def draw() -> None:
-    """Seconds and memory along each of the three series."""
+    """Seconds and memory along each of the three series, as far as it was measured."""
     labels = {
         "model": "parameters (4 questions, 128 tokens)",
         "tokens": "tokens per answer (10 M, 4 questions)",
@@ -156,6 +156,7 @@ def draw() -> None:
     for row, (column, name) in zip(axes, quantities.items(), strict=True):
         values = medians(column)
         for axis, (series, of_series) in zip(row, SERIES.items(), strict=True):
+            of_series = [point for point in of_series if point in values]
             ticks = [str(getattr(point, series)) for point in of_series]
             for program, style in {"ours": "o-", "trl": "s--"}.items():
                 heights = [values[point][program] for point in of_series]
@@ -175,7 +176,7 @@ def main() -> None:
     """Measures what is missing, prints the table, draws the picture."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
     peer = peer_of(options)
-    rounds = int(options.pop("ROUNDS", "2"))
+    rounds = int(options.pop("ROUNDS", "1"))
     del options["PEER"]
     measure(peer, rounds, options)
     seconds, memory = medians("seconds_per_step"), medians("peak_gib")

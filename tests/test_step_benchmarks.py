@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import gradient_on_cpu
+import grpo_step_against_trl
+import grpo_step_scaling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +97,59 @@ def test_the_parts_of_a_step_add_up():
     assert sum(wall.values()) == pytest.approx(float(whole), abs=0.4)  # each rounded to 0.1
     assert sum(float(share) for *_, share in parts[:7]) == pytest.approx(100, abs=0.4)
     assert "loss and gradient" in done.stdout and re.search(r"^dot ", done.stdout, re.MULTILINE)
+
+
+TRAINING = """
+import sys, time
+log = open(sys.argv[1], "w")
+print("seconds,reward", file=log, flush=True)
+held = b"x" * (300 << 20)
+for step, seconds in enumerate((90.0, 80.0, 3.0, 1.0, 2.0)):
+    if step == 1:
+        held = None
+        held = b"x" * (120 << 20)
+    time.sleep(0.5)
+    print(seconds, step, sep=",", file=log, flush=True)
+held = b"x" * (300 << 20)
+time.sleep(0.5)
+print("the end")
+sys.exit(len(sys.argv) - 2)
+"""
+
+
+def test_a_training_is_watched_during_the_steps_that_count(tmp_path):
+    """300 MiB before and after them, 120 MiB in them; Python itself takes about 10."""
+    command = [sys.executable, "-c", TRAINING, tmp_path / "log.csv"]
+    found = grpo_step_against_trl.watched(command, tmp_path / "log.csv", steps=5, warm_up=2)
+    assert found["seconds"] == 2.0 and found["first_reward"] == 0.0 and found["last_reward"] == 2.0
+    assert found["output"] == "the end\n"
+    assert 120 / 1024 < found["peak_gib"] < 200 / 1024
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        grpo_step_against_trl.watched([*command, "fail"], tmp_path / "log.csv", steps=5, warm_up=2)
+
+
+def test_what_is_measured_is_what_the_benchmark_says_and_nothing_twice(tmp_path, monkeypatch):
+    points = grpo_step_scaling.points()
+    middle = grpo_step_scaling.Point()
+    assert len(points) == len(set(points)) and middle in points
+    for point in points:  # one thing at a time
+        assert sum(a != b for a, b in zip(point, middle, strict=True)) <= 1
+    assert {p.tokens for p in points} == {28, 128, 512} and {p.questions for p in points} >= {2, 32}
+    monkeypatch.setattr(grpo_step_scaling, "TABLE", tmp_path / "table.csv")
+    asked = []
+
+    def ours(constants, warm_up):
+        asked.append((constants["TOTAL_GENERATION_STEPS"], constants["BATCH_SIZE"]))
+        return {"seconds": 2.0, "peak_gib": 1.0, "versions": ""}
+
+    monkeypatch.setattr(grpo_step_scaling, "make_model", lambda *arguments: 1_000_000)
+    monkeypatch.setattr(grpo_step_scaling, "ours", ours)
+    monkeypatch.setattr(grpo_step_scaling, "trl", lambda peer, constants, warm_up: ours(constants, warm_up))
+    for _ in range(2):  # the second finds all of it in the table
+        grpo_step_scaling.measure("python", 1, {})
+    assert len(asked) == 2 * len(points)
+    rates = grpo_step_scaling.medians("answer_tokens_per_second")
+    assert {p: rates[p]["ours"] for p in points} == {p: p.questions * 8 * p.tokens / 2 for p in points}
 
 
 @pytest.mark.slow
