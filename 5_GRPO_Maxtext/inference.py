@@ -59,9 +59,7 @@ class Constants:
     WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of weights; bfloat16 takes half the memory
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # layout of the weights; a checkpoint has the run's
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
-    REWARD_FUNC: str = (
-        ""  # Python file with your own compute_score; a run's is run only if named here
-    )
+    REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
     LORA_RANK: int = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
     LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that have A and B

@@ -436,8 +436,8 @@ def not_a_number(prompts, completions, **columns):
     ("reward_fn", "words"),
     [
         (raises, ["check_answer", "raised ZeroDivisionError", "by zero"]),
-        (wrong_length, ["check_answer", "shape (1,)", "16 completions"]),
-        (not_a_number, ["check_answer", "nan", "finite"]),
+        (wrong_length, ["check_answer", "returned [1.0]", "16 completions"]),
+        (not_a_number, ["check_answer", "returned nan", "return a number"]),
     ],
 )
 def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
