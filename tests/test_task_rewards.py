@@ -247,7 +247,7 @@ PIECES = (
 @pytest.mark.parametrize("piece", PIECES, ids=repr)
 @pytest.mark.parametrize("around", ["{}", "<answer>{}</answer>", "{}x"], ids=["bare", "tagged", "then x"])
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, around):
-    """Processor time; 100 kB may take 0.05 s, and four times that on a slow, busy machine."""
+    """Of this thread; 100 kB take 0.05 s at most, quadratic graders took 4 s and more."""
     text = around.format(piece * (100_000 // len(piece)))
     course = [getattr(reward_func, name) for name in task_rewards.COURSE_REWARDS]
     graders = [
@@ -260,16 +260,16 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, around):
         functools.partial(grader_of("compute_score").right_lenient, [text], ["1"], ["gsm8k"], [""]),
     ]
     for grader in graders:
-        started = time.process_time()
+        started = time.thread_time()
         grader(*(["1"] if grader.func is compute_score else []))
-        assert time.process_time() - started < 0.2
+        assert time.thread_time() - started < 1.0
 
 
 def test_equations_take_no_longer_than_their_length():
     for text in ("1=" * 99 + "1", "(" * 99 + "=1", "1=" * 2000 + "1", "9" * 99 + "*" + "9" * 99 + "=1"):
-        started = time.process_time()
+        started = time.thread_time()
         grading.parse_number(text)
-        assert time.process_time() - started < 0.05
+        assert time.thread_time() - started < 0.5  # without a limit on their length: minutes
 
 
 @pytest.mark.parametrize("data_source", ["code", "code_generation"])
