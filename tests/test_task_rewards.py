@@ -1,5 +1,6 @@
 """Rewards by task, for think tags, and from a file of one's own; what a Grader makes of them."""
 
+import ast
 import functools
 import json
 import os
@@ -7,6 +8,7 @@ import string
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,6 +139,15 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
     assert verifier.child.pid not in (child.pid, os.getpid())
     verifier.child.kill()
     verifier.child.communicate()
+
+
+def test_the_marks_of_latex_reach_the_math_process_as_they_are():
+    """Its program is a text inside a text: with one backslash too few, \\b is a backspace."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tree = ast.parse(task_rewards._MATH_CHILD)
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {"$", r"\(", r"\[", r"\boxed"} <= constants
 
 
 def test_what_lies_in_the_current_folder_is_no_library_of_the_math_process(monkeypatch):

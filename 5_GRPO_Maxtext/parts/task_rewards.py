@@ -280,7 +280,7 @@ from sympy.core.cache import clear_cache
 logging.disable()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
 def read(text):  # LaTeX is read only between its own marks
-    marked = any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed"))
+    marked = any(mark in text for mark in ("$", "\\\\(", "\\\\[", "\\\\boxed"))
     return parse(text if marked else f"${text}$", parsing_timeout=None)
 def equal(gold, answer):
     return bool(verify(gold, read(answer), timeout_seconds=None))
@@ -338,8 +338,11 @@ class MathVerifier:
         """Sends them; whether the first one, the right answer, can be read."""
         if self.child is None or self.child.poll() is not None:
             self._start()
-        self.child.stdin.write(json.dumps(expressions) + "\n")
-        self.child.stdin.flush()
+        try:
+            print(json.dumps(expressions), file=self.child.stdin, flush=True)
+        except BrokenPipeError:  # ended since it was looked at
+            self._start()
+            print(json.dumps(expressions), file=self.child.stdin, flush=True)
         return self._reply()
 
     def _reply(self) -> bool:
