@@ -13,6 +13,8 @@ No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says
 
 import ast
 import builtins
+import functools
+import importlib
 import json
 import os
 import re
@@ -27,6 +29,9 @@ from parts.grading import SOLUTION_END, extract_answer
 from sandbox import box
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
+
+# Whose names tests may use without an import.
+HELPERS = ("math", "collections", "itertools", "functools", "operator", "string", "heapq", "bisect", "copy")
 
 # ---------------------------------------------------------------- the answer and its tests
 
@@ -87,7 +92,7 @@ def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
     )
 
 
-def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tuple[str, bool]], list, list]:
+def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tuple[str, bool]], list, dict]:
     """Splits tests into statements, so that each test passes or fails by itself.
 
     A test is a top-level statement that asserts, itself or through a function defined in `tests`. Two forms
@@ -97,15 +102,17 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tu
     Args:
         tests (str): Python text.
         entry_point (str or None): the function under test; needed if `tests` define `check` without calling
-            it, or if the function shares its name with a builtin (`sum`), which is otherwise not taken from
-            the answer.
+            it, or if the function shares its name with a builtin (`sum`) or with a function of HELPERS,
+            and the tests use others of them, too: these are otherwise not taken from the answer.
 
     Returns:
-        (statements, names, modules): list of (text, is_test) in order; names to take from the answer;
-        standard library modules used without an import (never the answer's own `math`).
+        (statements, names, helpers): list of (text, is_test) in order; names to take from the answer; names
+        used without an import that are the standard library's (never the answer's own `math` or `isclose`),
+        each with its module and its name there.
 
     Raises:
-        ValueError: not Python, no test, or `check` without an entry point; one line.
+        ValueError: not Python, no test, `check` without an entry point, or names that are all of HELPERS; one
+            line.
     """
     try:
         body = ast.parse(tests).body
@@ -139,8 +146,28 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tu
         raise ValueError(f"ground_truth={tests[:60]!r}: no assert statement in it")
     free = _free_names("\n".join(text for text, _ in statements))
     free -= set(dir(builtins)) - {entry_point}
-    modules = {name for name in free if name in sys.stdlib_module_names and name != entry_point}
-    return statements, sorted(free - modules), sorted(modules)
+    helpers = {name: (name, "") for name in sorted(free) if name in sys.stdlib_module_names}
+    known = helpers | {name: (library_functions()[name], name) for name in free & library_functions().keys()}
+    if entry_point is None and free and free <= known.keys():
+        if len(free) > 1:
+            which = ", ".join(sorted(free))
+            raise ValueError(
+                f"ground_truth={tests[:60]!r}: which of {which} is it? give entry_point"
+            )
+        entry_point = free.pop()  # gcd: the function under test
+    known.pop(entry_point, None)
+    return statements, sorted((free | {entry_point}) - known.keys() - {None}), known
+
+
+@functools.cache
+def library_functions() -> dict[str, str]:
+    """The module of each name in HELPERS; of two that have the same name, the first."""
+    found = {}
+    for module in HELPERS:
+        for name in vars(importlib.import_module(module)):
+            if not name.startswith("_"):
+                found.setdefault(name, module)
+    return found
 
 
 def _returns(node: ast.AST) -> bool:
@@ -189,14 +216,20 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
     return process.returncode == 0 and same_output(printed.decode(errors="replace"), expected)
 
 
+@functools.cache
+def say_once(text: str) -> None:
+    """A fault of the tests, which must not stop a training."""
+    print(text, file=sys.stderr)
+
+
 def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:
     """Which assert statements hold: one bool per test, False for those that were not reached."""
-    statements, names, modules = read_statements(tests, entry_point)
+    statements, names, helpers = read_statements(tests, entry_point)
     source = Path(box.__file__).with_name("calls.py").read_text()
     requests, replies = os.pipe(), os.pipe()
     most = box.OUTPUT_BYTES
     wire = f"Wire({requests[1]}, {replies[0]}, {most})"
-    checker = f"{source}\ncheck({statements!r}, {names!r}, {modules!r}, {wire}, silence())\n"
+    checker = f"{source}\ncheck({statements!r}, {names!r}, {helpers!r}, {wire}, silence())\n"
     server = f"{source}\nserve({code!r}, {requests[0]}, {replies[1]})\n"
     pipe = {"stdout": subprocess.PIPE, "pass_fds": (requests[1], replies[0])}
     try:
@@ -211,11 +244,12 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
     finally:
         for end in (*requests, *replies):
             os.close(end)
-    lines = printed.decode().splitlines()
-    for line in lines:
-        if line.startswith("!"):
-            raise ValueError(f"ground_truth: a test {line[2:][:200]}; only plain data can be passed")
-    passed = [line == "1" for line in lines]
+    passed = []
+    for line in printed.decode(errors="replace").splitlines():
+        verdict, _, reason = line.partition(" ")
+        passed.append(verdict == "1")
+        if reason:
+            say_once(f"ground_truth: {reason:.200}: only plain data can be passed, so it counts as failed")
     return passed + [False] * (sum(is_test for _, is_test in statements) - len(passed))
 
 

@@ -8,18 +8,27 @@ the tests `add` is a `Remote`: calling it sends the arguments to the server and 
 data. `add(1, 2) == 3` therefore compares an int with an int, in a process that never runs a line of the
 answer. Whatever the answer does to its own process, it can only reply; it never sees the expected value.
 
-Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range. An instance of
-one of the answer's classes stays in the server: tests can read its attributes, call its methods, and use
-len(), str(), [] and iteration. It equals only itself, because its own `__eq__` could claim to equal any
-expected value, and it has no truth value. A list, set or dict passed to a function that returns None comes
-back with the function's changes, as after `sort`.
+Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, slice, deque,
+Fraction, Decimal. They cross by value: what a test does to them, it does to a copy. A list, set or dict that
+is passed to a function that returns None comes back with the function's changes, as after `sort`.
+
+Any other object stays in the server, and could claim to be whatever a test asks for. So
+  * it equals only itself, and has no truth value;
+  * its methods are called only if a test made it by calling a class, a name with a capital first letter:
+    `Stack().pop()`, but not `f(x).startswith("a")`;
+  * iteration and `in` work on a copy of all its items; one that does not end has none.
+Tests can read its attributes, call what a function returned, and use len(), str(), [] and next().
 """
 
 import builtins
+import collections
 import importlib
+import itertools
 import json
 import os
 import sys
+
+ITEMS = 10_000  # that iteration copies at most
 
 # ---------------------------------------------------------------- values
 
@@ -34,9 +43,15 @@ def encode(value, keep):
         return ["complex", value.real, value.imag]
     if isinstance(value, (bytes, bytearray)):
         return ["bytes", value.hex()]
-    if isinstance(value, range):
-        return ["range", *(encode(part, keep) for part in (value.start, value.stop, value.step))]
-    for kind in (list, tuple, set, frozenset):
+    if isinstance(value, (range, slice)):
+        parts = (value.start, value.stop, value.step)
+        return [type(value).__name__, *(encode(part, keep) for part in parts)]
+    # Not imported for it: that takes longer than most tests. Who has not imported it has no such value.
+    if isinstance(value, getattr(sys.modules.get("fractions"), "Fraction", ())):
+        return ["Fraction", hex(value.numerator), hex(value.denominator)]
+    if isinstance(value, getattr(sys.modules.get("decimal"), "Decimal", ())):
+        return ["Decimal", str(value)]
+    for kind in (list, tuple, set, frozenset, collections.deque):
         if isinstance(value, kind):
             return [kind.__name__, *(encode(part, keep) for part in value)]
     if isinstance(value, dict):
@@ -63,11 +78,15 @@ def decode(data, find):
         return bytes.fromhex(parts[0])
     if kind == "dict":
         return {decode(key, find): decode(part, find) for key, part in parts}
-    kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+    if kind == "Fraction":
+        return importlib.import_module("fractions").Fraction(*(int(part, 16) for part in parts))
+    if kind == "Decimal":
+        return importlib.import_module("decimal").Decimal(*parts)
+    kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
     if kind in kinds:
         return kinds[kind](decode(part, find) for part in parts)
-    if kind == "range":
-        return range(*(decode(part, find) for part in parts))
+    if kind in ("range", "slice"):
+        return {"range": range, "slice": slice}[kind](*(decode(part, find) for part in parts))
     return find(data)
 
 
@@ -98,6 +117,16 @@ def serve(answer: str, requests: int, replies: int) -> None:
             return [encode(getattr(module, target), keep)]
         if verb == "get":
             return [encode(getattr(objects[target], rest[0]), keep)]
+        if verb == "next":
+            try:
+                return [encode([next(objects[target])], keep)]
+            except StopIteration:
+                return [encode([], keep)]
+        if verb == "items":
+            items = list(itertools.islice(objects[target], ITEMS + 1))
+            if len(items) > ITEMS:
+                raise OverflowError(f"more than {ITEMS} items")
+            return [encode(items, keep)]
         arguments, named = decode(rest[0], find), decode(rest[1], find)
         value = objects[target](*arguments, **named)
         changed = [encode(argument, keep) for argument in arguments] if value is None else []
@@ -136,32 +165,60 @@ class Wire:
         verdict, *rest = json.loads(line)
         if verdict != "value":
             kind = getattr(builtins, rest[0], None)
-            # Only subclasses of Exception: the answer's SystemExit must not end the checker.
-            known = isinstance(kind, type) and issubclass(kind, Exception)
+            # Only subclasses of Exception: the answer's SystemExit must not end the checker. StopIteration
+            # would end a loop of the test before it has looked at everything.
+            known = isinstance(kind, type) and issubclass(kind, Exception) and kind is not StopIteration
             raise (kind if known else RuntimeError)(rest[1])
         return [decode(part, lambda data: Remote(self, data[1])) for part in rest]
 
 
 class Remote:
-    """An object, class or function in the answer's process."""
+    """An object, class or function in the answer's process.
 
-    def __init__(self, wire, number):
+    Args:
+        wire (Wire): connection to it.
+        number (int): of the object in the server.
+        own (bool): whether the tests know what it is: a name that they use, or an instance that they made.
+        makes (bool): whether calling it makes an instance.
+        method (bool): whether it is an attribute of an object of which they do not, and cannot be called.
+    """
+
+    def __init__(self, wire, number, own=False, makes=False, method=False):
         object.__setattr__(self, "_wire_and_number", (wire, int(number)))
+        object.__setattr__(self, "_flags", (own, makes, method))
 
     def __getattr__(self, name):
-        wire, number = self._wire_and_number
-        return wire.ask("get", number, name)[0]
+        (wire, number), (own, makes, _) = self._wire_and_number, self._flags
+        return _marked(wire.ask("get", number, name)[0], makes=makes, method=not own)
 
     def __call__(self, *arguments, **named):
-        wire, number = self._wire_and_number
+        (wire, number), (_, makes, method) = self._wire_and_number, self._flags
+        if method:
+            raise TypeError("a method of an object that the test did not make")
         value, *changed = wire.ask("call", number, encode(list(arguments), _number), encode(named, _number))
-        for argument, new in zip(arguments, changed):
+        value = _marked(value, own=makes)
+        # A function that returns something changes nothing here: the answer could reply anything.
+        for argument, new in zip(arguments, changed if value is None else ()):
             if isinstance(argument, list) and isinstance(new, list):
                 argument[:] = new
             elif isinstance(argument, (set, dict)) and type(argument) is type(new) and argument != new:
                 argument.clear()
                 argument.update(new)
         return value
+
+    def __iter__(self):
+        wire, number = self._wire_and_number
+        return iter(wire.ask("items", number)[0])
+
+    def __contains__(self, item):
+        return item in list(self)
+
+    def __next__(self):
+        wire, number = self._wire_and_number
+        items = wire.ask("next", number)[0]
+        if not items:
+            raise StopIteration
+        return items[0]
 
     def __setattr__(self, name, value):
         raise TypeError("a test cannot set an attribute of the answer's object")
@@ -176,10 +233,16 @@ def _number(value):
     return ["object", value._wire_and_number[1]]
 
 
+def _marked(value, **flags):
+    """The reply to a request, with what the checker knows of it where it is an object."""
+    return Remote(*value._wire_and_number, **flags) if isinstance(value, Remote) else value
+
+
 def _forward(name):
     def method(self, *arguments):
+        wire, number = self._wire_and_number
         try:
-            method = self.__getattr__(name)
+            method = wire.ask("get", number, name)[0]
         except AttributeError as error:  # list() expects TypeError where len() is missing
             raise TypeError(str(error)) from None
         return method(*arguments)
@@ -187,39 +250,42 @@ def _forward(name):
     return method
 
 
-for _name in ("__len__", "__str__", "__repr__", "__getitem__", "__iter__", "__next__"):
+for _name in ("__len__", "__str__", "__repr__", "__getitem__"):
     setattr(Remote, _name, _forward(_name))
 
 
-def check(tests, names, modules, wire: Wire, verdicts: int) -> None:
-    """Runs the tests and writes one line per test: "1" (passed), "0" (failed) or "! error in the tests".
+def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:
+    """Runs the tests and writes one line per test: "1" (passed), "0" (failed), and why where it never can.
 
     Args:
         tests (list of (str, bool)): statements in order, each with whether it is a test or only prepares one.
             A preparing statement that fails ends the run, since later tests would see stale values.
         names (list of str): names that the tests take from the answer.
-        modules (list of str): standard library modules that the tests use without importing them.
+        helpers (dict): names that the tests use without importing them: (module, name in it, or "").
         wire (Wire): connection to the server.
         verdicts (int): file descriptor to write.
     """
-    namespace = {"__name__": "tests"} | {name: importlib.import_module(name) for name in modules}
+    namespace = {"__name__": "tests"}
+    for name, (module, attribute) in helpers.items():
+        found = importlib.import_module(module)
+        namespace[name] = getattr(found, attribute) if attribute else found
     with open(verdicts, "w") as out:
         for name in names:
             try:
-                namespace[name] = wire.ask("name", name)[0]
+                namespace[name] = _marked(wire.ask("name", name)[0], own=True, makes=name[:1].isupper())
             except Exception:  # the answer does not define it: the tests that use it will fail
                 namespace.pop(name, None)
         for statement, is_test in tests:
             try:
                 exec(compile(statement, "tests.py", "exec"), namespace)
-                passed = True
+                verdict = "1"
             except NotData as error:
-                print(f"! hands {error} to the answer: {statement}".replace("\n", " "), file=out, flush=True)
-                break
+                verdict = f"0 a test hands {error} to the answer: {statement}"
             except BaseException:
-                passed = False
+                verdict = "0"
+            passed = verdict == "1"
             if is_test:
-                print(int(passed), file=out, flush=True)
+                print(verdict.replace("\n", " "), file=out, flush=True)
             elif not passed:
                 break
 
