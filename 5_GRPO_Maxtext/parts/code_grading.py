@@ -21,7 +21,6 @@ import re
 import subprocess
 import symtable
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -151,9 +150,7 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tu
     if entry_point is None and free and free <= known.keys():
         if len(free) > 1:
             which = ", ".join(sorted(free))
-            raise ValueError(
-                f"ground_truth={tests[:60]!r}: which of {which} is it? give entry_point"
-            )
+            raise ValueError(f"ground_truth={tests[:60]!r}: which of {which} is it? give entry_point")
         entry_point = free.pop()  # gcd: the function under test
     known.pop(entry_point, None)
     return statements, sorted((free | {entry_point}) - known.keys() - {None}), known
@@ -205,14 +202,14 @@ def same_output(printed: str, expected: str) -> bool:
 
 def _passes(code: str, given: str, expected: str, protection: str, deadline: float) -> bool:
     """Whether the program prints `expected` and exits by itself with status 0."""
-    with tempfile.TemporaryFile() as stdin:  # a file, not a pipe: writing it never blocks
-        stdin.write(given.encode())
-        stdin.seek(0)
-        with box.started(code, protection, stdin=stdin, stdout=subprocess.PIPE) as process:
-            printed, ended = box.read(process, deadline)
-            if not ended:
-                return False
-            process.wait()  # returns at once: the output ends with the warden
+    with (
+        box.read_only(given.encode()) as stdin,  # a file, not a pipe: writing it never blocks
+        box.started(code, protection, stdin=stdin, stdout=subprocess.PIPE) as process,
+    ):
+        printed, ended = box.read(process, deadline)
+        if not ended:
+            return False
+        process.wait()  # returns at once: the output ends with the warden
     return process.returncode == 0 and same_output(printed.decode(errors="replace"), expected)
 
 

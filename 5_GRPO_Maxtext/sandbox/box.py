@@ -78,11 +78,9 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, stdout=subp
         RuntimeError: the program could not be started (one line); raised at the end of the block.
     """
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile())
-        folder = tempfile.TemporaryDirectory(prefix="answer_", ignore_cleanup_errors=True)
-        folder = stack.enter_context(folder)
-        file.write(program.encode(errors="replace"))
-        file.seek(0)
+        folder = tempfile.mkdtemp(prefix="answer_")
+        stack.callback(remove, folder)
+        file = stack.enter_context(read_only(program.encode(errors="replace")))
         limits = {
             **{"RLIMIT_CPU": CPU_SECONDS, "RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NPROC": PROCESSES},
             **{"RLIMIT_FSIZE": DISK_BYTES, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0},
@@ -115,6 +113,25 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, stdout=subp
         if said and warden.READY not in said:
             reason = said.decode(errors="replace").strip().splitlines()[-1]
             raise RuntimeError(f"protection {protection}: {reason}")
+
+
+@contextlib.contextmanager
+def read_only(data: bytes):
+    """Yields a file with `data` (bytes) that can be read and not written, and has no name."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        again = open(file.name, "rb")  # noqa: SIM115  (closed below, when the name is gone)
+    with again:
+        yield again
+
+
+def remove(folder: str) -> None:
+    """Removes a folder (str); `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def read(process: subprocess.Popen, deadline: float) -> tuple[bytes, bool]:

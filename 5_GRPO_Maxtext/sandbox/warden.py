@@ -25,14 +25,26 @@ pidfd_open 434 434, pidfd_getfd 438 438, kill 62 129, tkill 200 130, tgkill 234 
 rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, setpriority 141 140, ioprio_set 251 30
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
 setsid 112 157, setpgid 109 154
+sendmsg 46 211, sendmmsg 307 269
 unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51
 open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432, mount_setattr 442 442
 memfd_create 319 279, memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
 add_key 248 217, request_key 249 218, keyctl 250 219
 io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
 """
-_CLONE, _PRLIMIT, _CLONE3 = (56, 220), (302, 261), 435
-_NEW_NAMESPACES = 0x7E020000  # all CLONE_NEW* bits of clone
+# Refused with some arguments only. Name, numbers; then the argument, "=" or "&", a constant: refused if they
+# are equal, or have a bit in common. No CLONE_NEW* for clone; prlimit only for the caller, pid 0; no
+# PR_SET_PDEATHSIG; no owner (F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, FIOASYNC) whom a ready
+# descriptor would signal; no packet to an address, which needs no connection.
+_REFUSED_WITH = """
+clone 56 220 0&0x7E020000
+prlimit64 302 261 0&0xFFFFFFFF
+prctl 157 167 0=1
+fcntl 72 25 1=8 1=10 1=15
+ioctl 16 29 1=0x8901 1=0x8902 1=0x5452
+sendto 44 206 4&0xFFFFFFFF 4.5&0xFFFFFFFF
+"""
+_CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
@@ -52,11 +64,17 @@ def seccomp_filter() -> bytes | None:
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
     for number in numbers:
         program += [(equal, 0, 1, number), (answer, 0, 0, _EPERM)]
-    # clone(flags, ...): processes and threads, but no namespaces. 16: the low half of the first argument.
-    program += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, 16), (any_bit, 0, 1, _NEW_NAMESPACES)]
-    program += [(answer, 0, 0, _EPERM), (answer, 0, 0, _ALLOW)]
-    # prlimit(pid, ...): only for the caller itself, pid 0.
-    program += [(equal, 0, 3, _PRLIMIT[column]), (load, 0, 0, 16), (equal, 1, 0, 0), (answer, 0, 0, _EPERM)]
+    for line in _REFUSED_WITH.strip().splitlines():
+        _, *rest = line.split()
+        body = []
+        for condition in rest[2:]:
+            test = "=" if "=" in condition else "&"
+            argument, _, constant = condition.partition(test)
+            # 16: the low half of the first argument; the high half of argument 4 is 4.5
+            body += [(load, 0, 0, 16 + int(8 * float(argument)))]
+            body += [(equal if test == "=" else any_bit, 0, 1, int(constant, 0)), (answer, 0, 0, _EPERM)]
+        body += [(answer, 0, 0, _ALLOW)]
+        program += [(equal, 0, len(body), int(rest[column])), *body]
     program += [(answer, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -108,6 +126,8 @@ def _python(settings: dict) -> list[str]:
 
 # ---------------------------------------------------------------- the warden
 
+HOME = "/.answer"  # the one folder that it can write; a name that no interpreter lies under
+
 # linux/prctl.h, linux/mount.h
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
@@ -136,15 +156,20 @@ def _read_only_paths(python: str) -> list[str]:
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
 
+def _mount_in_memory(folder: str, size: int) -> None:
+    """A folder of `size` bytes and 1,024 files: empty ones without end would fill the kernel's memory."""
+    options = f"size={size},nr_inodes=1024,mode=777"
+    _call("mount", "tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
 def _make_root(folder: str, size: int, python: str) -> None:
-    """Makes `folder` the root, with Python, /dev/null and an empty /work; in the current mount namespace.
+    """Makes `folder` the root, with Python, /dev/null and an empty HOME; in the current mount namespace.
 
     Args:
         folder (str): empty.
-        size (int): bytes that /work holds.
+        size (int): bytes that HOME holds.
         python (str): the interpreter.
     """
-    _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
     _call("mount", "tmpfs", folder, "tmpfs", 0, "size=1m,mode=755")
     targets = []
     for path in [*_read_only_paths(python), "/dev/null"]:
@@ -153,25 +178,18 @@ def _make_root(folder: str, size: int, python: str) -> None:
         if not os.path.isdir(path):
             _write(target, "")
         targets.append((path, target))
-    os.mkdir(f"{folder}/work")
+    os.mkdir(folder + HOME)
     for path, target in targets[:-1]:
         _call("mount", path, target, None, _MS_BIND | _MS_REC, None)
     # Unlike a remount, this keeps the restrictions that a mount already has.
     attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
     _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
     _call("mount", *targets[-1], None, _MS_BIND, None)  # a device, so after nodev
-    _call(
-        "mount",
-        "tmpfs",
-        f"{folder}/work",
-        "tmpfs",
-        _MS_NOSUID | _MS_NODEV,
-        f"size={size},nr_inodes=1024,mode=777",
-    )
+    _mount_in_memory(folder + HOME, size)
     os.chdir(folder)
     _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
     _call("umount2", ".", _MNT_DETACH)
-    os.chdir("/work")
+    os.chdir(HOME)
 
 
 def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
@@ -185,8 +203,24 @@ def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
         for depth in range(len(parts)):  # the answer's user cannot enter those that bwrap makes
             command += ["--perms", "0755", "--dir", "/" + "/".join(parts[: depth + 1])]
         command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
-    command += ["--perms", "0777", "--size", str(settings["disk"])]
-    return [*command, "--tmpfs", "/work", "--chdir", "/work", "--remount-ro", "/", "--", *_python(settings)]
+    try:  # bwrap's own --tmpfs has no limit of files
+        _own_mounts()
+        _mount_in_memory(settings["folder"], settings["disk"])
+        command += ["--bind", settings["folder"], HOME]
+    except OSError:  # a machine where bwrap may make namespaces, and others may not
+        command += ["--perms", "0777", "--size", str(settings["disk"]), "--tmpfs", HOME]
+    return [*command, "--chdir", HOME, "--remount-ro", "/", "--", *_python(settings)]
+
+
+def _own_mounts(more: int = 0) -> None:
+    """Gives this process a mount namespace of its own, and the namespaces of the CLONE_* flags in `more`."""
+    uid, gid = os.geteuid(), os.getegid()
+    os.unshare(os.CLONE_NEWNS | more | (os.CLONE_NEWUSER if uid else 0))
+    if uid:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
 def install(program: bytes) -> None:
@@ -239,13 +273,7 @@ def guard(settings: dict) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
     settings["uid"] = (1 << 30) + os.getpid()  # used by nobody else, different for every answer
     if settings["protection"] == "namespaces":
-        flags = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS
-        uid, gid = os.geteuid(), os.getegid()
-        os.unshare(flags | (os.CLONE_NEWUSER if uid else 0))
-        if uid:
-            _write("/proc/self/setgroups", "deny")
-            _write("/proc/self/uid_map", f"{uid} {uid} 1")
-            _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        _own_mounts(os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
     if sys.platform == "linux":
         _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphans
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
