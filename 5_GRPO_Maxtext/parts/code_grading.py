@@ -13,6 +13,7 @@ No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says
 
 import ast
 import builtins
+import concurrent.futures
 import functools
 import importlib
 import json
@@ -22,12 +23,16 @@ import subprocess
 import symtable
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tqdm import tqdm
 
 from parts.grading import SOLUTION_END, extract_answer
 from sandbox import box
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
+BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
 
 # Whose names tests may use without an import.
 HELPERS = ("math", "collections", "itertools", "functools", "operator", "string", "heapq", "bisect", "copy")
@@ -281,3 +286,33 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
             for given, expected in tests
         ]
     return sum(passed) / len(passed)
+
+
+def side_by_side(score: Callable[..., float], answers: Sequence) -> list[float]:
+    """The scores of many answers, as many at once as there are processors, with a progress bar after 5 s.
+
+    Args:
+        score (function): of one answer; its errors are raised.
+        answers (list): one argument of `score` each.
+
+    Returns:
+        list of float; 0.0 for those that had not begun after BATCH_SECONDS, which is said.
+    """
+    end = time.monotonic() + BATCH_SECONDS
+    late = []
+
+    def in_time(answer):
+        if time.monotonic() < end:
+            return score(answer)
+        late.append(answer)
+        return 0.0
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = pool.map(in_time, answers)
+        scores = list(tqdm(running, "grading", len(answers), leave=False, delay=5, unit="answer"))
+    if late:
+        tqdm.write(
+            f"graded {len(answers) - len(late)} of {len(answers)} answers in {BATCH_SECONDS:.0f} s, the "
+            "others score 0: they take too long (an endless loop costs its whole time limit)"
+        )
+    return scores

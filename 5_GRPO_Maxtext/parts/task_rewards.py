@@ -607,8 +607,10 @@ def by_row(score: Callable[..., float]) -> Reward:
     again, and to run code or math-verify twice would take twice as long.
     """
 
-    @functools.lru_cache(maxsize=KEPT_SCORES)
-    def score_once(data_source: str, solution_str: str, ground_truth: str, extra_info: str) -> float:
+    scored: dict[tuple[str, ...], float] = {}
+
+    def score_of(row: tuple[str, ...]) -> float:
+        data_source, solution_str, ground_truth, extra_info = row
         value = score(
             data_source=data_source,
             solution_str=solution_str,
@@ -620,8 +622,18 @@ def by_row(score: Callable[..., float]) -> Reward:
         return float(value)
 
     def scores(prompts, completions, answer, data_source, extra_info, **kwargs) -> list[float]:
-        rows = zip(data_source, completions, answer, extra_info, strict=True)
-        return [score_once(*map(str, row)) for row in rows]  # str: the columns hold NumPy's own strings
+        columns = zip(data_source, completions, answer, extra_info, strict=True)
+        rows = [tuple(map(str, row)) for row in columns]  # str: the columns hold NumPy's own strings
+        if len(scored) > KEPT_SCORES:
+            scored.clear()
+        new = [row for row in dict.fromkeys(rows) if row not in scored]
+        if score is compute_score and any(GRADERS.get(row[0]) is code_score for row in new):
+            from parts import code_grading
+
+            scored.update(zip(new, code_grading.side_by_side(score_of, new), strict=True))
+        else:
+            scored.update((row, score_of(row)) for row in new)
+        return [scored[row] for row in rows]
 
     return scores
 
