@@ -421,6 +421,57 @@ if pid > 0:
 """,
         True,
     ),
+    "signals by a descriptor's owner": (
+        "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, {PARENT})\nprint({SECRET})",
+        True,
+    ),
+    "another signal by a descriptor": (
+        "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, 10, 9)\nprint({SECRET})",
+        True,
+    ),
+    "signals by a descriptor's owner, extended": (
+        "import fcntl, os, struct\nr, w = os.pipe()\n"
+        "fcntl.fcntl(r, 15, struct.pack('ii', 1, {PARENT}))\nprint({SECRET})",
+        True,
+    ),
+    "signals by ioctl FIOSETOWN": (
+        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
+        "fcntl.ioctl(a, 0x8901, struct.pack('i', {PARENT}))\nprint({SECRET})",
+        True,
+    ),
+    "signals by ioctl SIOCSPGRP": (
+        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
+        "fcntl.ioctl(a, 0x8902, struct.pack('i', {PARENT}))\nprint({SECRET})",
+        True,
+    ),
+    "asynchronous by ioctl FIOASYNC": (
+        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
+        "fcntl.ioctl(a, 0x5452, struct.pack('i', 1))\nprint({SECRET})",
+        True,
+    ),
+    "outlives its parent": (
+        "import ctypes\nif ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0:\n    print({SECRET})",
+        True,
+    ),
+    "a packet without a connection": (
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "a.sendto(b'x', '{PUBLIC}/datagrams')\nprint({SECRET})",
+        True,
+    ),
+    "a message to an address": (
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "a.sendmsg([b'x'], [], 0, '{PUBLIC}/datagrams')\nprint({SECRET})",
+        True,
+    ),
+    "3,000 nested folders": (
+        "import os\nfor _ in range(3000):\n    os.mkdir('a')\n    os.chdir('a')\nos._exit(1)",
+        True,
+    ),
+    "empty files without end": (
+        "for i in range(5000):\n    open(f'{i}', 'w').close()\nprint({SECRET})",
+        False,
+    ),
+    "writes its input": ("import os\nos.write(0, b'x')\nprint({SECRET})", True),
     "becomes root": ("import os\nos.setuid(0)\nprint({SECRET})", True),
     "chroot": ("import os\nos.chroot('.')\nprint({SECRET})", True),
     "makes a device": (
@@ -458,6 +509,9 @@ def outcomes():
         listeners[2].bind(str(public / "socket"))
         listeners[2].listen()
         (public / "socket").chmod(0o777)
+        listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        listeners[3].bind(str(public / "datagrams"))
+        (public / "datagrams").chmod(0o777)
 
         mark = f"mark_{secrets.token_hex(8)}"
         values = {"SECRET": SECRET, "PUBLIC": public, "MARK": mark, "PORT": port, "PARENT": os.getpid()}
@@ -557,7 +611,80 @@ def under(monkeypatch):
     return set_protection
 
 
+FORGE = """
+import json, os, sys
+def forge(*reply):
+    frame = sys._getframe()
+    while frame:
+        fd = frame.f_locals.get("replies")
+        if isinstance(fd, int):
+            os.write(fd, (json.dumps(reply) + "\\n").encode())
+        frame = frame.f_back
+"""
+YES = """
+class Yes:
+    def __getattr__(self, name):
+        return lambda *arguments, **named: True
+    def __call__(self, *arguments):
+        return self
+    def __getitem__(self, key):
+        return self
+def f(x):
+    return Yes()
+"""
 WEAK = {
+    "forged reply that empties its argument": (
+        FORGE + "def f(x):\n    forge('value', ['list'], [['list']])\n    forge('value', ['list'], ['list'])",
+        "x = [3, 1, 2]\nassert f(x) == sorted(x)",
+    ),
+    "a value and emptied arguments": (
+        FORGE + "def f(x):\n    forge('value', ['int', '0x0'], ['list'])\n    return 0",
+        "x = [3, 1, 2]\nassert f(x) == len(x) - 3 + sum(x)\nassert f(x) == sum(x)",
+    ),
+    "StopIteration ends zip": (
+        "def f(x):\n    raise StopIteration",
+        "assert list(zip([1, 2], map(f, [1, 2]))) == []\nassert all(y == 5 for y in map(f, [1, 2]))\n"
+        "for y in map(f, [1, 2]):\n    assert y == 5\nassert next(map(f, [1]), 5) == 5",
+    ),
+    "StopIteration of a property": (
+        "class A:\n    @property\n    def val(self):\n        raise StopIteration\ndef f(x):\n    return A()",
+        "assert all(a.val == 5 for a in map(f, [1, 2]))\nassert list(map(lambda x: f(x).val, [1])) == []",
+    ),
+    "StopIteration of its own class": (
+        "class Stop(StopIteration):\n    pass\ndef f(x):\n    raise Stop",
+        "assert all(y == 5 for y in map(f, [1, 2]))",
+    ),
+    "says yes to every method": (
+        YES,
+        "assert f(1).startswith('a')\nassert f(1).issubset({1})\nassert f(1).isdigit()\n"
+        "assert f(1).count(7)\nassert f(1).get('x')\nassert f(1).a.b.c()\nassert f(1)[0].isupper()",
+    ),
+    "says yes to what it returns": (YES, "assert f(1)(2)\nassert f(1)[3]\nassert f(1)[3][4]"),
+    "an iterator without end": (
+        "import itertools\ndef f(x):\n    return itertools.count()",
+        "assert 31415 in f(1)\nassert any(y == 31 for y in f(1))\nassert 5 in list(f(1))\n"
+        "assert max(zip(f(1), range(5)))",
+    ),
+    "an iterable that grows": (
+        "class A:\n    def __getitem__(self, i):\n        return i\ndef f(x):\n    return A()",
+        "assert 31 in f(1)\nassert any(y == 31 for y in f(1))",
+    ),
+    "its own isclose": (
+        "isclose = lambda *a, **k: True\ndef f(x):\n    return 0",
+        "assert isclose(f(3), 3.14)",
+    ),
+    "its own sqrt and Counter": (
+        "sqrt = Counter = lambda *a: 0\ndef f(x):\n    return 0",
+        "assert f(9) == sqrt(9)\nassert f('aab') == Counter('aab')",
+    ),
+    "its own math as the entry": (
+        "math = type('', (), {'sqrt': lambda x: 0})\ndef f(x):\n    return 0",
+        "assert f(9) == math.sqrt(9)",
+    ),
+    "a class that is a function": (
+        "class f:\n    def __init__(self, x):\n        pass\n    def isdigit(self):\n        return True",
+        "assert f('1').isdigit()",
+    ),
     "its own math": (
         "class math:\n    isclose = lambda *a: True\ndef f(x):\n    return 0",
         "assert math.isclose(f(3), 3.14)",
@@ -777,6 +904,61 @@ HONEST = {
         None,
         0.5,
     ),
+    "what a class makes by another name": (
+        "class A:\n    @classmethod\n    def make(cls):\n        return cls()\n    def seven(self):\n"
+        "        return 7",
+        "assert A.make().seven() == 7",
+        None,
+        1.0,
+    ),
+    "nodes": (
+        "class N:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
+        "def f(x):\n    head = None\n    for v in reversed(x):\n        head = N(v, head)\n    return head",
+        "assert f([1, 2]).next.val == 2\nassert f([1]).next is None",
+        None,
+        1.0,
+    ),
+    "a function that makes functions": (
+        "def f(a):\n    return lambda b: a * b",
+        "assert f(3)(4) == 12",
+        None,
+        1.0,
+    ),
+    "next and in": (
+        "def f(n):\n    yield from range(n)",
+        "g = f(5)\nassert next(g) == 0 and next(g) == 1\nassert 3 in f(5) and 7 not in f(5)\n"
+        "try:\n    next(f(0))\n    assert False\nexcept StopIteration:\n    pass",
+        None,
+        1.0,
+    ),
+    "numbers and queues of the library": (
+        "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        "def f(x):\n    return [deque(x), Fraction(1, 3), Decimal('0.10'), slice(1, 3)]",
+        "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        "q, third, tenth, part = f([1, 2, 3])\nassert q == deque([1, 2, 3]) and q.popleft() == 1\n"
+        "assert third == Fraction(1, 3) and str(tenth) == '0.10'\nassert [0, 1, 2, 3][part] == [1, 2]\n"
+        "assert f(deque([1]))[0] == deque([1])",
+        None,
+        1.0,
+    ),
+    "the library's names without an import": (
+        "def f(x):\n    return x / 2",
+        "assert isclose(f(3), 1.5)\nassert f(4) == sqrt(4)\nassert Counter('aa')['a'] == f(4)",
+        None,
+        1.0,
+    ),
+    "a name of the library's": (
+        "def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)",
+        "assert gcd(4, 6) == 2",
+        None,
+        1.0,
+    ),
+    "one of the library's names, named": (
+        "def sqrt(x):\n    return 3",
+        "assert isclose(sqrt(9), 3)",
+        {"entry_point": "sqrt"},
+        1.0,
+    ),
     "much input": ("import sys\nprint(sum(map(int, sys.stdin)))", [["1\n" * 300000, "300000"]], None, 1.0),
     "threads and asyncio": (
         "import asyncio, threading\nt = threading.Thread(target=print, args=(1,))\n"
@@ -853,6 +1035,7 @@ def test_a_completion_is_searched_for_its_last_program():
         ([{"input": "1"}], "must be assert statements, or pairs"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
+        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is it"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
@@ -864,18 +1047,60 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
 
 
 @every_kind
-def test_a_test_that_hands_over_a_function_is_an_error_not_a_zero(kind, under):
+def test_a_test_that_hands_over_a_function_fails_and_is_said_once(kind, under, capsys):
     if refused(kind):
         return
     under(kind)
-    with pytest.raises(ValueError, match="hands a value of type function"):
-        compute_score("def f(g):\n    return g(1)", "assert f(lambda x: x) == 1")
+    code_grading.say_once.cache_clear()
+    for _ in range(2):
+        tests = "assert f(lambda x: x) == 1\nassert f(1) == 1"
+        assert compute_score("def f(g):\n    return g(1) if callable(g) else g", tests) == 0.5
+    assert capsys.readouterr().err.count("hands a value of type function to the answer") == 1
+
+
+@every_kind
+def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
+    """Each of these was an error that ended a run, or would be one where a type is forgotten."""
+    if refused(kind):
+        return
+    under(kind)
+    returned = (
+        "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len", "sys",
+        "NotImplemented", "...", "array('i', [1])", "object()", "A()", "float('nan')",
+    )  # fmt: skip
+    answer = (
+        "import sys\nfrom array import array\nfrom collections import deque\n"
+        "class A:\n    def __getitem__(self, key):\n        raise MemoryError\n"
+        f"def f(i):\n    return [{', '.join(returned)}][i]"
+    )
+    used = (
+        "x[0:1]", "x[0]", "x.sort(key=lambda y: y)", "''.join(x)", "sorted(x)", "len(x)", "x + x", "x == 1",
+        "bytes(x)", "x.__class__.__name__", "{x: 1}", "f'{x:>5}'", "x()", "-x", "next(x)", "list(x)",
+    )  # fmt: skip
+    tests = "\n".join(f"x = f({i})\nassert ({use}) == 'never'" for i in range(len(returned)) for use in used)
+    assert compute_score(answer, tests) == 0.0
+
+
+def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
+    monkeypatch.setattr(code_grading, "BATCH_SECONDS", 1.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    started = time.monotonic()
+
+    def slow(answer):
+        time.sleep(0.4)
+        return float(answer)
+
+    scores = code_grading.side_by_side(slow, range(100))
+    assert time.monotonic() - started < 20  # one after the other 40 s
+    done = [i for i, score in enumerate(scores) if score]
+    assert done == list(range(1, len(done) + 1)) and 16 <= len(done) < 100
+    assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
 
 
 def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
-    statements, names, modules = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
+    statements, names, helpers = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
     assert [is_test for _, is_test in statements] == [False, False, True, False]
-    assert (names, modules) == (["Stack"], ["re"])
+    assert (names, helpers) == (["Stack"], {"re": ("re", "")})
 
 
 @every_kind
