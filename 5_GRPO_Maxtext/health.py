@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from parts import settings
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.settings import UserError
 
 WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late

@@ -15,7 +15,7 @@ import inference
 import reward_func
 from parts import answers, llama, settings
 from parts.grading import format_ok, grade, last_number
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.settings import HERE
 
 G, STEPS = 4, 8

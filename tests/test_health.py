@@ -10,7 +10,7 @@ import make_health_logs
 import pytest
 
 import health
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.settings import HERE
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn

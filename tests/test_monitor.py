@@ -22,7 +22,7 @@ from xprof.convert import raw_to_tool_data
 import grpo_llama3_1_8b_demo as demo
 import health
 from parts import answers, run_log, settings, task_rewards
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.rollout import MaxTextRollout
 
 STEPS, B, G, T = 6, 4, 4, 13

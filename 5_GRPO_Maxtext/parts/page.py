@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parts.answers import read_lines
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.run_log import HELD_OUT
 from parts.settings import UserError, write_whole
 

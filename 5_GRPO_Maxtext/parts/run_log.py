@@ -32,7 +32,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from parts import answers, devices, settings
-from parts.log_csv import read_log
+from parts.run_files import read_log
 from parts.settings import UserError
 from parts.tunix_api import TrainingHooks
 

@@ -1,0 +1,53 @@
+"""Reads what a run left on disk, also where a kill or a full disk has damaged it. Nothing heavy is imported."""
+
+import contextlib
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from parts.settings import UserError
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The rows of a `train_log.csv`, none if there is none; a row that is cut short or garbage is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    whole = text[: text.rfind("\n") + 1]  # a number that is cut short is another number
+    rows = []
+    for row in csv.DictReader(whole.splitlines()):
+        with contextlib.suppress(TypeError, ValueError):  # too few columns, too many, or no number
+            rows.append({name: float(value) for name, value in row.items()})
+    return [row for row in rows if row.get("step", 0) >= 1]
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file, or no such object in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
+    """The constants that a run was started with, by name.
+
+    Args:
+        folder: RUN_DIR.
+        constant: the constant or argument that names it, for messages.
+
+    Raises:
+        UserError: the folder of no run, or its constants.json is damaged.
+    """
+    path = folder / "constants.json"
+    if not path.is_file():
+        raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
+    constants = read_object(path)
+    if constants is None or "MODEL" not in constants:
+        raise UserError(
+            f"{constant}={folder}: its constants.json is damaged; put a whole one back (train_log.csv and the "
+            "checkpoints are untouched), or give another folder"
+        )
+    return constants
