@@ -28,8 +28,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 # XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
-# one thread makes a run repeatable bit for bit.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+# a product in one thread makes a run repeatable bit for bit.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "runs/compiled")
 
 import gymnasium
 import jax

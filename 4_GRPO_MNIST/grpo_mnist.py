@@ -28,9 +28,13 @@ Measured after imports on 2 cores of a Xeon, no accelerator: every run trains fo
 """
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "runs/compiled")
 
 import jax
 import jax.numpy as jnp

@@ -157,6 +157,7 @@ import health
 import reward_func
 from parts import (
     answers,
+    checkpoints,
     devices,
     llama,
     lora,
@@ -353,7 +354,7 @@ def evaluate(
     chunk = c.BATCH_SIZE * c.NUM_GENERATIONS
     if c.ROLLOUT_ENGINE == "vllm":  # it makes up its batches itself
         chunk = len(prompts)
-    texts, lengths = [], []
+    texts, lengths, cut_off = [], [], []
     starts = range(0, len(prompts), chunk)
     for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=not devices.is_first()):
         # The same noise before and after training: what differs is the model.
@@ -363,6 +364,7 @@ def evaluate(
         output = rollout.generate(prompts[start : start + chunk], sampling(c, config_name, seed=seed))
         texts += output.text
         lengths += [len(tokens) for tokens in output.tokens]
+        cut_off += [rollout.eos_id() not in tokens for tokens in output.tokens]
 
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
@@ -373,7 +375,7 @@ def evaluate(
     result |= {
         "partial_accuracy": float(np.mean(close)),
         "completion_length": float(np.mean(lengths)),
-        "cut_off": float(np.mean(np.array(lengths) >= c.TOTAL_GENERATION_STEPS)),
+        "cut_off": float(np.mean(cut_off)),
         "completions": texts[::num_passes],
         "correct": correct[::num_passes].tolist(),
         "correct_lenient": lenient[::num_passes].tolist(),
@@ -481,6 +483,7 @@ def make_cluster(c: Constants, folder: Path, hf, tokenizer, checkpoints: str) ->
             hf=hf,
             current_step=lambda: cluster.global_steps,
             seed=c.SEED,
+            logits_clip=c.LOGITS_CLIP,
             merge=merge,
         )
         rollout_mesh, engine_config = mesh, {}
@@ -622,8 +625,7 @@ def train(
     cluster.global_steps = start
     if c.OFF_POLICY_STEPS:
         cluster.next_prompts = functools.partial(prompts_of, c, rows)
-    logged = ("kl", "pg_clipfrac", "entropy", "mismatch", "mismatch/max")
-    trainer.with_rl_metrics_to_log({name: np.mean for name in logged})
+    trainer.with_rl_metrics_to_log(loss_options.LOGGED)
     trainer.with_training_hooks(log)
     cluster.with_external_metrics_logger(log.on_rollout_metrics)
 
@@ -650,6 +652,7 @@ def train(
         run_log.stop_after_step() as stop,
         contextlib.closing(log),
         run_log.full_disk(run.folder, trainer),
+        checkpoints.only_finite(trainer, c),
         run_log.tensorboard_log(run.logs / "tensorboard"),
     ):
         if start < c.NUM_BATCHES:
@@ -684,6 +687,7 @@ def main(arguments: list[str]) -> None:
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         with run_log.open_run(c) as run:
+            run.same_questions(data)
             prompts = functools.partial(
                 make_prompts,
                 c,
@@ -703,7 +707,7 @@ def main(arguments: list[str]) -> None:
             report.introduce(c, run, cluster, folder, hf, grader, rows, sources)
 
             ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader, c.NUM_PASSES)
-            before = run.once("before", ask)
+            before = run.once("before", ask, cluster.actor_trainer.train_steps // c.NUM_ITERATIONS)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask)
             seconds = time.perf_counter() - started

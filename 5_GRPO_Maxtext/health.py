@@ -10,14 +10,13 @@ A figure here is the median over WINDOW steps: one odd batch raises no alarm, an
 long tail. "At first" means the first WINDOW steps of the log.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from parts import settings
-from parts.run_files import read_log
+from parts.run_files import read_constants, read_log
 from parts.settings import UserError
 
 WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late
@@ -172,11 +171,12 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: it is not the folder of a run.
     """
-    if len(arguments) != 1 or not (Path(arguments[0]) / "constants.json").is_file():
+    if len(arguments) != 1:
         raise UserError("give the folder of a run (with train_log.csv and constants.json)")
     folder = Path(arguments[0])
+    constants = read_constants(folder, "the folder")
     rows = read_log(folder / "train_log.csv")
-    lines = list(history(rows, json.loads((folder / "constants.json").read_text())))
+    lines = list(history(rows, constants))
     print("\n".join(lines) or f"{len(rows)} steps, and nothing to report")
 
 

@@ -515,9 +515,8 @@ def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, int]:
     Raises:
         UserError: there is none, or not this one.
     """
-    kept = run_log.checkpoint_root(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
-    root = epath.Path(kept) / "actor"
-    steps = sorted(int(path.name) for path in root.iterdir() if path.name.isdigit()) if root.exists() else []
+    kept = checkpoints.root_of(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
+    root, steps = epath.Path(kept) / "actor", checkpoints.saved(kept)
     if not steps:
         raise UserError(
             f"CHECKPOINT={c.CHECKPOINT or checkpoint.run}: no checkpoint in {root}; train further, or take "

@@ -48,7 +48,8 @@ from machine import processor
 HERE = Path(__file__).resolve().parent
 TRY_STEPS = 20_000
 ONE_THREAD = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # each run compiles anew, as its first run did
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",

@@ -244,7 +244,7 @@ def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path
         ([f"RUN_DIR={small}/run"], False),
     ):
         c = settings.read(demo.Constants, arguments)
-        checkpoints = run_log.checkpoint_root(c.CHECKPOINT_DIR, tmp_path / (c.RUN_DIR or "run"))
+        checkpoints = checkpoints.root_of(c.CHECKPOINT_DIR, tmp_path / (c.RUN_DIR or "run"))
         if fits:
             memory.check_disk(c, hf, model, checkpoints)
             continue

@@ -23,7 +23,19 @@ import jax
 from etils import epath
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts import checks, devices, llama, memory, questions, run_log, settings, task_rewards, versions
+from parts import (
+    checkpoints,
+    checks,
+    devices,
+    llama,
+    memory,
+    questions,
+    run_files,
+    run_log,
+    settings,
+    task_rewards,
+    versions,
+)
 from parts.settings import UserError, find_path
 
 PROBE_SECONDS = 5  # until a server counts as unreachable
@@ -211,8 +223,7 @@ def check_paths(c, trained: int) -> None:
     """
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
-        saved = json.loads((folder / "constants.json").read_text())
-        run_log.check_same_constants(c, saved, folder)
+        run_log.check_same_constants(c, run_files.read_constants(folder), folder)
     refuse_unwritable("RUN_DIR", folder)
     if c.CHECKPOINT_DIR.startswith("gs://"):
         check_bucket(c.CHECKPOINT_DIR)
@@ -225,7 +236,7 @@ def check_paths(c, trained: int) -> None:
         f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
-        memory.check_checkpoint_disk(c, trained, run_log.checkpoint_root(c.CHECKPOINT_DIR, folder))
+        memory.check_checkpoint_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
 
 
 def refuse_unwritable(constant: str, folder: Path) -> None:

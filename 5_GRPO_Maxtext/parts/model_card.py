@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from parts import questions, task_rewards
 from parts.report import comparison_table
+from parts.run_files import read_constants, read_object
 from parts.settings import find_path
 
 HUB_NAMES = {"gsm8k": "openai/gsm8k"}  # what DATASET and the hub call it
@@ -106,9 +107,8 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
     Returns:
         A YAML header and Markdown. Nothing that comes from outside can end the header, a table or a block.
     """
-    c = json.loads((run / "constants.json").read_text())
-    path = run / "result.json"
-    result = json.loads(path.read_text()) if path.is_file() else {}
+    c = read_constants(run)
+    result = read_object(run / "result.json") or {}
     if step != result.get("steps", 0) * c["NUM_ITERATIONS"]:  # the figures are another checkpoint's
         result = {}
     licence = licence_of(folder)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from parts.answers import read_lines
-from parts.run_files import read_log
+from parts.run_files import read_constants, read_log, read_object
 from parts.run_log import HELD_OUT
-from parts.settings import UserError, write_whole
+from parts.settings import write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, evenly
@@ -69,10 +69,8 @@ def write(folder: Path) -> Path:
         Its path.
 
     Raises:
-        UserError: not the folder of a run.
+        UserError: not the folder of a run, or its constants.json is damaged.
     """
-    if not (folder / "constants.json").is_file():
-        raise UserError(f"{folder}: not the folder of a run (no constants.json in it); give its RUN_DIR")
     path = folder / "report.html"
     write_whole(path, render(run_data(folder)))
     return path
@@ -80,16 +78,12 @@ def write(folder: Path) -> Path:
 
 def run_data(folder: Path) -> dict[str, Any]:
     """What the page of a run shows, from the files in its folder."""
-    constants = json.loads((folder / "constants.json").read_text())
-    log_path = folder / "train_log.csv"
-    log = read_log(log_path) if log_path.exists() else []
+    constants = read_constants(folder)
+    log = read_log(folder / "train_log.csv")
     evaluations = read_lines(folder / "evaluations.jsonl")
     columns = with_evaluations(log, evaluations)
     groups, thinned = thin([to_group(row) for row in read_lines(folder / "answers.jsonl")])
-    tests = {}
-    for when in ("before", "after"):
-        path = folder / f"{when}.json"
-        tests[when] = json.loads(path.read_text()) if path.exists() else None
+    tests = {when: read_object(folder / f"{when}.json") for when in ("before", "after")}
     both = all(tests.values())
     return {
         "kind": "run",

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from parts import answers, llama, lora, page
+from parts import answers, checkpoints, llama, lora, page
 from parts.run_log import PROFILE_STEPS, Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -153,7 +153,7 @@ def sample_answers(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, run: Run) -> str:
     """Names the kept checkpoint that was best during training, and says by which questions; or nothing."""
-    saved = {int(path.name) for path in epath.Path(run.checkpoints, "actor").glob("*") if path.name.isdigit()}
+    saved = set(checkpoints.saved(run.checkpoints))
     kept = [result for result in evaluations if result["step"] * c.NUM_ITERATIONS in saved]
     if not kept:
         return ""

@@ -1,6 +1,7 @@
 """What a run leaves on disk while it goes on: its folder, its constants, the log, TensorBoard, a trace.
 
 RUN_DIR/constants.json    what the run was started with; a resume is compared with it
+RUN_DIR/run.json          its number, and the checksum of its questions
 RUN_DIR/train_log.csv     one row per step, written at once
 RUN_DIR/tensorboard/      the same figures, and Tunix's own
 RUN_DIR/evaluations.jsonl the evaluations during training, one per line
@@ -13,9 +14,12 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import fcntl
+import hashlib
 import itertools
 import json
 import os
+import secrets
 import signal
 import threading
 import time
@@ -31,8 +35,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
-from parts import answers, devices, settings
-from parts.run_files import read_log
+from parts import answers, checkpoints, devices, settings
+from parts.run_files import read_constants, read_log, read_object
 from parts.settings import UserError
 from parts.tunix_api import TrainingHooks
 
@@ -48,6 +52,7 @@ HELD_OUT = {  # columns of train_log.csv: figures of `evaluate_both`, on rows wh
     "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
     "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
 }  # fmt: skip
+ASKED = ("question", "answer", "data_source", "extra_info")  # of a row: what is asked and graded
 FLUSH_SECONDS = 10  # between two writes of TensorBoard's file
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
 COMPILED_BYTES = 2**30  # beyond it the programs used longest ago are deleted
@@ -68,11 +73,47 @@ class Run:
     logs: Path
     checkpoints: str
 
-    def once(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The evaluation that `ask()` makes, kept in `name`.json: a resumed run does not ask again."""
+    def same_questions(self, data: Mapping[str, tuple[Sequence[Mapping[str, str]], str]]) -> None:
+        """Checks by their SHA-256 that the questions are those the run was started with.
+
+        Args:
+            data: as `read_data` gives it; names and places of the files may change.
+
+        Raises:
+            UserError: they are others.
+        """
+        asked = {split: [[row[name] for name in ASKED] for row in rows] for split, (rows, _) in data.items()}
+        found = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        path = self.logs / "run.json"
+        mine = read_object(path) or {}
+        if mine.setdefault("questions_sha256", found) != found:
+            raise UserError(
+                f"RUN_DIR={self.folder}: its run was started with other questions than DATASET and "
+                "TEST_DATASET have now; put the files back, or choose another RUN_DIR"
+            )
+        settings.write_whole(path, json.dumps(mine) + "\n")
+
+    def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
+        """The evaluation that `ask()` makes, kept in `name`.json: a resumed run does not ask again.
+
+        Args:
+            name: "before" or "after".
+            ask: asks the test questions.
+            trained: steps that are done, of a run that is to be asked before the first.
+
+        Raises:
+            UserError: what was asked before training is lost, and the model has been trained since.
+        """
         path = self.logs / f"{name}.json"
-        if devices.all_agree(path.exists()):
-            return json.loads(path.read_text())
+        kept = read_object(path)
+        if devices.all_agree(kept is not None):
+            return kept
+        if trained:
+            raise UserError(
+                f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {trained} steps the model "
+                "can no longer be asked as it was before training; put the file back, or start another run "
+                "(inference.py and convert_checkpoint.py take this one's checkpoints as they are)"
+            )
         result = ask()
         print(f"{name} training: {in_words(result)}")
         settings.write_whole(path, json.dumps(result) + "\n")
@@ -84,25 +125,55 @@ def open_run(c) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
     Raises:
-        UserError: other constants, or a folder that cannot be written.
+        UserError: other constants; a folder that cannot be written, that another process is using, or whose
+            constants.json is damaged; another run's checkpoints.
         Stopped: Ctrl-C in the block.
     """
     started = time.localtime(devices.start_time())
     folder = Path(c.RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started))
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
-    path = logs / "constants.json"
+    with contextlib.ExitStack() as stack:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(logs, folder))
+            if not (logs / "constants.json").exists():
+                kept = {k: v for k, v in dataclasses.asdict(c).items() if k not in FREE_TO_CHANGE}
+                start = {"run_id": secrets.token_hex(8)}  # whose the checkpoints are
+                settings.write_whole(logs / "run.json", json.dumps(start) + "\n")
+                settings.write_whole(logs / "constants.json", json.dumps(kept, indent=1) + "\n")
+            (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
+        except OSError as error:
+            raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+        check_same_constants(c, read_constants(logs), folder)
+        root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
+        if devices.is_first():
+            mine = read_object(logs / "run.json") or {}  # older runs have none
+            checkpoints.claim(root, mine.get("run_id", ""), folder, c.CHECKPOINT_DIR)
+        try:
+            yield Run(folder, logs, root)
+        except KeyboardInterrupt:
+            raise settings.Stopped(folder) from None
+
+
+@contextlib.contextmanager
+def locked(logs: Path, folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder while the block runs; the kernel forgets it with a kill.
+
+    Raises:
+        UserError: another process has it.
+    """
+    lock = os.open(logs, os.O_RDONLY)
     try:
-        logs.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            kept = {k: v for k, v in dataclasses.asdict(c).items() if k not in FREE_TO_CHANGE}
-            path.write_text(json.dumps(kept, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
-    check_same_constants(c, json.loads(path.read_text()), folder)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(
+            f"RUN_DIR={folder}: another process is running in it; wait for its end, or choose another folder"
+        ) from None
     try:
-        yield Run(folder, logs, checkpoint_root(c.CHECKPOINT_DIR, folder))
-    except KeyboardInterrupt:
-        raise settings.Stopped(folder) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
@@ -150,15 +221,6 @@ def log_too_long(
     )
     with open(path, "a", newline="") as file:
         csv.writer(file).writerows(too_long)
-
-
-def checkpoint_root(checkpoint_dir: str, folder: Path) -> str:
-    """Where checkpoints go: into the run's folder, or under its name in CHECKPOINT_DIR."""
-    if checkpoint_dir.startswith("gs://"):
-        return f"{checkpoint_dir.rstrip('/')}/{folder.name}"
-    if checkpoint_dir:
-        return str(Path(checkpoint_dir).resolve() / folder.name)
-    return str(folder.resolve() / "checkpoints")
 
 
 def keep_compiled() -> None:
