@@ -84,11 +84,12 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.numpy
+from etils import epath
 from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
-from parts import llama, lora, model_card
+from parts import checkpoints, llama, lora, model_card, run_files
 from parts.memory import refuse_full_disk
 from parts.versions import check_versions
 
@@ -96,20 +97,30 @@ ITEM = "items"  # MaxText's name of the weights in a checkpoint
 
 
 # %% Finding things -----------------------------------------------------------------------------------------
-def find_checkpoint(source: Path) -> Path | None:
-    """The weights of the latest step under `source` (a run, a MaxText output folder, or one step of either).
+def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
+    """The weights in `source`, and the run that they are of.
+
+    Args:
+        source: a run, one of its checkpoints, a MaxText output folder, or one step of that.
 
     Returns:
-        The folder with Orbax's `_METADATA` (`<step>/model_params` or `<step>/items`); None if there is none.
+        By step the folders with Orbax's `_METADATA` (`<step>/model_params` or `<step>/items`); and the run's
+        folder, None if there is none.
+
+    Raises:
+        UserError: the run's constants.json is damaged.
     """
-    found = [p.parent for p in source.rglob("_METADATA") if p.parent.name != "optimizer_state"]
-    step = [int(p.parent.name) if p.parent.name.isdigit() else -1 for p in found]
-    return found[step.index(max(step))].resolve() if found else None
-
-
-def find_run(checkpoint: Path) -> Path | None:
-    """The folder of the run around `checkpoint`; None if there is no `constants.json` above it."""
-    return next((folder for folder in checkpoint.parents if (folder / "constants.json").is_file()), None)
+    run = next((f for f in (source, *source.parents) if (f / "constants.json").is_file()), None)
+    place = epath.Path(source)
+    if run == source:  # its checkpoints may be elsewhere
+        constants = run_files.read_constants(run, "SOURCE")
+        place = epath.Path(checkpoints.root_of(constants.get("CHECKPOINT_DIR", ""), run))
+    folders = [place] if (place / "_METADATA").exists() else []
+    for name in ("model_params", ITEM):
+        folders += [*place.glob(name), *place.rglob(f"*/{name}")]
+    steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
+    damaged = [path.parent.name.startswith("damaged_") for path in folders]
+    return {step: path for step, path, bad in zip(steps, folders, damaged, strict=True) if not bad}, run
 
 
 def find_model(c: Constants, run_constants: dict[str, Any]) -> str:
@@ -287,7 +298,7 @@ def stored_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], fold
 
     Args:
         c: the constants.
-        checkpoint: from `find_checkpoint`.
+        checkpoint: from `find_checkpoints`.
         leaves: from `stored_leaves`.
         folder: of the model that the weights stem from.
         config: MaxText's, with the layout to read.
@@ -451,12 +462,12 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def export(c: Constants, checkpoint: Path, target: Path) -> tuple[int, Any]:
+def export(c: Constants, checkpoint, run: Path | None, target: Path) -> tuple[int, Any]:
     """Orbax -> Hugging Face: writes `target`; returns the number of parameters and the MaxText config."""
+    shutil.rmtree(target, ignore_errors=True)
     leaves = stored_leaves(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in leaves)
-    run = find_run(checkpoint)
-    run_constants = json.loads((run / "constants.json").read_text()) if run else {}
+    run_constants = run_files.read_constants(run, "SOURCE") if run else {}
     model = find_model(c, run_constants)
     folder, hf, config = load_config("MODEL", model, c.WEIGHT_DTYPE, scanned)
     layout = "scanned" if scanned else "one array per layer"
@@ -487,15 +498,17 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     source = settings.find_path(c.SOURCE)
-    checkpoint = find_checkpoint(source)
+    found, run = find_checkpoints(source)
     partial = Path(c.TARGET + ".partial")  # renamed at the end: TARGET is whole, or it is not there
     shutil.rmtree(partial, ignore_errors=True)
     if source.suffix == ".gguf":
         print(f"{source} -> Hugging Face")
         count, config = from_gguf(c, source, partial)
         use = f"MODEL={c.TARGET}"
-    elif checkpoint:
-        count, config = export(c, checkpoint, partial)
+    elif found:
+        _, (count, config), _ = checkpoints.newest_readable(
+            sorted(found), lambda step: export(c, found[step], run, partial), str(source)
+        )
         use = f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
     else:
         folder, hf, config = load_config("SOURCE", c.SOURCE, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)

@@ -452,6 +452,7 @@ def make_training_config(c: Constants, checkpoints: str) -> RLTrainingConfig:
     )
 
 
+@checkpoints.restoring_whole_ones()
 def make_cluster(c: Constants, folder: Path, hf, tokenizer, checkpoints: str) -> RLCluster:
     """Loads MODEL, copies it for the reference (not with LoRA), and hands both to Tunix.
 
@@ -683,9 +684,11 @@ def main(arguments: list[str]) -> None:
     everything = [question for asked, _ in data.values() for question in asked]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
+    checks.model(c, hf)
 
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
+        devices.check_attention(c)
         with run_log.open_run(c) as run:
             run.same_questions(data)
             prompts = functools.partial(
@@ -707,10 +710,11 @@ def main(arguments: list[str]) -> None:
             report.introduce(c, run, cluster, folder, hf, grader, rows, sources)
 
             ask = functools.partial(evaluate_both, c, cluster.rollout, rows["test"], grader, c.NUM_PASSES)
-            before = run.once("before", ask, cluster.actor_trainer.train_steps // c.NUM_ITERATIONS)
+            done = cluster.actor_trainer.train_steps // c.NUM_ITERATIONS  # by an earlier process
+            before = run.once("before", ask, done)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask)
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - started + run_log.seconds_before(log, done)
             lines = health.history(log, asdict(c))
             report.write(c, run, before, after, log, arguments, sources["test"], seconds, lines)
 

@@ -42,7 +42,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     """What is wrong at the last of these steps.
 
     Args:
-        rows: rows of `train_log.csv` in the order of the steps; a missing or NaN column is not judged.
+        rows: rows of `train_log.csv` in the order of the steps; what is missing or NaN is not judged.
         constants: the run's constants by name.
 
     Returns:
@@ -52,7 +52,8 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         return {}
 
     def median(name: str, part: Sequence[Mapping[str, float]]) -> float:
-        return float(np.median([row.get(name, np.nan) for row in part]))
+        numbers = [row[name] for row in part if not np.isnan(row.get(name, np.nan))]
+        return float(np.median(numbers)) if numbers else np.nan
 
     def at_first(name: str) -> float:
         return median(name, rows[:WINDOW])

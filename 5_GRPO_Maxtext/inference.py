@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parts import questions, settings, task_rewards
+from parts import questions, run_files, settings, task_rewards
 from parts.settings import UserError, at_least, pair
 
 
@@ -60,6 +60,7 @@ class Constants:
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # layout of the weights; a checkpoint has the run's
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
     REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
+    LOGITS_CLIP: float = 0.0  # largest absolute logit (0 = off)
     LORA_RANK: int = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
     LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that have A and B
@@ -69,7 +70,7 @@ class Constants:
 # whoever made the folder: only what the command line names is run.
 RUNS_CONSTANTS = (
     "MODEL", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "TEMPLATE", "SYSTEM_PROMPT", "DTYPE",
-    "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
+    "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "LOGITS_CLIP", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
 )  # fmt: skip
 
 PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
@@ -183,12 +184,7 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         if newest is None or c.MODEL:
             return None
         run, step = newest.parents[3], None
-    try:
-        constants = json.loads((run / "constants.json").read_text())
-        constants["MODEL"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"CHECKPOINT={c.CHECKPOINT or run}: its constants.json is damaged") from None
-    return Checkpoint(run, step, constants)
+    return Checkpoint(run, step, run_files.read_constants(run, "CHECKPOINT"))
 
 
 def named_run(path: Path) -> tuple[Path, int | None]:
@@ -246,10 +242,9 @@ if __name__ == "__main__":  # what is wrong is refused here, before seconds of i
 
 import jax
 import numpy as np
-from etils import epath
 
 import reward_func
-from parts import answers, llama, lora, page, run_log
+from parts import answers, checkpoints, llama, lora, page, run_log
 from parts.grading import grade, grade_lenient
 from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
 from parts.tunix_api import (
@@ -509,24 +504,26 @@ def write_page(
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, int]:
-    """Where Tunix keeps the run's checkpoints, and the number of the one to take.
+def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, list[int]]:
+    """Where the run's checkpoints are, and the numbers of those that will do, the last one at the end.
 
     Raises:
         UserError: there is none, or not this one.
     """
-    kept = checkpoints.root_of(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
-    root, steps = epath.Path(kept) / "actor", checkpoints.saved(kept)
+    root = checkpoints.root_of(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
+    steps = checkpoints.saved(root)
     if not steps:
         raise UserError(
-            f"CHECKPOINT={c.CHECKPOINT or checkpoint.run}: no checkpoint in {root}; train further, or take "
-            "base"
+            f"CHECKPOINT={c.CHECKPOINT or checkpoint.run}: no checkpoint in {root}/actor; train further, or "
+            "take base"
         )
-    if checkpoint.step is not None and checkpoint.step not in steps:
+    if checkpoint.step is None:
+        return root, steps
+    if checkpoint.step not in steps:
         raise UserError(
             f"CHECKPOINT={c.CHECKPOINT}: no such checkpoint; there are {', '.join(map(str, steps))}"
         )
-    return str(root), steps[-1] if checkpoint.step is None else checkpoint.step
+    return root, [checkpoint.step]
 
 
 def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> MaxTextRollout:
@@ -565,22 +562,38 @@ def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> Max
         hf=hf,
         current_step=lambda: 0,
         seed=c.SEED,
+        logits_clip=c.LOGITS_CLIP,
         merge=merge,
     )
 
 
-def restore(rollout: MaxTextRollout, root: str, step: int, lora_only: bool) -> None:
-    """Puts a checkpoint into the engine's model.
+def restore(rollout: MaxTextRollout, root: str, steps: list[int], lora_only: bool) -> int:
+    """Puts the newest checkpoint that can be read into the engine's model.
 
     Args:
         rollout: from `make_rollout`.
-        root: folder of the checkpoints.
-        step: number of the one to take.
-        lora_only: whether it has A and B alone.
+        root: of the checkpoints; from `saved_steps`.
+        steps: numbers of those that will do.
+        lora_only: whether they have A and B alone.
+
+    Returns:
+        Its number. A run that goes on beside us may have deleted the older ones, and saved newer ones.
+
+    Raises:
+        UserError: none can be read.
     """
-    manager = CheckpointManager(root_directory=root)
-    manager.maybe_restore(rollout.model(), step=step, restore_only_lora_params=lora_only)
-    manager.close()
+    manager = CheckpointManager(root_directory=f"{root}/actor")
+    if len(steps) > 1:
+        steps = sorted({*steps, *checkpoints.saved(root)})
+    try:
+        step, *_ = checkpoints.newest_readable(
+            steps,
+            lambda step: checkpoints.restore(manager, step, rollout.model(), None, lora_only),
+            f"{root}/actor",
+        )
+    finally:
+        manager.close()
+    return step
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -591,13 +604,13 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     run_log.keep_compiled()
     grader = make_grader(c, rows)
-    root, step = saved_steps(c, checkpoint) if checkpoint else ("", None)
+    root, steps = saved_steps(c, checkpoint) if checkpoint else ("", [0])
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     about = f"base, {c.MODEL} untrained"
     if checkpoint:
         trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
-        about = f"{root}/{step}{trained}, trained from {c.MODEL}"
+        about = f"{root}/actor/{steps[-1]}{trained}, trained from {c.MODEL}"
     print(f"checkpoint: {about}")
     own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
     if own and not c.REWARD_FUNC:
@@ -607,7 +620,8 @@ def main(arguments: Sequence[str]) -> None:
     rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)
     before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
     if checkpoint:
-        restore(rollout, root, step, lora_only=bool(c.LORA_RANK))
+        step = restore(rollout, root, steps, lora_only=bool(c.LORA_RANK))
+        about = about.replace(f"/actor/{steps[-1]}", f"/actor/{step}")
     if question and c.SAMPLES == 1 and not c.COMPARE:
         pieces = []
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):

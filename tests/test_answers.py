@@ -108,8 +108,8 @@ def log_probs_under(checkpoint, rows):
     tokenizer = llama.load_tokenizer(folder)
     rollout = inference.make_rollout(c, folder, hf, tokenizer, 1)
     if found:
-        root, step = inference.saved_steps(c, found)
-        inference.restore(rollout, root, step, lora_only=False)
+        root, steps = inference.saved_steps(c, found)
+        inference.restore(rollout, root, steps, lora_only=False)
     rows = [dict(row) for row in rows]
     inference.add_prompts(c, rows, tokenizer)
     asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])

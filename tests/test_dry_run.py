@@ -17,7 +17,7 @@ import pytest
 from test_guards import SMALL
 
 import grpo_llama3_1_8b_demo as demo
-from parts import llama, memory, run_log, settings
+from parts import checkpoints, llama, memory, run_log, settings
 from parts.settings import UserError
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
@@ -244,13 +244,13 @@ def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path
         ([f"RUN_DIR={small}/run"], False),
     ):
         c = settings.read(demo.Constants, arguments)
-        checkpoints = checkpoints.root_of(c.CHECKPOINT_DIR, tmp_path / (c.RUN_DIR or "run"))
+        root = checkpoints.root_of(c.CHECKPOINT_DIR, tmp_path / (c.RUN_DIR or "run"))
         if fits:
-            memory.check_disk(c, hf, model, checkpoints)
+            memory.check_disk(c, hf, model, root)
             continue
         # float32 weights and two moments, five times: four are kept while the next one is written
         with pytest.raises(UserError, match=r"^MAX_TO_KEEP=4: 0\.06 GiB are needed, 0\.00 GiB are free in "):
-            memory.check_disk(c, hf, model, checkpoints)
+            memory.check_disk(c, hf, model, root)
     assert asked == [tmp_path, small, small]
 
 

@@ -16,6 +16,7 @@ The lines of a step need two moments: the batch before its update, and the model
 wait in answers.pending.json, so that SIGKILL loses none: a resumed run has the very weights that are missing.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from parts import devices
+from parts.run_files import read_object
 from parts.settings import write_whole
 from parts.tunix_api import Mode
 
@@ -44,14 +46,13 @@ def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of such a file, none if there is no file. A line that a kill has cut short is left out."""
+    """The rows of such a file, none if there is no file. A line that is cut short or garbage is left out."""
     rows = []
-    for line in path.read_text(encoding="ascii").splitlines() if path.exists() else ():
-        try:
+    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
+    return [row for row in rows if isinstance(row, dict) and "step" in row]
 
 
 def keep_lines(path: Path, last_step: int) -> set[int]:
@@ -160,9 +161,7 @@ class AnswerLog:
         self._pending: dict[str, Any] | None = None
         if not c.LOG_ANSWERS_EVERY:
             return
-        pending = None
-        if self._pending_path.exists():
-            pending = json.loads(self._pending_path.read_text())
+        pending = read_object(self._pending_path)
         if devices.all_agree(pending is not None and pending["step"] == first_step):
             self._pending = pending
         keep_lines(path, first_step - 1 if self._pending else first_step)

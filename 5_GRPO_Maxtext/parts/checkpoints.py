@@ -1,12 +1,13 @@
 """A run's checkpoints: whose they are, that none with a NaN is written, and which of them can be read.
 
-    CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
-        run.json          the number of the run that they belong to
-        actor/<update>/   Orbax's: model_params and optimizer_state
-        actor/damaged_<update>/   could not be read; kept, and not looked at again
+CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
+    run.json          the number of the run that they belong to
+    actor/<update>/   Orbax's: model_params and optimizer_state
+    actor/damaged_<update>/   could not be read; kept, and not looked at again
 """
 
 import contextlib
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,14 +58,14 @@ def claim(root: str, run_id: str, folder: Path, checkpoint_dir: str) -> None:
     named = f"CHECKPOINT_DIR={checkpoint_dir}" if checkpoint_dir else f"RUN_DIR={folder}"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        owner = json.loads(mark.read_text()) if mark.exists() else {}
-        if not owner and not saved(root):
+        if not saved(root):
             mark.write_text(json.dumps({"run_id": run_id, "RUN_DIR": str(folder)}) + "\n")
             return
+        owner = json.loads(mark.read_text()) if mark.exists() else {}  # {}: a run older than the file
     except OSError as error:
         raise UserError(f"{named}: {root}: {error.strerror or error}; choose another folder") from None
-    except ValueError:  # cut short by a full disk
-        owner = {}
+    except ValueError:
+        raise UserError(f"{named}: {mark} is damaged; copy the run.json of its RUN_DIR over it") from None
     if owner.get("run_id", "") != run_id:
         raise UserError(
             f"{named}: {root} holds the checkpoints of another run ({owner.get('RUN_DIR', 'unknown')}); "
@@ -130,9 +131,11 @@ def newest_readable(steps: list[int], read: Callable[[int], Any], where: str) ->
     for step in reversed(steps):
         try:
             found = read(step)
-        except (UserError, jax.errors.JaxRuntimeError):  # the second: out of memory is no damage
+        except (UserError, MemoryError, jax.errors.JaxRuntimeError):  # too little memory is no damage
             raise
         except Exception as error:  # Orbax's, tensorstore's, json's: a damaged file has no error of its own
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                raise
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = lines[0][:MAX_REASON]
             damaged.append(step)

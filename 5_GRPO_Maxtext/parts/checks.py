@@ -12,6 +12,7 @@ from parts import questions, task_rewards
 from parts.settings import UserError, at_least, find_path
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
+MAX_SEED = 4_000_000_000  # numpy's generators end at 2^32, and some seeds are SEED + 1,000,003
 FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
 
@@ -77,8 +78,15 @@ def ranges(c) -> None:
         )
     if c.TOP_K != -1 and c.TOP_K < 1:
         raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
-    if c.WARMUP_FRACTION > 1:
-        raise UserError(f"WARMUP_FRACTION={c.WARMUP_FRACTION}: a share of all steps, at most 1")
+    if c.WARMUP_FRACTION >= 1:
+        raise UserError(
+            f"WARMUP_FRACTION={c.WARMUP_FRACTION}: a share of all steps, below 1; the rest is for the decay"
+        )
+    for name in ("B1", "B2"):
+        if not 0 <= getattr(c, name) < 1:
+            raise UserError(f"{name}={getattr(c, name)}: 0 or more and below 1; with 1 every update is 0 / 0")
+    if c.SEED > MAX_SEED:
+        raise UserError(f"SEED={c.SEED}: use at most {MAX_SEED}")
     if not 0 < c.LORA_ALPHA < math.inf:
         raise UserError(f"LORA_ALPHA={c.LORA_ALPHA}: use a finite number above 0")
     targets = lora_targets(c.LORA_TARGETS)
@@ -113,6 +121,11 @@ def combinations(c) -> None:
             f"ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
             f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off"
         )
+    if c.NUM_PASSES > 1 and c.EVAL_CONFIG == "greedy":
+        raise UserError(
+            f"NUM_PASSES={c.NUM_PASSES}: greedy answers to a question are all alike; use 1, or another "
+            f"EVAL_CONFIG than {c.EVAL_CONFIG}"
+        )
     if 0 < c.EPSILON_HIGH < c.EPSILON:
         raise UserError(
             f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same"
@@ -124,6 +137,11 @@ def combinations(c) -> None:
         raise UserError(
             f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
             "stacked layers to vLLM, others would keep vLLM's random weights without a word"
+        )
+    if c.ROLLOUT_ENGINE == "vllm" and c.LOGITS_CLIP:
+        raise UserError(
+            f"LOGITS_CLIP={c.LOGITS_CLIP}: vLLM draws from the logits as they are, another policy than the "
+            "one that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext"
         )
     hottest = max(c.TEMPERATURE, c.TEMPERATURE_END)
     if c.ROLLOUT_ENGINE == "vllm" and hottest > VLLM_TEMPERATURE:
@@ -159,13 +177,33 @@ def paths(c) -> None:
 
 
 def rewards(c) -> None:
-    """Rewards that want two forms of one answer."""
-    names = set(task_rewards.reward_names(c.REWARDS))
+    """Rewards that are named twice, or want two forms of one answer."""
+    listed = task_rewards.reward_names(c.REWARDS)
+    for name in listed:
+        if listed.count(name) > 1:
+            raise UserError(f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once")
+    names = set(listed)
     think, reasoning = names & task_rewards.WANT_THINK_TAGS, names & task_rewards.WANT_REASONING_TAGS
     if think and reasoning:
         raise UserError(
             f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
             "choose one form"
+        )
+
+
+def model(c, hf) -> None:
+    """What only MODEL's config can tell.
+
+    Args:
+        c: the constants of the run.
+        hf: the config.
+
+    Raises:
+        UserError: more tokens to choose from than there are.
+    """
+    if hf.vocab_size < c.TOP_K:
+        raise UserError(
+            f"TOP_K={c.TOP_K}: MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
         )
 
 

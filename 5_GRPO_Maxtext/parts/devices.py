@@ -48,6 +48,20 @@ def check_gpu() -> None:
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
 
 
+def check_attention(c) -> None:
+    """Refuses an attention kernel that this machine's devices do not have.
+
+    Raises:
+        UserError: names ATTENTION and what there is instead.
+    """
+    kind, platform = c.ATTENTION, jax.default_backend()
+    if (kind == "flash" and platform == "cpu") or (kind.startswith("cudnn") and platform != "gpu"):
+        raise UserError(
+            f"ATTENTION={kind}: there is no such kernel for the {platform.upper()} of this machine; use "
+            "dot_product"
+        )
+
+
 # %% Several hosts ------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def all_hosts(c) -> Iterator[None]:

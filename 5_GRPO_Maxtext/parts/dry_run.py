@@ -13,7 +13,6 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +76,9 @@ def check(c, course: ModuleType) -> None:
         f"model    {source}\n"
         f"         {parameters:,} parameters, {hf.num_hidden_layers} layers, {c.DTYPE} over {c.WEIGHT_DTYPE}"
     )
+    checks.model(c, hf)
+    if on_target(c):
+        devices.check_attention(c)
     check_data(c, course, llama.load_tokenizer(folder) if folder else None)
 
     sequences = c.BATCH_SIZE * c.NUM_GENERATIONS

@@ -260,7 +260,7 @@ def policy_loss(model, batch: Example, algo_config: LossConfig, pad_id: int, eos
 
 
 def log_figures(batch: Example, old_log_prob, ratio, clipped, kl, logits) -> dict[str, jax.Array]:
-    """Figures of a gradient pass for the log, each [].
+    """Figures of a gradient pass for the log.
 
     Args:
         batch: with the mask of what counts, and the sampler's log-probs.
@@ -271,24 +271,38 @@ def log_figures(batch: Example, old_log_prob, ratio, clipped, kl, logits) -> dic
         logits: [N, T, V].
 
     Returns:
-        Under Tunix's names: means over the tokens `kl` and `pg_clipfrac`; the mean over answers of `entropy`
-        per token (nats); `is_ratio/max` and `is_ratio/min`. Under ours, over the tokens, mean and maximum of
-        |log pi - log pi_sampler| (nats): `mismatch`, `mismatch/max`.
+        Over the tokens that count, [2] with their sum and their number: `kl`, `pg_clipfrac`, `entropy` (nats)
+        and `mismatch`, |log pi - log pi_sampler| (nats); `mean_of` divides them. []: `mismatch/max`,
+        `is_ratio/max` and `is_ratio/min`. Tunix's names, where it has them.
     """
     mask = batch.completion_mask.astype(bool)
-    tokens = mask.sum().clip(1)
-    answers = mask.any(axis=1).sum().clip(1)
+    mismatch = jnp.abs(old_log_prob - batch.sampler_log_prob)  # [N, T]
     entropy = compute_entropy_from_logits(logits)  # [N, T]
-    mismatch = jnp.where(mask, jnp.abs(old_log_prob - batch.sampler_log_prob), 0.0)  # [N, T]
-    return {
-        "kl": (kl * mask).sum() / tokens,
-        "pg_clipfrac": (clipped * mask).sum() / tokens,
-        "entropy": (entropy * mask / mask.sum(axis=1, keepdims=True).clip(1)).sum() / answers,
+    per_token = {"kl": kl, "pg_clipfrac": clipped, "entropy": entropy, "mismatch": mismatch}
+    sums = {name: jnp.where(mask, figure, 0.0).sum() for name, figure in per_token.items()}
+    return {name: jnp.stack([total, mask.sum().astype(total.dtype)]) for name, total in sums.items()} | {
+        "mismatch/max": jnp.where(mask, mismatch, 0.0).max(),
         "is_ratio/max": jnp.where(mask, ratio, 0.0).max(),
         "is_ratio/min": jnp.where(mask, ratio, jnp.inf).min(),
-        "mismatch": mismatch.sum() / tokens,
-        "mismatch/max": mismatch.max(),
     }
+
+
+def mean_of(passes: Sequence[np.ndarray]) -> float:
+    """The mean over the tokens of all gradient passes of an update.
+
+    A mean of the passes' means would weigh few tokens like many. Where no token counts there is no mean, and
+    0 would pass for a figure.
+
+    Args:
+        passes: sum and number of each, [2].
+    """
+    total, count = np.sum(passes, axis=0)
+    return float(total / count) if count else math.nan
+
+
+LOGGED = {  # what `log_figures` gives, and how Tunix puts an update's gradient passes together
+    "kl": mean_of, "pg_clipfrac": mean_of, "entropy": mean_of, "mismatch": mean_of, "mismatch/max": np.max,
+}  # fmt: skip
 
 
 # %% Advantages: what takes the place of `group_advantage` -------------------------------------------------

@@ -236,7 +236,7 @@ def write(
         log: rows of `train_log.csv`.
         arguments: those the script was started with.
         source: where the questions come from.
-        seconds: of the whole run so far.
+        seconds: of the whole run, without the evaluations of processes that were stopped.
         health_lines: what went wrong, in words.
     """
     folder = run.logs
@@ -248,13 +248,15 @@ def write(
     evaluations = answers.read_lines(folder / "evaluations.jsonl")
     draw_picture(folder / "report.png", log, before, after, evaluations, title)
     best = best_checkpoint(evaluations, c, run)
-    last = log[-1]
-    training = (
-        f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers, median {step_seconds:.2f} s "
-        f"each; last step: reward {last['reward']:.2f} +- {last['reward_std']:.2f} within a group, "
-        f"KL {last['kl']:.4f}, groups without signal {last['zero_variance']:.0%}, "
-        f"{last['length']:.1f} tokens per answer"
-    )
+    size = f"{c.BATCH_SIZE} x {c.NUM_GENERATIONS}"
+    training = f"{c.NUM_BATCHES} steps of {size} answers, median {step_seconds:.2f} s each"
+    if log:  # it can be lost: the run was over, and only the report is made again
+        names = ("reward", "reward_std", "kl", "zero_variance", "length")
+        reward, spread, kl, no_signal, length = (log[-1].get(name, math.nan) for name in names)
+        training += (
+            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL {kl:.4f}, groups without "
+            f"signal {no_signal:.0%}, {length:.1f} tokens per answer"
+        )
     lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."
     command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
     (folder / "report.md").write_text(
@@ -274,6 +276,6 @@ def write(
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
     print(f"every answer: open {page.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")
-    if c.PROFILE_DIR:
+    if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         steps = f"{PROFILE_STEPS[0]}-{PROFILE_STEPS[-1]}"
         print(f"trace of steps {steps}: tensorboard --logdir {c.PROFILE_DIR}")

@@ -109,6 +109,7 @@ class MaxTextRollout(BaseRollout):
         hf: the checkpoint's config, for the rotary scaling.
         current_step: returns the training step; the sampling key of a step is a function of it.
         seed: sampling seed of the whole run.
+        logits_clip: largest absolute logit, as in training (0 = off).
         merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
     """
 
@@ -123,6 +124,7 @@ class MaxTextRollout(BaseRollout):
         hf,
         current_step: Callable[[], int],
         seed: int,
+        logits_clip: float = 0.0,
         merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
         self._actor = rollout_actor
@@ -132,6 +134,7 @@ class MaxTextRollout(BaseRollout):
         self._config = maxtext_config
         self._current_step = current_step
         self._seed = seed
+        self._logits_clip = logits_clip
         self._merge = jax.jit(merge) if merge else None
         self._last_step, self._calls = None, 0
         with mesh, nn_partitioning.axis_rules(maxtext_config.logical_axis_rules):
@@ -170,7 +173,10 @@ class MaxTextRollout(BaseRollout):
             model_mode=mode,
         )
         # a pure dict, not nnx states: only arrays may be carried through `while_loop`
-        logits = logits[:, -1:].at[..., self.pad_id()].set(-jnp.inf)
+        logits = logits[:, -1:]
+        if self._logits_clip:  # otherwise another policy would be trained than answers
+            logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
+        logits = logits.at[..., self.pad_id()].set(-jnp.inf)
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
 
     def _prefill(self, params, rest, prompts, key, temperature, sampling, max_tokens):
@@ -343,6 +349,7 @@ class MaxTextRollout(BaseRollout):
             pad_id=self.pad_id(),
             eos_id=self.eos_id(),
             temperature=self._rollout_config.temperature,
+            logits_clip=self._logits_clip,
         )
 
     def update_params(self, params, filter_types=None) -> None:

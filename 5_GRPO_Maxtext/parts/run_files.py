@@ -1,4 +1,4 @@
-"""Reads what a run left on disk, also where a kill or a full disk has damaged it. Nothing heavy is imported."""
+"""Reads what a run left on disk, damaged by a kill or a full disk, too. Nothing heavy is imported here."""
 
 import contextlib
 import csv
@@ -10,7 +10,7 @@ from parts.settings import UserError
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a `train_log.csv`, none if there is none; a row that is cut short or garbage is left out."""
+    """The rows of a `train_log.csv`, none without the file; one that is cut short or garbage is left out."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
@@ -47,7 +47,7 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
     constants = read_object(path)
     if constants is None or "MODEL" not in constants:
         raise UserError(
-            f"{constant}={folder}: its constants.json is damaged; put a whole one back (train_log.csv and the "
+            f"{constant}={folder}: its constants.json is damaged; put a whole one back (the log and the "
             "checkpoints are untouched), or give another folder"
         )
     return constants

@@ -132,27 +132,40 @@ def open_run(c) -> Iterator[Run]:
     started = time.localtime(devices.start_time())
     folder = Path(c.RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started))
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
+    root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
     with contextlib.ExitStack() as stack:
         try:
             logs.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(logs, folder))
-            if not (logs / "constants.json").exists():
+            new = not (logs / "constants.json").exists()
+            mine = {"run_id": secrets.token_hex(8)} if new else read_run_file(logs, root)
+            if devices.is_first():
+                checkpoints.claim(root, mine.get("run_id", ""), folder, c.CHECKPOINT_DIR)
+            if new:
                 kept = {k: v for k, v in dataclasses.asdict(c).items() if k not in FREE_TO_CHANGE}
-                start = {"run_id": secrets.token_hex(8)}  # whose the checkpoints are
-                settings.write_whole(logs / "run.json", json.dumps(start) + "\n")
+                settings.write_whole(logs / "run.json", json.dumps(mine) + "\n")
                 settings.write_whole(logs / "constants.json", json.dumps(kept, indent=1) + "\n")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
         except OSError as error:
             raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
         check_same_constants(c, read_constants(logs), folder)
-        root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
-        if devices.is_first():
-            mine = read_object(logs / "run.json") or {}  # older runs have none
-            checkpoints.claim(root, mine.get("run_id", ""), folder, c.CHECKPOINT_DIR)
         try:
             yield Run(folder, logs, root)
         except KeyboardInterrupt:
             raise settings.Stopped(folder) from None
+
+
+def read_run_file(logs: Path, root: str) -> dict[str, str]:
+    """What run.json says: `run_id`, and `questions_sha256`; nothing of a run that is older than the file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = logs / "run.json"
+    found = read_object(path)
+    if found is None and path.exists():
+        raise UserError(f"RUN_DIR={logs}: its run.json is damaged; copy {root}/run.json over it")
+    return found or {}
 
 
 @contextlib.contextmanager
@@ -197,6 +210,11 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
                 f"{name}={value}: the run in RUN_DIR={folder} was started with {old[name]}; use that, or "
                 "another RUN_DIR"
             )
+
+
+def seconds_before(log: Sequence[Mapping[str, float]], first_step: int) -> float:
+    """How long the steps took that earlier processes of a run have done."""
+    return sum(row.get("seconds", 0.0) for row in log if row["step"] <= first_step)
 
 
 def log_too_long(
@@ -286,12 +304,29 @@ def group_metrics(grader, num_generations: int, prompts, completions, advantages
     distinct = [len(set(group)) for group in np.reshape(completions, groups.shape)]
     return {
         "groups/zero_variance": (np.mean(np.ptp(groups, axis=1) == 0), np.mean),
-        "groups/reward_std": (np.mean(groups.std(axis=1)), np.mean),
+        "groups/reward_std": (np.mean(groups.std(axis=1, ddof=1)), np.mean),  # G - 1, as the advantage
         "groups/distinct": (np.mean(distinct), np.mean),
         "answers/correct": (np.mean(grader.score(completions, **columns) >= 1), np.mean),
         "answers/correct_lenient": (np.mean(grader.right_lenient(completions, **columns)), np.mean),
         "answers/format_ok": (np.mean([grader.format_right(text) for text in completions]), np.mean),
     }
+
+
+def say_what_is_lost(path: Path, c, lost: int) -> None:
+    """Says how many rows of a resumed run's log are gone, or refuses where the run depends on them.
+
+    A SIGKILL can cost the last row. More are lost when the file was deleted or damaged.
+
+    Raises:
+        UserError: TARGET_KL steers the weight of the KL by these rows.
+    """
+    if lost > 1 and c.TARGET_KL:
+        raise UserError(
+            f"TARGET_KL={c.TARGET_KL}: {path} has lost {lost:,} rows, and the weight of the KL follows from "
+            "them; put the file back, or start another run"
+        )
+    if lost > 1:
+        print(f"{path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
 
 
 class TrainingLog(TrainingHooks):
@@ -323,6 +358,7 @@ class TrainingLog(TrainingHooks):
         check: Callable[[Sequence[Mapping[str, float]], Mapping[str, Any]], dict[str, str]],
     ):
         self.rows = {int(row["step"]): row for row in read_log(path) if row["step"] <= first_step}
+        say_what_is_lost(path, c, first_step - len(self.rows))
         self._c = c
         self._check, self._constants = check, dataclasses.asdict(c)
         self._reward_names = reward_names

@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import shlex
+import signal
 import sys
 import textwrap
 import typing
@@ -173,8 +174,9 @@ def quiet() -> None:
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line, when all is imported; exit codes as in `answer`."""
+    """Calls `main` with the command line, when all is imported; exit codes as in `answer`, SIGTERM's too."""
     late_imports.end_imports()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
     answer(main)
 
 
