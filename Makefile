@@ -20,10 +20,16 @@ endif
 
 setup: .venv/installed
 
+# A package without a wheel (promise) is built by the setuptools that requirements-build.txt names with its hash: in
+# the isolation that is pip's default it would fetch the newest one, unchecked.
+INSTALL = -m pip install --quiet --require-hashes
+BUILD = $(INSTALL) --requirement requirements-build.txt
+
 # The stamp is written last: an installation that broke off is begun anew.
-.venv/installed: $(REQUIREMENTS)
+.venv/installed: requirements-build.txt $(REQUIREMENTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(REQUIREMENTS)
+	$(BIN)/python $(BUILD)
+	$(BIN)/python $(INSTALL) --no-build-isolation --requirement $(REQUIREMENTS)
 	touch $@
 
 demo: setup
@@ -33,9 +39,10 @@ demo: setup
 demo-cuda: .venv-cuda/installed
 	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
 
-.venv-cuda/installed: requirements-cuda.txt
+.venv-cuda/installed: requirements-build.txt requirements-cuda.txt
 	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/bin/python -m pip install --quiet --require-hashes --requirement requirements-cuda.txt
+	.venv-cuda/bin/python $(BUILD)
+	.venv-cuda/bin/python $(INSTALL) --no-build-isolation --requirement requirements-cuda.txt
 	touch $@
 
 test: setup
@@ -66,9 +73,10 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm_engine.py
 
 # --no-deps: the file is complete, and two of its packages contradict each other (requirements-tpu.overrides.txt)
-.venv-vllm/installed: requirements-tpu.txt
+.venv-vllm/installed: requirements-build.txt requirements-tpu.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-tpu.txt
+	.venv-vllm/bin/python $(BUILD)
+	.venv-vllm/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements-tpu.txt
 	touch $@
 
 # MODEL: a folder that convert_checkpoint.py made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
@@ -83,9 +91,10 @@ lm-eval: .venv-eval/installed
 
 # On Linux the package index has torch only with CUDA's libraries and Triton, 4 GB that a CPU does not need.
 # --no-deps: the file is complete, and pip would look beyond it for what it calls typepy[datetime].
-.venv-eval/installed: requirements-eval.txt
+.venv-eval/installed: requirements-build.txt requirements-eval.txt
 	$(PYTHON) -m venv .venv-eval
-	.venv-eval/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-eval.txt
+	.venv-eval/bin/python $(BUILD)
+	.venv-eval/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements-eval.txt
 	touch $@
 
 lint: setup
@@ -111,7 +120,7 @@ fit-check: .venv-fit/installed
 
 .venv-fit/installed: requirements-fit.txt .venv/installed
 	$(PYTHON) -m venv .venv-fit
-	.venv-fit/bin/python -m pip install --quiet --require-hashes --requirement requirements-fit.txt
+	.venv-fit/bin/python $(INSTALL) --requirement requirements-fit.txt
 	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-fit/lib/python3.12/site-packages/default.pth
 	touch $@
 
@@ -120,6 +129,8 @@ fit-check: .venv-fit/installed
 requirements: setup
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file $(REQUIREMENTS)
+	$(BIN)/uv pip compile --group build --constraint $(REQUIREMENTS) --universal --python-version 3.12 --generate-hashes \
+	  --no-emit-index-url --custom-compile-command "make requirements" --quiet --output-file requirements-build.txt
 	$(BIN)/uv pip compile --group fit --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make requirements" --quiet --output-file requirements-fit.txt
 	$(BIN)/uv pip compile --group eval --universal --python-version 3.12 --generate-hashes --no-emit-index-url \

@@ -89,8 +89,8 @@ REFUSED = {
         lambda run: (run / "constants.json").unlink(), "holds the checkpoints of another run"
     ),
     "run.json cut": (lambda run: cut(run / "run.json"), "run.json is damaged; copy .*checkpoints/run.json"),
-    "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after 4"),
-    "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after 4"),
+    "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after"),
+    "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
     "every checkpoint": (
         lambda run: [shutil.rmtree(actor(run, step) / "model_params") for step in (2, 4)],
         r"none of its checkpoints \(2, 4\) can be read.*model_params",

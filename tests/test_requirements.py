@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
     ("file", "source"),
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
+        ("requirements-build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
         ("requirements-fit.txt", ["--group", "fit"]),  # the TPU compiler alone
         ("requirements-eval.txt", ["--group", "eval"]),  # another project's harness, and torch
         (
@@ -93,6 +94,43 @@ def test_every_requirement_is_pinned_with_hashes(name):
     assert len(blocks) > 100
     for block in blocks:
         assert "==" in block and "--hash=sha256:" in block
+
+
+SETS = {path.name: path for path in ROOT.glob("requirements*.txt") if "overrides" not in path.name}
+WITHOUT_WHEEL = {"promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
+
+
+@pytest.mark.index
+@pytest.mark.parametrize("name", SETS)
+def test_nothing_else_than_these_is_built(name, tmp_path):
+    """A wheel is what its hash says; what is built also depends on what builds it."""
+    blocks = re.split(r"^(?=\w)", SETS[name].read_text(), flags=re.M)
+    kept = tmp_path / "kept.txt"
+    kept.write_text("".join(block for block in blocks if block.split("==")[0] not in WITHOUT_WHEEL))
+    command = [Path(sys.executable).parent / "uv", "pip", "install", "--dry-run", "--no-build", "--no-deps",
+               "--require-hashes", "--quiet", "--python-platform", "x86_64-manylinux_2_31",
+               "--python-version", "3.12", "--target", tmp_path / "none", "--requirement", kept]  # fmt: skip
+    subprocess.run(command, check=True)
+
+
+INSTALLS = re.compile(r"^.*install\)?[^\n]*(?:-r|--requirement) (requirements[\w-]*\.txt)", re.M | re.I)
+
+
+def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
+    """Every command that installs such a package has installed the builder before, and does not isolate."""
+    [(line, hashes)] = packages("requirements-build.txt").values()
+    assert line.startswith("setuptools==") and len(hashes) == 2
+    folder = ROOT / "5_GRPO_Maxtext"
+    files = ROOT / "Makefile", ROOT / "README.md", folder / "README.md", *(folder / "launch").glob("*.sh")
+    commands = "\n".join(path.read_text() for path in files).replace("$(REQUIREMENTS)", "requirements.txt")
+    found = set()
+    for match in INSTALLS.finditer(commands):
+        if WITHOUT_WHEEL & packages(match[1]).keys():
+            found.add(match[1])
+            assert "--no-build-isolation" in match[0], match[0]
+            before = commands[: match.start()].splitlines()[-1]
+            assert "requirements-build.txt" in before or "$(BUILD)" in before, before
+    assert found == {name for name in SETS if WITHOUT_WHEEL & packages(name).keys()}
 
 
 def test_no_package_registry_is_named():
