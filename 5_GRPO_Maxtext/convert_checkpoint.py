@@ -94,6 +94,7 @@ from parts.memory import refuse_full_disk
 from parts.versions import check_versions
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint
+MAX_DEPTH = 5  # folders; MaxText's output is base/run/checkpoints/0/items
 
 
 # %% Finding things -----------------------------------------------------------------------------------------
@@ -117,7 +118,8 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
         place = epath.Path(checkpoints.root_of(constants.get("CHECKPOINT_DIR", ""), run))
     folders = [place] if (place / "_METADATA").exists() else []
     for name in ("model_params", ITEM):
-        folders += [*place.glob(name), *place.rglob(f"*/{name}")]
+        for depth in range(MAX_DEPTH):  # no "**": a bucket would be listed whole
+            folders += place.glob("*/" * depth + name)
     steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
     damaged = [path.parent.name.startswith("damaged_") for path in folders]
     return {step: path for step, path, bad in zip(steps, folders, damaged, strict=True) if not bad}, run

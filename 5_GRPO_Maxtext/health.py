@@ -42,7 +42,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     """What is wrong at the last of these steps.
 
     Args:
-        rows: rows of `train_log.csv` in the order of the steps; what is missing or NaN is not judged.
+        rows: rows of `train_log.csv` in the order of the steps; what most of them lack is not judged.
         constants: the run's constants by name.
 
     Returns:
@@ -53,7 +53,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
 
     def median(name: str, part: Sequence[Mapping[str, float]]) -> float:
         numbers = [row[name] for row in part if not np.isnan(row.get(name, np.nan))]
-        return float(np.median(numbers)) if numbers else np.nan
+        return float(np.median(numbers)) if 2 * len(numbers) > len(part) else np.nan
 
     def at_first(name: str) -> float:
         return median(name, rows[:WINDOW])
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("give the folder of a run (with train_log.csv and constants.json)")
     folder = Path(arguments[0])
-    constants = read_constants(folder, "the folder")
+    constants = read_constants(folder)
     rows = read_log(folder / "train_log.csv")
     lines = list(history(rows, constants))
     print("\n".join(lines) or f"{len(rows)} steps, and nothing to report")

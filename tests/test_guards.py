@@ -78,7 +78,7 @@ def read(*arguments):
         ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
         ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
-        ("WARMUP_FRACTION=2.0", ["WARMUP_FRACTION=2.0", "at most 1"]),
+        ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "below 1"]),
         ("DTYPE=float7", ["DTYPE=float7: use one of float32, bfloat16"]),
         ("REMAT_POLICY=some", ["REMAT_POLICY=some", "minimal"]),
         ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
