@@ -1,6 +1,8 @@
 """A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply goes on."""
 
 import contextlib
+import errno
+import functools
 import io
 import json
 import os
@@ -11,8 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from short_runs import HANGS, SCRIPT
 from test_guards import load_weights
 
@@ -25,6 +32,7 @@ import show_run
 from parts import checkpoints, llama, run_log, settings, task_rewards
 from parts.run_files import read_log
 from parts.settings import UserError
+from parts.tunix_api import RLTrainingConfig, trainer
 
 RUN = ["NUM_BATCHES=4", "BATCH_SIZE=2", "NUM_GENERATIONS=4", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=2",
        "EVAL_EVERY=2", "EVAL_QUESTIONS=4", "LOG_ANSWERS_EVERY=1", "EVAL_CONFIG=liberal"]  # fmt: skip
@@ -64,14 +72,29 @@ def actor(run, step=4):
     return run / "checkpoints" / "actor" / str(step)
 
 
-def empty_folder(run):
-    shutil.rmtree(actor(run))
-    actor(run).mkdir()
+def empty_folder(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
 
 
-def cut_data(run):
-    """The largest file of the weights: the arrays themselves."""
-    cut(max(actor(run, 4).glob("model_params/**/*"), key=lambda path: path.is_file() * path.stat().st_size))
+def cut_arrays(checkpoint):
+    """The largest file of the weights: the numbers themselves."""
+    files = [path for path in checkpoint.glob("model_params/**/*") if path.is_file()]
+    cut(max(files, key=lambda path: path.stat().st_size))
+
+
+CHECKPOINTS = {  # what is done to the last checkpoint, and the reason that is given
+    "no weights": (lambda last: shutil.rmtree(last / "model_params"), "model_params"),
+    "no moments": (lambda last: shutil.rmtree(last / "optimizer_state"), "it has no optimizer_state"),
+    "an empty folder": (empty_folder, ""),
+    "weights' metadata cut": (lambda last: cut(last / "model_params" / "_METADATA"), ""),
+    "weights' metadata empty": (lambda last: empty(last / "model_params" / "_METADATA"), ""),
+    "moments' metadata lost": (lambda last: (last / "optimizer_state" / "_METADATA").unlink(), ""),
+    "moments' metadata garbage": (lambda last: garbage(last / "optimizer_state" / "_METADATA"), ""),
+    "arrays cut": (cut_arrays, ""),
+    "arrays lost": (lambda last: shutil.rmtree(last / "model_params" / "d"), ""),
+    "the index of the arrays cut": (lambda last: cut(last / "model_params" / "manifest.ocdbt"), ""),
+}
 
 
 # name: (what is done to the run, what is said)
@@ -100,28 +123,28 @@ REFUSED = {
     ),
 }  # fmt: skip
 
-GOES_ON = {
-    "after lost": (lambda run: (run / "after.json").unlink(), "after training: "),
-    "after cut": (lambda run: cut(run / "after.json"), "after training: "),
-    "log lost": (lambda run: (run / "train_log.csv").unlink(), "has lost the rows of 4 steps"),
-    "log empty": (lambda run: empty(run / "train_log.csv"), "has lost the rows of 4 steps"),
-    "log garbage": (lambda run: garbage(run / "train_log.csv"), "has lost the rows of 4 steps"),
-    "log cut": (lambda run: cut(run / "train_log.csv"), "has lost the rows of 2 steps"),
-    "answers garbage": (lambda run: garbage(run / "answers.jsonl"), ""),
-    "answers of another kind": (lambda run: (run / "answers.jsonl").write_text('null\n7\n["step"]\n'), ""),
-    "evaluations cut": (lambda run: cut(run / "evaluations.jsonl"), ""),
-    "pending answers cut": (lambda run: (run / "answers.pending.json").write_text('{"step": 4, '), ""),
-    "result cut": (lambda run: cut(run / "result.json"), ""),
-    "no weights": (lambda run: shutil.rmtree(actor(run) / "model_params"), "checkpoint 4 in .* is damaged"),
-    "no moments": (
-        lambda run: shutil.rmtree(actor(run) / "optimizer_state"), ".it has no optimizer_state.; taking 2"
+GOES_ON = {  # several at once: a run to the end takes seconds
+    "files lost": (
+        lambda run: [(run / name).unlink() for name in ("after.json", "train_log.csv", "evaluations.jsonl")],
+        ["after training: ", "has lost the rows of 4 steps"],
     ),
-    "empty checkpoint": (empty_folder, "checkpoint 4 in .* is damaged .*; taking 2, the one before"),
-    "metadata cut": (lambda run: cut(actor(run) / "model_params" / "_METADATA"), "is damaged .*taking 2"),
-    "metadata lost": (
-        lambda run: (actor(run) / "optimizer_state" / "_METADATA").unlink(), "checkpoint 4 in .* is damaged"
+    "files garbage": (
+        lambda run: [garbage(run / name) for name in (
+            "after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "answers.pending.json",
+            "result.json",
+        )],
+        ["after training: ", "has lost the rows of 4 steps"],
     ),
-    "arrays cut": (cut_data, "checkpoint 4 in .* is damaged"),
+    "files cut": (
+        lambda run: [cut(run / name) for name in (
+            "after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "result.json"
+        )] + [cut_arrays(actor(run))],
+        ["after training: ", "checkpoint 4 in .* is damaged .*; taking 2", "going on after step 2 of 4"],
+    ),
+    "moments lost": (
+        lambda run: [shutil.rmtree(actor(run) / "optimizer_state"), (run / "after.json").unlink()],
+        [r"damaged \(it has no optimizer_state\); taking 2", "going on after step 2 of 4"],
+    ),
 }  # fmt: skip
 
 
@@ -142,24 +165,89 @@ def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finishe
     damage(run)
     demo.main([*RUN, "RUN_DIR=run"])
     said = capsys.readouterr().out
-    assert re.search(words, said), said[-2000:]
+    for word in words:
+        assert re.search(word, said), said[-2000:]
     whole, again = load_weights(finished / "run", 4), load_weights("run", 4)
     for weight in whole:
         np.testing.assert_array_equal(whole[weight], again[weight], err_msg=weight)
     results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
     assert results[0]["after"] == results[1]["after"]
-    if "damaged" in said:  # kept, and out of the way
+    if "is damaged" in said:  # kept, and out of the way
         assert (actor(run).parent / "damaged_4").is_dir()
 
 
-@pytest.mark.parametrize("name", ["no weights", "empty checkpoint", "metadata cut", "arrays cut"])
+class Weights(nnx.Module):
+    """A model of 6 numbers: Tunix restores it as it restores the Llama."""
+
+    def __init__(self):
+        self.table = nnx.Param(jnp.zeros((2, 3)))
+
+
+def toy_trainer(root):
+    config = RLTrainingConfig(
+        actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=1, checkpoint_root_directory=str(root),
+        checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=5),
+    )  # fmt: skip
+    return trainer.Trainer(Weights(), optax.adamw(0.1), config, dict)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Checkpoints 1 and 2 of the six numbers: all 1, all 2, with moments 1 and 2."""
+    root = tmp_path / "checkpoints" / "actor"
+    writer = toy_trainer(root)
+    for step in (1, 2):
+        writer.model.table[...] = jnp.full((2, 3), float(step))
+        moments = nnx.state(writer.optimizer, nnx.OptState)
+        nnx.update(writer.optimizer, jax.tree.map(functools.partial(jnp.full_like, fill_value=step), moments))
+        writer.checkpoint_manager.save(step, writer.model, writer.optimizer, force=True)
+    writer.checkpoint_manager.close()
+    return root
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(toy, name, capsys):
+    damage, reason = CHECKPOINTS[name]
+    damage(toy / "2")
+    with checkpoints.restoring_whole_ones():
+        reader = toy_trainer(toy)
+    said = capsys.readouterr().out
+    assert re.fullmatch(rf"checkpoint 2 in .* is damaged \(.*{reason}.*\); taking 1, the one before\n", said)
+    assert reader.train_steps == 1 and float(reader.model.table[...].min()) == 1
+    moments = jax.tree.leaves(nnx.state(reader.optimizer, nnx.OptState))
+    assert {float(x) for leaf in moments for x in np.ravel(leaf)} == {1.0}
+    assert reader.checkpoint_manager.save(2, reader.model, reader.optimizer, force=True)  # its place is free
+    reader.checkpoint_manager.close()
+    assert sorted(path.name for path in toy.iterdir()) == ["1", "2", "damaged_2"]
+
+
+def test_whole_checkpoints_are_restored_without_a_word_and_none_is_a_start(toy, tmp_path, capsys):
+    with checkpoints.restoring_whole_ones():
+        reader, fresh = toy_trainer(toy), toy_trainer(tmp_path / "none")
+    assert (reader.train_steps, fresh.train_steps) == (2, 0) and not capsys.readouterr().out
+    assert float(reader.model.table[...].min()) == 2 and float(fresh.model.table[...].max()) == 0
+
+
+def test_too_little_memory_or_disk_is_no_damage():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error in (MemoryError(), UserError("one line"), full):
+
+        def read(step, error=error):
+            raise error
+
+        with pytest.raises(type(error)):
+            checkpoints.newest_readable([1, 2], read, "here")
+
+
+@pytest.mark.parametrize("name", ["no weights", "an empty folder", "weights' metadata cut", "arrays cut"])
 def test_the_checkpoint_before_a_damaged_one_answers_and_is_exported(run, name, capsys):
-    GOES_ON[name][0](run)
-    inference.main(["CHECKPOINT=run"])
-    assert "is damaged" in (said := capsys.readouterr().out) and "taking 2, the one before" in said
+    CHECKPOINTS[name][0](actor(run))
     convert.main(["SOURCE=run", "TARGET=exported"])
     assert "is damaged" in (said := capsys.readouterr().out) and "taking 2, the one before" in said
     assert "after update 2 of 4" in Path("exported/README.md").read_text()
+    if name in ("no weights", "arrays cut"):
+        inference.main(["CHECKPOINT=run"])
+        assert "is damaged" in (said := capsys.readouterr().out) and "taking 2, the one before" in said
     assert actor(run).is_dir()  # whoever only reads moves nothing
 
 

@@ -1,0 +1,217 @@
+"""A hundred settings that are wrong, each in another way: one line with constant, value and remedy.
+
+They are tried on the main script before anything is trained, and most of them again as a dry run.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import grpo_llama3_1_8b_demo as demo
+from parts.settings import UserError
+
+ROW = {"question": "1 + 1?", "answer": "#### 2"}
+MINE = ["DATASET=mine.jsonl", "TEST_DATASET=other.jsonl"]
+OWN = [*MINE, "REWARD_FUNC=own.py"]
+
+# The setting, and what the line has to say beside its name.
+TABLE = """
+MODEL= => MODEL
+MODEL=/ => config.json
+MODEL=mine.jsonl => folder
+MODEL=.. => config.json
+MODEL=tiny_gsm8k => config.json
+MODEL=a/b/c => folder
+DATASET= => empty name
+DATASET=, => empty name
+DATASET=tiny_gsm8k:0 => above 0
+DATASET=tiny_gsm8k:-1 => above 0
+DATASET=tiny_gsm8k:inf => above 0
+DATASET=tiny_gsm8k:nan => above 0
+DATASET=tiny_gsm8k,tiny_gsm8k => twice
+DATASET=tiny_gsm8k:0.5,mine.jsonl => every source a weight
+DATASET=/dev/null => no rows
+DATASET=empty_folder => train.jsonl
+DATASET=gs://bucket/x => local
+TEST_DATASET=nothing.json => No such file
+TEST_DATASET=mine.jsonl:0.5 => leave the weights out
+REWARDS=nothing => nothing
+REWARDS=check_answer,check_answer => named twice
+REWARDS=, => REWARDS
+REWARDS=check_answer, => REWARDS
+REWARDS=os => os
+REWARDS=__class__ => __class__
+REWARDS=mark_reward,match_format_exactly => choose one form
+REWARD_FUNC=nothing.py => REWARD_FUNC
+REWARD_FUNC=empty_folder => REWARD_FUNC
+REWARD_FUNC=mine.jsonl => REWARD_FUNC
+REWARD_FUNC=gs://bucket/x.py => local
+RUN_DIR=mine.jsonl => choose another
+RUN_DIR=mine.jsonl/run => choose another
+RUN_DIR=gs://b/r => CHECKPOINT_DIR
+RUN_DIR=/proc/run => choose another
+CHECKPOINT_DIR=mine.jsonl/x => choose another
+CHECKPOINT_DIR=/proc/checkpoints => choose another
+SEED=-1 => 0 or more
+SEED=4294967296 => at most
+SEED=1e3 => int
+SEED=99999999999999999999 => at most
+DRY_RUN=maybe => bool
+BAD_ROWS=ignore => one of refuse, skip
+MAX_PROMPT_LENGTH=0 => 1 or more
+MAX_PROMPT_LENGTH=-5 => 1 or more
+MAX_PROMPT_LENGTH=1 => shortest takes
+TOTAL_GENERATION_STEPS=1 => 2 or more
+TOTAL_GENERATION_STEPS=0 => 2 or more
+TEMPERATURE=-1 => above 0
+TEMPERATURE=nan => above 0
+TEMPERATURE=inf => above 0
+TEMPERATURE_END=-1 => 0 or more
+TEMPERATURE_END=nan => 0 or more
+TOP_P=0 => above 0
+TOP_P=nan => above 0
+TOP_K=-2 => -1
+TOP_K=1000 => tokens
+BATCH_SIZE=0 => 1 or more
+BATCH_SIZE=-8 => 1 or more
+NUM_GENERATIONS=0 => 2 or more
+NUM_ITERATIONS=0 => 1 or more
+NUM_BATCHES=0 => 1 or more
+NUM_TEST_QUESTIONS=0 => 1 or more
+NUM_PASSES=0 => 1 or more
+EVAL_CONFIG=greedy NUM_PASSES=3 => all alike
+EVAL_EVERY=-1 => 0 or more
+EVAL_QUESTIONS=0 => 1 or more
+LOG_ANSWERS_EVERY=-1 => 0 or more
+BETA=-0.1 => 0 or more
+BETA=nan => 0 or more
+BETA=0 TARGET_KL=0.1 => BETA
+BETA=0 REFERENCE_OFFLOAD=True => BETA
+EPSILON=-1 => 0 or more
+EPSILON=inf => 0 or more
+EPSILON_HIGH=0.1 => below EPSILON
+LOSS_ALGO=ppo => one of grpo
+LOSS_AGG_MODE=mean => one of seq-mean
+ADVANTAGE=gae => one of group, rloo
+KL_LOSS_MODE=k3 => one of low_var_kl
+ENTROPY_COEF=-1 => 0 or more
+OVERLONG_BUFFER=-1 => 0 or more
+OVERLONG_BUFFER=29 => more than
+OVERLONG_PENALTY=nan => 0 or more
+ZERO_VARIANCE_GROUPS=drop => one of keep
+TARGET_KL=-1 => 0 or more
+ADVANTAGE_CLIP=-1 => 0 or more
+LOGITS_CLIP=nan => 0 or more
+OFF_POLICY_STEPS=2 => 0 or 1
+OFF_POLICY_STEPS=1 TEMPERATURE_END=0.5 => switch one off
+SAMPLER_CORRECTION=inf => 0 or more
+LEARNING_RATE=nan => 0 or more
+LEARNING_RATE=inf => 0 or more
+MAX_GRAD_NORM=-1 => 0 or more
+B1=1 => below 1
+B1=-0.1 => below 1
+B1=nan => below 1
+B2=1 => below 1
+B2=2 => below 1
+WEIGHT_DECAY=-1 => 0 or more
+WARMUP_FRACTION=1 => below 1
+WARMUP_FRACTION=nan => 0 or more
+MAX_NONFINITE_UPDATES=-1 => 0 or more
+TRAIN_MICRO_BATCH_SIZE=5 => must divide
+TRAIN_MICRO_BATCH_SIZE=-1 => 0 or more
+LORA_RANK=-1 => 0 or more
+LORA_ALPHA=0 => above 0
+LORA_ALPHA=inf => above 0
+LORA_TARGETS= => each weight once
+LORA_TARGETS=q_proj,q_proj => each weight once
+LORA_TARGETS=lm_head => each weight once
+LORA_RANK=4 REFERENCE_OFFLOAD=True => no second copy
+SAVE_INTERVAL_STEPS=0 => 1 or more
+MAX_TO_KEEP=0 => 1 or more
+MAX_TO_KEEP=1000000000 => lower it
+DTYPE=float16 => one of float32
+WEIGHT_DTYPE=float16 => one of float32
+WEIGHT_DTYPE=int8 => one of float32
+REMAT_POLICY=all => one of none
+ATTENTION=foo => one of dot_product
+ATTENTION=flash => CPU
+ATTENTION=cudnn_flash_te => CPU
+ROLLOUT_ENGINE=sglang => one of maxtext
+ROLLOUT_ENGINE=vllm => True
+ROLLOUT_ENGINE=vllm SCAN_LAYERS=True => not installed
+ROLLOUT_ENGINE=vllm SCAN_LAYERS=True LOGITS_CLIP=5 => as they are
+TRAINER_DEVICES_FRACTION=0 => above 0
+SAMPLER_DEVICES_FRACTION=1.5 => at most 1
+TRAINER_TENSOR_PARALLEL=0 => 1 or more
+TRAINER_TENSOR_PARALLEL=3 => must divide
+SAMPLER_DATA_PARALLEL=0 => 1 or more
+HBM_UTILIZATION_VLLM=0 => above 0
+DISTRIBUTED=True => other hosts
+"""
+VALUES = dict(line.split(" => ") for line in TABLE.strip().splitlines())
+ONLY_WHEN_IT_RUNS = {
+    "DISTRIBUTED=True",
+    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True",
+}  # a dry run cannot tell
+
+REWARDS = {  # the text of own.py: what the line has to say
+    "": "compute_score",
+    "def": "SyntaxError",
+    "import nothing_of_that_name": "nothing_of_that_name",
+    "raise SystemExit(0)": "SystemExit",
+    "1 / 0": "ZeroDivisionError",
+    "compute_score = 7": "compute_score",
+    "compute_scores = lambda *a: 1": "compute_score",
+    "class compute_score: pass": "compute_score",
+    "\0": "own.py",
+    "def compute_score(): return 1": "compute_score",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): exit()": "SystemExit",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 'right'": "'right'",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1j": "1j",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return None": "None",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return [1]": "[1]",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1e300": "1e+300",
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float('inf')": "inf",
+}
+
+
+@pytest.fixture(autouse=True)
+def a_small_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("empty_folder").mkdir()
+    for name, question in (("mine", "1 + 1?"), ("other", "2 + 3?")):
+        Path(f"{name}.jsonl").write_text(json.dumps(ROW | {"question": question}) + "\n")
+    return set(os.listdir())
+
+
+def line_of(arguments):
+    with pytest.raises(UserError) as error:
+        demo.main(arguments)
+    line = str(error.value)
+    assert "\n" not in line and len(line) < 700, line
+    return line
+
+
+@pytest.mark.parametrize("settings_", VALUES)
+def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(settings_, a_small_place):
+    arguments = settings_.split()
+    for first in [[]] if settings_ in ONLY_WHEN_IT_RUNS else [["DRY_RUN=True"], []]:
+        line = line_of([*first, *arguments])
+        assert VALUES[settings_] in line, line
+        assert any(argument.split("=")[0] in line for argument in arguments), line
+        assert set(os.listdir()) <= a_small_place | ({"runs"} if not first else set())
+
+
+@pytest.mark.parametrize("text", REWARDS)
+def test_a_faulty_reward_file_is_one_line(text):
+    Path("own.py").write_text(text)
+    line = line_of([*OWN, "NUM_BATCHES=1", "BATCH_SIZE=1", "NUM_GENERATIONS=2", "EVAL_EVERY=0"])
+    assert REWARDS[text] in line, line
+    assert "REWARD_FUNC" in line or "compute_score" in line or "own.py" in line
+
+
+def test_there_are_a_hundred_of_them():
+    assert len(VALUES) + len(REWARDS) >= 100
