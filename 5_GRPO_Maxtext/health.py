@@ -18,6 +18,7 @@ import numpy as np
 
 from parts import settings
 from parts.log_csv import read_log
+from parts.plain_text import shown
 from parts.settings import UserError
 
 WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late
@@ -177,7 +178,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     rows = read_log(folder / "train_log.csv")
     lines = list(history(rows, json.loads((folder / "constants.json").read_text())))
-    print("\n".join(lines) or f"{len(rows)} steps, and nothing to report")
+    print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
 
 
 if __name__ == "__main__":
