@@ -110,6 +110,9 @@ def test_a_hub_name_is_the_base_model(tmp_path):
     head, _, path = card_of(run, tmp_path, model="org/base")
     assert head["base_model"] == "org/base"
     assert huggingface_hub.ModelCard.load(path).data.base_model == "org/base"
+    head, body, _ = card_of(run, tmp_path, model=f"org/base@{'1' * 40}")
+    assert head["base_model"] == "org/base" and f"`org/base@{'1' * 40}`, trained with" in body
+    assert "# `base-grpo`" in body
 
 
 HOSTILE = [

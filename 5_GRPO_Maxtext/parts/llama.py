@@ -5,6 +5,7 @@ own config.json. Qwen3 is a Llama whose queries and keys are normalised per head
 logits equal those of transformers' own models (tests/test_load_llama.py).
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -50,17 +51,7 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
         if weights:
             patterns += ["*.safetensors"]
-        name, _, revision = model.partition("@")
-        try:
-            folder = Path(
-                huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns)
-            )
-        except Exception as error:  # no network, no such name, no licence accepted: many types
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
-                "give a folder, or accept the licence and set HF_TOKEN"
-            ) from None
+        folder = from_hub(model, patterns)
     if not (folder / "config.json").is_file():
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights and not list(folder.glob("*.safetensors")):
@@ -75,6 +66,33 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         ) from None
     refuse_unsupported(model, hf)
     return folder, hf
+
+
+def from_hub(model: str, patterns: list[str]) -> Path:
+    """The folder in the hub's cache that holds MODEL's files, which are fetched if they are not there yet.
+
+    Args:
+        model: name, or name@revision.
+        patterns: of the files.
+
+    Raises:
+        UserError: not reachable and not in the cache, no such name or revision, a licence to accept.
+    """
+    name, _, revision = model.partition("@")
+    find = functools.partial(
+        huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
+    )
+    try:
+        return Path(find())
+    except Exception as error:  # many types
+        # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
+        with contextlib.suppress(Exception):
+            return Path(find(local_files_only=True))
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+            "give a folder, or accept the licence and set HF_TOKEN"
+        ) from None
 
 
 def pinned(model: str, folder: Path) -> str:

@@ -120,7 +120,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         text = data.decode("utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
-    except (OSError, ValueError, RecursionError) as error:  # pyarrow's and UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
         if isinstance(error, UnicodeDecodeError):
             reason = "not UTF-8 text"
         elif isinstance(error, RecursionError):
@@ -158,12 +158,13 @@ def parquet_rows(file: BinaryIO) -> Iterator[dict[str, Any]]:
     if sum(column.num_values for column in columns) > MAX_VALUES:
         raise ValueError(f"has more than {MAX_VALUES:,} values")
     texts = [column.path_in_schema for column in columns if column.physical_type == "BYTE_ARRAY"]
-    size = 0
-    for batch in pyarrow.parquet.ParquetFile(file, read_dictionary=texts).iter_batches(BATCH_ROWS):
-        size += sum(map(unpacked_bytes, batch.columns))
-        if size > MAX_BYTES:
-            raise ValueError(TOO_LARGE)
-        yield from batch.to_pylist()
+    opened, size = pyarrow.parquet.ParquetFile(file, read_dictionary=texts), 0
+    for i in range(len(groups)):  # pyarrow cannot make one batch of the nested texts of two groups
+        for batch in opened.iter_batches(BATCH_ROWS, row_groups=[i]):
+            size += sum(map(unpacked_bytes, batch.columns))
+            if size > MAX_BYTES:
+                raise ValueError(TOO_LARGE)
+            yield from batch.to_pylist()
 
 
 def unpacked_bytes(array: "pyarrow.Array") -> int:
