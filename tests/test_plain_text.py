@@ -12,7 +12,7 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import health
 import inference
-from parts import model_card, page, plain_text, report, run_log, settings
+from parts import code_grading, model_card, page, plain_text, report, run_log, settings
 from parts.settings import HERE, UserError
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
@@ -128,6 +128,8 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     health.main([str(tmp_path)])
     assert not obeyed(capsys.readouterr().out)
+    code_grading.say_once(EVIL)
+    assert not obeyed(capsys.readouterr().err)
     assert not obeyed(model_card.code(EVIL)) and "gnp" in model_card.code(EVIL)
 
 

@@ -114,9 +114,8 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
         result = {}
     licence = licence_of(folder)
     named = f"Its card names {code(licence['license'])}." if licence else "Its folder does not name it."
-    plain = model if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
-    base = None if find_path(model).is_dir() else plain
-    name = f"{Path(plain).name}-grpo"
+    base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
+    name = f"{Path(base or model).name}-grpo"
     think = not task_rewards.WANT_THINK_TAGS.isdisjoint(task_rewards.reward_names(c["REWARDS"]))
     system_prompt = questions.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     content = c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)

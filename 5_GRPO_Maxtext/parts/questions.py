@@ -39,7 +39,7 @@ PROBE_SECONDS = 5  # until the network counts as unreachable
 MAX_BYTES = 2**30  # of a file as it is read; Parquet packs gigabytes into a few kilobytes
 MAX_VALUES = 10**8  # in all columns of a Parquet file; a billion nulls take no bytes there at all
 BATCH_ROWS = 1024  # of a Parquet file that are unpacked at once
-MAX_TEXT = 1_000_000  # characters of a question
+MAX_TEXT = 1_000_000  # characters of a question, or of GSM8K's answer
 MAX_DEPTH = 50  # lists and objects inside one another; far deeper ones overflow Python's own json
 TEMPLATE_SECONDS = 5  # for one question; a chat template is a program, and may loop
 TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
@@ -111,13 +111,12 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         UserError: no such file, or one that cannot be read at all, or is larger than MAX_BYTES.
     """
     try:
-        with path.open("rb") as file:
-            if path.suffix == ".parquet":
-                return list(enumerate(parquet_rows(file), start=1))
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ValueError(TOO_LARGE)
-        text = data.decode("utf-8-sig")  # some editors write a byte-order mark
+        if path.suffix == ".parquet":
+            with path.open("rb") as file:
+                return list(enumerate(parquet_rows(file), start=1))
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
     except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
