@@ -414,7 +414,8 @@ def change_json(path, **changes):
         ),
     ],
 )
-def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes):
+def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")  # transformers would ask, and then run it
     folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
     (folder / "code.py").write_text(
         "open('ran', 'w').close()\nclass MyConfig: pass\nclass MyTokenizer: pass\n"

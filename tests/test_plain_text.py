@@ -1,5 +1,6 @@
 """What a model wrote is shown on the terminal and in report.md, and never obeyed."""
 
+import json
 import re
 import sys
 import unicodedata
@@ -119,6 +120,20 @@ def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
     inference.main(["CHECKPOINT=base", "How many cards are there now?"])
     assert capsys.readouterr().out.endswith("\n\\x1b[2J\\u202efine\n\n")
+
+
+def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
+    Path("run/constants.json").write_text(json.dumps(constants))
+    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
+    monkeypatch.setattr(inference, "saved_steps", lambda *_: (EVIL, 7))
+    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
+    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
+    inference.main(["CHECKPOINT=run", "How many cards are there now?"])
+    said = capsys.readouterr().out
+    assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):

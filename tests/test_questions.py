@@ -286,6 +286,7 @@ BAD = {
     json.dumps({"question": "", "answer": "#### 1"}): "question is '', not a text",
     json.dumps({"question": None, "answer": "#### 1"}): "question is null",
     json.dumps({"prompt": None, "question": None, "data_source": "qa"}): "prompt is null",
+    json.dumps({"ground_truth": "1", "data_source": "qa"}): "no column 'prompt'",
     "[1]": "not an object",
     json.dumps(
         {"prompt": "?", "ground_truth": "1"}
@@ -366,7 +367,9 @@ def write_bomb(name):
             "extra_info": pyarrow.StructArray.from_arrays([once], ["text"]),
         },
     }[name]
-    pyarrow.parquet.write_table(pyarrow.table(columns), f"{name}.parquet", compression="zstd")
+    # without pyarrow's own schema, which would tell it to keep repeated texts once
+    table = pyarrow.table(columns)
+    pyarrow.parquet.write_table(table, f"{name}.parquet", compression="zstd", store_schema=False)
     assert Path(f"{name}.parquet").stat().st_size < 10_000
 
 
@@ -717,6 +720,7 @@ def test_a_chat_template_may_strip_the_message_and_be_used_in_another_thread(wit
     )
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert pool.submit(ask).result() == ask() == "<2 + 2?>"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # nothing is left that would end the training
 
 
 TEMPLATES = {
