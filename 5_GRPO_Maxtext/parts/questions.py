@@ -152,14 +152,22 @@ def parquet_rows(file: BinaryIO) -> Iterator[dict[str, Any]]:
     metadata = pyarrow.parquet.read_metadata(file)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(metadata.num_columns)]
-    if sum(column.total_uncompressed_size for column in columns) > MAX_BYTES:
+    lengths = [metadata.schema.column(i).length for i in range(metadata.num_columns)] * len(groups)
+    stored = (
+        max(column.total_uncompressed_size, column.num_values * length)  # 0 but for texts of fixed length
+        for column, length in zip(columns, lengths, strict=True)
+    )
+    if sum(stored) > MAX_BYTES:
         raise ValueError(TOO_LARGE)
     if sum(column.num_values for column in columns) > MAX_VALUES:
         raise ValueError(f"has more than {MAX_VALUES:,} values")
-    texts = [column.path_in_schema for column in columns if column.physical_type == "BYTE_ARRAY"]
-    opened, size = pyarrow.parquet.ParquetFile(file, read_dictionary=texts), 0
+    texts = [column for column in columns if column.physical_type == "BYTE_ARRAY"]
+    # A text may be stored as what it adds to the one before. pyarrow then cannot keep what repeats once.
+    delta = {text.path_in_schema for text in texts if any("DELTA" in name for name in text.encodings)}
+    once = {text.path_in_schema for text in texts} - delta
+    opened, size = pyarrow.parquet.ParquetFile(file, read_dictionary=once), 0
     for i in range(len(groups)):  # pyarrow cannot make one batch of the nested texts of two groups
-        for batch in opened.iter_batches(BATCH_ROWS, row_groups=[i]):
+        for batch in opened.iter_batches(1 if delta else BATCH_ROWS, row_groups=[i]):
             size += sum(map(unpacked_bytes, batch.columns))
             if size > MAX_BYTES:
                 raise ValueError(TOO_LARGE)
