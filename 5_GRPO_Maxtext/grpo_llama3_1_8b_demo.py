@@ -29,7 +29,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Constants:
     """
 
     # --- turn these: the task
-    MODEL: str = "tiny_llama"  # Hugging Face name or folder; "tiny_llama" is in this folder
+    MODEL: str = "tiny_llama"  # Hugging Face name, name@revision or folder; "tiny_llama" is in this folder
     DATASET: str = "tiny_gsm8k"  # folder, "gsm8k", .json, .jsonl or .parquet file; a.jsonl:0.7,b.jsonl:0.3
     TEST_DATASET: str = ""  # files as in DATASET, without weights (empty = the test split of DATASET)
     REWARDS: str = ""  # names, comma-separated (empty = reward_func.py's four for GSM8K, else compute_score)
@@ -204,6 +204,7 @@ def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")
     test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
+    questions.say_overlap(train[0], test[0])
     validation = questions.read_validation(train[0], read) if c.EVAL_EVERY else ([], "")
     return {"train": train, "test": test, "validation": validation}
 
@@ -679,6 +680,7 @@ def main(arguments: list[str]) -> None:
 
         return dry_run.dry_run(c, reward_func)
     folder, hf = llama.load_hf_config(c.MODEL)
+    c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
     data = read_data(c)
     everything = [question for asked, _ in data.values() for question in asked]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from parts import settings
+from parts.plain_text import shown
 from parts.run_files import read_constants, read_log
 from parts.settings import UserError
 
@@ -178,7 +179,7 @@ def main(arguments: list[str]) -> None:
     constants = read_constants(folder)
     rows = read_log(folder / "train_log.csv")
     lines = list(history(rows, constants))
-    print("\n".join(lines) or f"{len(rows)} steps, and nothing to report")
+    print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parts import questions, run_files, settings, task_rewards
+from parts import checks, questions, run_files, settings, task_rewards
+from parts.plain_text import shown
 from parts.settings import UserError, at_least, pair
 
 
@@ -135,6 +136,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     at_least(c, MAX_PROMPT_LENGTH=1, TOTAL_GENERATION_STEPS=1, LORA_RANK=0)
+    checks.template(c)
     return c, question, checkpoint
 
 
@@ -260,7 +262,7 @@ from parts.versions import check_versions
 # %% Answers out --------------------------------------------------------------------------------------------
 def make_grader(c: Constants, rows: list[dict[str, Any]]) -> task_rewards.Grader:
     """The run's rewards, which grade the rows with a right answer and a data_source."""
-    graded = [row for row in rows if row["gold"] and row["data_source"]]
+    graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
     return task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
 
 
@@ -369,17 +371,17 @@ def show(
         grader: from `make_grader`.
     """
     for i, row in enumerate(rows):
-        print(f"\nquestion: {row['question']}")
+        print(shown(f"\nquestion: {row['question']}"))
         for old, new in zip(before[i] if before else after[i], after[i], strict=True):
             if before:
                 left, right = (text + judged(grader, text, row) for text in (old, new))
-                print(*in_columns(f"before: {left}", f"after: {right}"), sep="\n")
+                print(*in_columns(shown(f"before: {left}"), shown(f"after: {right}")), sep="\n")
             else:
-                print(f"answer:   {new}{judged(grader, new, row)}")
+                print(shown(f"answer:   {new}{judged(grader, new, row)}"))
         if len(after[i]) > 1:
             old = f"before {vote(grader, before[i])[1]}, after " if before else ""
             winner, words = vote(grader, after[i])
-            print(f"vote:     {old}{words}{judged(grader, winner, row)}")
+            print(shown(f"vote:     {old}{words}{judged(grader, winner, row)}"))
     known = [i for i, row in enumerate(rows) if row["gold"] is not None]
     if known:
         print()
@@ -611,10 +613,11 @@ def main(arguments: Sequence[str]) -> None:
     if checkpoint:
         trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
         about = f"{root}/actor/{steps[-1]}{trained}, trained from {c.MODEL}"
-    print(f"checkpoint: {about}")
+    print(shown(f"checkpoint: {about}"))
     own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
     if own and not c.REWARD_FUNC:
-        print(f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it")
+        words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
+        print(shown(words))
     add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)
@@ -625,7 +628,7 @@ def main(arguments: Sequence[str]) -> None:
     if question and c.SAMPLES == 1 and not c.COMPARE:
         pieces = []
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):
-            print(piece, end="", flush=True)
+            print(shown(piece), end="", flush=True)
             pieces.append(piece)
         print()
         after = [["".join(pieces)]]

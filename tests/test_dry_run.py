@@ -113,6 +113,7 @@ def test_the_sizes_of_the_model_decide_and_not_its_name():
     c = eight_b(*FULL, "BATCH_SIZE=8", "MODEL=my/copy_of_it")
     hf = memory.published_config()
     assert memory.compiled_peak(c, hf, "v5p-64") == (7.65, "compiled earlier")
+    assert memory.published_config(f"{memory.LLAMA_3_1_8B}@{'1' * 40}").to_dict() == hf.to_dict()
     for size, value in (("vocab_size", 32_000), ("num_hidden_layers", 33), ("tie_word_embeddings", True)):
         other = memory.published_config()
         other.update({size: value})

@@ -16,6 +16,7 @@ import tokenize
 import types
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,7 @@ from short_runs import SCRIPT, SHORT
 from tunix.rl import common
 
 import grpo_llama3_1_8b_demo as demo
+import inference
 import reward_func
 from parts import answers, devices, llama, questions, run_log, settings, task_rewards, versions
 from parts.settings import HERE, UserError
@@ -96,7 +98,8 @@ def test_a_bad_constant_is_named_with_its_remedy(argument, words):
 def test_what_maxtext_refuses_is_one_line():
     _, hf = llama.load_hf_config("tiny_llama")
     with pytest.raises(
-        UserError, match=r"^DTYPE=float7, .*MaxText refuses one of these \(.*\); see its base.yml$"
+        UserError,
+        match=r"^DTYPE=float7, .*refuses one of these \(Input should be 'bfloat16'.*\); see its base.yml$",
     ):
         llama.to_maxtext_config(hf, rows=1, prompt_tokens=1, new_tokens=1, dtype="float7")
 
@@ -374,6 +377,132 @@ def test_training_and_testing_on_one_file_is_refused():
     Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
     with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
         demo.main(["DATASET=mine.jsonl"])
+
+
+def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_on(capsys):
+    for dry in ("DRY_RUN=False", "DRY_RUN=True"):
+        with pytest.raises(UserError, match=r"^TEMPLATE='Answer it.': has no {question}; write {question} "):
+            demo.main(["TEMPLATE=Answer it.", dry])
+        with pytest.raises(UserError, match=r"^TEST_DATASET=mine.jsonl: mine.jsonl is trained on, too"):
+            Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
+            demo.main(["DATASET=mine.jsonl", "TEST_DATASET=mine.jsonl", dry])
+    Path("copy.jsonl").write_text(json.dumps(GOOD_ROW))
+    demo.read_data(read("DATASET=mine.jsonl", "TEST_DATASET=copy.jsonl"))
+    said = capsys.readouterr().out
+    assert said.startswith("note: 1 of 1 test questions are in DATASET, too")
+    rows = "".join(json.dumps(GOOD_ROW) + "\n" for _ in range(40))
+    Path("mine.jsonl").write_text(rows)
+    with contextlib.suppress(UserError):
+        demo.main([*SMALL, "DATASET=mine.jsonl", "TEST_DATASET=copy.jsonl", "DRY_RUN=True"])
+    assert "\nnote: 1 of 1 test questions are in DATASET, too" in capsys.readouterr().out
+
+
+# %% Other people's models
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "code.MyConfig"}}),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.MyTokenizer", None]}},
+        ),
+    ],
+)
+def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")  # transformers would ask, and then run it
+    folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
+    (folder / "code.py").write_text(
+        "open('ran', 'w').close()\nclass MyConfig: pass\nclass MyTokenizer: pass\n"
+    )
+    change_json(folder / name, **changes)
+    with pytest.raises(
+        UserError, match=r"^MODEL=model: needs code of its own \(auto_map in its files\), which"
+    ):
+        demo.main(["MODEL=model"])
+    assert not Path("ran").exists()
+
+
+def test_a_model_that_transformers_knows_may_bring_code_that_nobody_needs():
+    folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
+    change_json(folder / "config.json", auto_map={"AutoConfig": "code.MyConfig"})
+    assert llama.load_hf_config("model")[1].model_type == "llama"
+
+
+HASHES = ["1" * 40, "2" * 40]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of the Hugging Face hub with two commits of org/tiny; `main` is the second, `v1` the first."""
+    repository = tmp_path / "hub" / "models--org--tiny"
+    for commit in HASHES:
+        shutil.copytree(HERE / "tiny_llama", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    for name, commit in (("v1", HASHES[0]), ("main", HASHES[1])):
+        (repository / "refs" / name).write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return repository
+
+
+LAPTOP = [
+    f"{field.name}={field.metadata['laptop']}"  # a name of the hub takes the other column
+    for field in dataclasses.fields(demo.Constants)
+    if field.metadata
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "commit"),
+    [("org/tiny", HASHES[1]), ("org/tiny@v1", HASHES[0]), (f"org/tiny@{HASHES[0]}", HASHES[0])],
+)
+def test_a_revision_of_the_hub_is_taken_and_its_commit_is_known(hub, model, commit):
+    folder, _ = llama.load_hf_config(model)
+    assert folder == hub / "snapshots" / commit
+    assert llama.pinned(model, folder) == f"org/tiny@{commit}"
+    assert llama.pinned("tiny_llama", HERE / "tiny_llama") == "tiny_llama"
+    Path("my@folder").mkdir()
+    assert llama.pinned("my@folder", Path("my@folder")) == "my@folder"
+
+
+def test_a_revision_that_the_hub_does_not_have_is_one_line(hub):
+    with pytest.raises(UserError, match=r"^MODEL=org/tiny@v9: neither a folder nor to be had") as error:
+        llama.load_hf_config("org/tiny@v9")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkeypatch):
+    def stop(*arguments, **more):
+        raise KeyboardInterrupt
+
+    def start(*arguments):
+        with pytest.raises(KeyboardInterrupt):
+            demo.main(["MODEL=org/tiny", *LAPTOP, *arguments])
+
+    monkeypatch.setattr(demo, "make_cluster", stop)
+    start("RUN_DIR=run")
+    saved = json.loads(Path("run/constants.json").read_text())
+    assert saved["MODEL"] == f"org/tiny@{HASHES[1]}"
+    start("RUN_DIR=run")  # the same command goes on
+    start("RUN_DIR=run", f"MODEL=org/tiny@{HASHES[1]}")
+    refused = rf"^MODEL=org/tiny@{HASHES[0]}: the run in RUN_DIR=run was started with org/tiny@{HASHES[1]}; "
+    for dry in ("DRY_RUN=False", "DRY_RUN=True"):
+        demo_run = ["MODEL=org/tiny@v1", *LAPTOP, "RUN_DIR=run", dry]
+        with pytest.raises(UserError, match=refused):
+            demo.main(demo_run)
+    (hub / "refs" / "main").write_text(HASHES[0])  # the hub has moved on
+    with pytest.raises(UserError, match=refused):
+        demo.main(["MODEL=org/tiny", *LAPTOP, "RUN_DIR=run"])
+    c, *_ = inference.read_arguments(["CHECKPOINT=run"])
+    assert saved["MODEL"] == c.MODEL  # inference asks the one that was trained
+    Path("run/constants.json").write_text(json.dumps(saved | {"MODEL": "org/tiny"}))
+    start("RUN_DIR=run")  # a run from before commits were kept
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])

@@ -245,6 +245,43 @@ def test_an_inputs_data_source_says_who_grades():
     assert voted[1] == "lima (2 of 2)"
 
 
+def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
+    rows = [
+        {"prompt": "3 - 3?", "ground_truth": 0},
+        {"prompt": "Is 4 odd?", "ground_truth": False, "data_source": "classification"},
+        {"prompt": "2 - 2?", "ground_truth": 0, "data_source": "gsm8k"},
+        {"prompt": "And now?"},
+    ]
+    Path("in.json").write_text(json.dumps(rows))
+    c, *_ = inference.read_arguments(["INPUT=in.json", "CHECKPOINT=base"])
+    rows = inference.read_rows(c, "")
+    grader = inference.make_grader(c, rows)
+    answers = [[f"<answer>{text}</answer>"] for text in ("0", "False", "1", "5")]
+    inference.show(rows, None, answers, grader)
+    assert "\nright:    2 of 3\n" in capsys.readouterr().out
+    inference.write_rows(Path("out.jsonl"), rows, None, answers, grader)
+    graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
+    assert graded == [True, True, False, None]
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["-h", "How many?"], ["How", "many?", "--help"]])
+def test_help_is_given_beside_a_question_too(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        inference.main(arguments)
+    said = capsys.readouterr().out
+    assert not stopped.value.code and "\nCHECKPOINT = ''" in said and "\nLORA_TARGETS = " in said
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_an_array_of_questions_is_asked_from_file_to_file(mark):
+    asked = ["How\u2028many?", "And\x85now?"]
+    text = json.dumps([{"question": text} for text in asked], ensure_ascii=False)
+    Path("in.json").write_text(mark + text, encoding="utf-8")
+    inference.main(["INPUT=in.json", "CHECKPOINT=base"])
+    written = Path("in.answers.jsonl").read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line)["question"] for line in written if line] == asked
+
+
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_line_separators_in_a_text_and_a_byte_order_mark_are_read(mark):
     """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
@@ -296,16 +333,21 @@ LONG = "Tom has 2 apples and " * 9
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
         (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "1 or more"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
+        (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
+        (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
+        (["INPUT=blank.jsonl"], ["INPUT=blank.jsonl", "line 1", "not a text"]),
         (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     good = json.dumps({"question": "How many?"}) + "\n"
-    files = {"good": good, "bad": good + "{", "columns": '{"text": 1}', "nothing": "\n"}
+    files = {"good": good, "bad": good + "{", "columns": '{"text": 1}', "nothing": "\n",
+             "blank": '{"prompt": " "}'}  # fmt: skip
     for name, text in files.items():
         Path(f"{name}.jsonl").write_text(text)
-    for name, text in (("empty", '{"MODEL": "tiny_llama"}'), ("damaged", "{")):
+    for name, text in (("empty", '{"MODEL": "tiny_llama"}'), ("damaged", "{"),
+                       ("strange", '{"MODEL": "tiny_llama", "TEMPLATE": "{answer}"}')):  # fmt: skip
         Path(name).mkdir()
         Path(name, "constants.json").write_text(text)
     monkeypatch.setattr(sys, "argv", ["inference.py", *arguments])

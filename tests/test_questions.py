@@ -1,13 +1,19 @@
 """Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
+import concurrent.futures
+import copy
 import csv
+import datetime
+import decimal
 import functools
 import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +34,9 @@ ROWS = [
     {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
 ]
+
+
+DEEP = json.loads("[" * 60 + "]" * 60)
 
 
 @pytest.fixture(autouse=True)
@@ -223,10 +232,28 @@ def test_the_gold_of_an_input_need_not_be_a_text(ground_truth, gold):
     assert questions.read_inputs("in.jsonl")[0]["gold"] == gold
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_inputs_may_be_a_json_array(mark):
+    asked = ["one\u2028two", "three", "four"]
+    text = json.dumps([{"question": asked[0]}, *({"prompt": a} for a in asked[1:])], ensure_ascii=False)
+    Path("in.json").write_bytes(f"{mark}\r\n {text}".encode())
+    rows = questions.read_inputs("in.json")
+    assert [(row["question"], row["line"]) for row in rows] == list(zip(asked, "123", strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("missing.jsonl", None, ["No such file"]),
+        ("blank.jsonl", '{"question": " \\n"}', ["line 1", "question or prompt is ' \\n', not a text"]),
+        ("half.jsonl", '{"question": "?", "id": "\\ud800"}', ["line 1 is not all text", "half a character"]),
+        (
+            "deep.jsonl",
+            json.dumps({"question": "?", "ground_truth": DEEP}),
+            ["line 1 is nested more than 50"],
+        ),
+        ("deeper.jsonl", '{"question": "?"}\n' + "[" * 100_000, ["line 2 is nested more than 50"]),
+        ("task.jsonl", '{"question": "?", "data_source": 7}', ["line 1", "data_source is 7, not a text"]),
         ("bad.jsonl", '{"question": "?"}\n{', ["line 2", "not JSON"]),
         ("columns.jsonl", '{"text": "?"}', ["line 1", "'question'", "'prompt'"]),
         ("list.jsonl", '{"question": "?"}\n7', ["line 2", "'question'"]),
@@ -248,6 +275,18 @@ def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
 
 BAD = {
     "{": "not JSON",
+    "[" * 100_000: "nested more than 50 lists and objects deep",
+    json.dumps({"prompt": "?", "ground_truth": DEEP, "data_source": "qa"}): "nested more than 50",
+    json.dumps(
+        {"question": "?", "answer": "#### 1", "extra_info": {"a": [{"b": DEEP[0]}]}}
+    ): "nested more than 50",
+    '{"question": "\\ud800?", "answer": "#### 1"}': "half a character (a lone surrogate)",
+    '{"question": "?", "answer": "#### 1", "extra_info": {"\\udfff": 1}}': "half a character",
+    json.dumps({"question": "?" * 1_000_001, "answer": "#### 1"}): "question has 1,000,001 characters",
+    json.dumps({"question": "", "answer": "#### 1"}): "question is '', not a text",
+    json.dumps({"question": None, "answer": "#### 1"}): "question is null",
+    json.dumps({"prompt": None, "question": None, "data_source": "qa"}): "prompt is null",
+    json.dumps({"ground_truth": "1", "data_source": "qa"}): "no column 'prompt'",
     "[1]": "not an object",
     json.dumps(
         {"prompt": "?", "ground_truth": "1"}
@@ -259,7 +298,7 @@ BAD = {
     json.dumps({"prompt": " ", "ground_truth": "1", "data_source": "qa"}): "prompt is ' ', not a text",
     json.dumps({"prompt": "?", "ground_truth": "1", "data_source": ""}): "data_source is '', not a text",
     json.dumps({"prompt": "?", "ground_truth": "", "data_source": "qa"}): "ground_truth is empty",
-    json.dumps({"prompt": "?", "ground_truth": None, "data_source": "qa"}): "no column 'ground_truth'",
+    json.dumps({"prompt": "?", "ground_truth": None, "data_source": "qa"}): "ground_truth is null",
     json.dumps({"prompt": "?", "ground_truth": "two", "data_source": "gsm8k"}): "'two' is not one number",
     json.dumps({"question": "?", "answer": "5"}): "does not end in '#### N'",
     json.dumps({"question": "?", "answer": 5}): "answer is 5, not a text",
@@ -282,7 +321,7 @@ def test_skipped_rows_are_counted_and_named(capsys):
     assert [row["line"] for row in rows] == ["1", str(len(BAD) + 2)]
     said = capsys.readouterr().out
     assert f"{len(BAD)} of {len(BAD) + 2} rows cannot be used: mine.jsonl, row 2: not JSON" in said
-    assert "row 3: not an object" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
+    assert "row 3: nested more than 50" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
     write("bad.jsonl", list(BAD))
     with pytest.raises(UserError, match=r"DATASET=bad.jsonl: no row of bad.jsonl can be used"):
         read("bad.jsonl", "train", bad_rows="skip")
@@ -302,6 +341,7 @@ def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
         ("mine.json", b"[1, 2", "Expecting"),
         ("mine.parquet", b"PAR1 and no more", "arquet"),
         ("mine.json", b"[]", "no rows"),
+        ("mine.json", b"[" * 100_000, "nested more than 50"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
@@ -311,6 +351,150 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
         read(name, "train")
     assert str(error.value).startswith(f"DATASET={name}: ") and words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- files that are larger than they look
+
+
+def write_bomb(name):
+    """A Parquet file of a few kilobytes with 10 GB of text: one question of 10 MB, a thousand times."""
+    once = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, "int32"), ["x" * 10_000_000])
+    columns = {
+        "question": {"question": once, "answer": ["#### 1"] * 1000},
+        "list": {"question": ["?"], "answer": pyarrow.ListArray.from_arrays([0, 1000], once)},
+        "object": {
+            "question": ["?"] * 1000,
+            "extra_info": pyarrow.StructArray.from_arrays([once], ["text"]),
+        },
+    }[name]
+    # without pyarrow's own schema, which would tell it to keep repeated texts once
+    table = pyarrow.table(columns)
+    pyarrow.parquet.write_table(table, f"{name}.parquet", compression="zstd", store_schema=False)
+    assert Path(f"{name}.parquet").stat().st_size < 10_000
+
+
+def write_delta_bomb(name):
+    """3 GB of the same text, each stored as what it adds to the one before: nothing."""
+    texts = pyarrow.array(["x" * 10_000_000] * 10)
+    table = pyarrow.table({"question": pyarrow.chunked_array([texts] * 30)})
+    options = {"use_dictionary": False, "column_encoding": {"question": "DELTA_BYTE_ARRAY"}}
+    pyarrow.parquet.write_table(
+        table, f"{name}.parquet", compression="zstd", data_page_size=2**31 - 1, **options
+    )
+    assert Path(f"{name}.parquet").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("name", ["question", "list", "object", "delta"])
+def test_a_small_file_with_gigabytes_in_it_is_refused_within_two(name):
+    (write_delta_bomb if name == "delta" else write_bomb)(name)
+    code = (
+        "import resource, sys, pyarrow.parquet\n"
+        "from pathlib import Path\n"
+        "from parts import questions, settings\n"
+        "try:\n"
+        "    questions.read_file(Path(sys.argv[1]))\n"
+        "except settings.UserError as error:\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, Path(f"{name}.parquet").resolve()],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+    )
+    kib, _, said = done.stdout.partition(" ")
+    assert "holds more than 1 GiB when it is read; give a " in said, done.stderr
+    # of different texts a gigabyte may be read before it is known to be one
+    assert int(kib) * 1024 < questions.MAX_BYTES * (2 if name == "delta" else 1)
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_in_every_encoding_are_read(encoding):
+    rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(20)]
+    options = {"use_dictionary": False, "column_encoding": {"question": encoding}}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "mine.parquet", **options)
+    assert asks(read("mine.parquet", "train")[0]) == [row["question"] for row in rows]
+
+
+def test_texts_of_fixed_length_are_counted_as_often_as_they_stand_there(monkeypatch):
+    texts = pyarrow.array([b"x" * 1000] * 1000, pyarrow.binary(1000))
+    pyarrow.parquet.write_table(pyarrow.table({"question": texts}), "fixed.parquet")
+    monkeypatch.setattr(questions, "MAX_BYTES", 999_999)
+    monkeypatch.setattr(questions, "unpacked_bytes", lambda array: 0)
+    with pytest.raises(UserError, match=r"^DATASET=fixed.parquet: holds more than 1 GiB"):
+        read("fixed.parquet", "train")
+
+
+def test_nulls_which_take_no_bytes_are_refused_by_their_number():
+    nulls = pyarrow.array([None] * 1000, "int64")
+    table = pyarrow.table({"question": pyarrow.chunked_array([nulls] * 200)})
+    pyarrow.parquet.write_table(table, "nulls.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "MAX_VALUES", 199_999)
+        with pytest.raises(UserError, match=r"nulls.parquet: has more than 199,999 values; give"):
+            read("nulls.parquet", "train")
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_a_file_that_is_too_large_is_one_line(kind, monkeypatch):
+    rows = [ROWS[0] | {"prompt": f"{i} + 1?" + "?" * 90} for i in range(100)]
+    write(f"mine.{kind}", rows)
+    monkeypatch.setattr(questions, "MAX_BYTES", 100_000)
+    assert len(read(f"mine.{kind}", "train")[0]) == 100
+    monkeypatch.setattr(questions, "MAX_BYTES", 9_000)
+    refused = rf"^DATASET=mine.{kind}: holds more than 1 GiB when it is read; "
+    with pytest.raises(UserError, match=refused):
+        read(f"mine.{kind}", "train")
+    # Parquet's own figures are looked at first: its texts may all be different, and no batch be read
+    monkeypatch.setattr(questions, "unpacked_bytes", lambda array: 0)
+    with pytest.raises(UserError, match=refused):
+        read(f"mine.{kind}", "train")
+
+
+def test_what_a_parquet_file_can_hold_is_read_as_pyarrow_reads_it():
+    row = {
+        "list": ["a", None, "a"], "day": datetime.date(2026, 1, 2), "bytes": b"ab",
+        "object": {"text": "a", "numbers": [1, 2], "none": None}, "number": decimal.Decimal("1.5"),
+    }  # fmt: skip
+    table = pyarrow.Table.from_pylist([row] * 3000)
+    row["map"] = [("a", "b")]
+    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    table = table.append_column("map", pyarrow.array([row["map"]] * 3000, texts))
+    pyarrow.parquet.write_table(table, "all.parquet", row_group_size=1100)
+    assert questions.read_file(Path("all.parquet")) == list(enumerate([row] * 3000, start=1))
+
+
+# ---------------------------------------------------------------- the test asks something else
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("mine.jsonl", "mine.jsonl"), ("tiny_gsm8k,mine.jsonl", "./mine.jsonl"), ("mine.jsonl", "link.jsonl"),
+     ("folder", "folder/train.jsonl"), ("mine.jsonl:2,tiny_gsm8k:1", "tiny_gsm8k,mine.jsonl")],
+)  # fmt: skip
+def test_the_file_that_is_trained_on_is_no_test(train, test):
+    write("mine.jsonl", ROWS)
+    Path("link.jsonl").symlink_to("mine.jsonl")
+    Path("folder").mkdir()
+    write("folder/train.jsonl", ROWS)
+    with pytest.raises(UserError) as error:
+        check_paths(DATASET=train, TEST_DATASET=test)
+    assert str(error.value).startswith(f"TEST_DATASET={test}: ") and f"(DATASET={train}); " in str(
+        error.value
+    )
+    check_paths(DATASET="folder", TEST_DATASET="mine.jsonl")
+    check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
+
+
+def test_questions_that_are_trained_on_and_tested_are_counted(capsys):
+    train = [{"question": text} for text in ("1 + 1?", "2 + 2?", "3 + 3?")]
+    questions.say_overlap(train, [{"question": "4 + 4?"}])
+    assert capsys.readouterr().out == ""
+    questions.say_overlap(train, [{"question": text} for text in (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")])
+    said = capsys.readouterr().out
+    assert said.startswith("note: 2 of 4 test questions are in DATASET, too, word for word") and (
+        said.count("\n") == 1
+    )
 
 
 # ---------------------------------------------------------------- several sources
@@ -510,6 +694,94 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded(tokenizer):
     assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
     with pytest.raises(UserError, match="mark_reward wants <think>, match_format_"):
         checks.rewards(SimpleNamespace(REWARDS="mark_reward,match_format_exactly"))
+
+
+@pytest.fixture
+def with_chat_template(tokenizer):
+    """The tiny Llama's tokenizer with another chat template."""
+
+    def change(text):
+        changed = copy.deepcopy(tokenizer)
+        changed.chat_template = text
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "words"),
+    [
+        ("{{ raise_exception('no system role') }}", "fails (TemplateError: no system role)"),
+        ("{{ messages[3]['content'] + 1 }}", "fails (UndefinedError: "),
+        ("{% for x in", "fails (TemplateSyntaxError: "),
+        ("{{ 1 / 0 }}", "fails (ZeroDivisionError: division by zero)"),
+        ("", "leaves the question out"),
+        ("How are you?", "leaves the question out"),
+    ],
+)
+def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, with_chat_template):
+    with pytest.raises(UserError) as error:
+        questions.to_prompt(
+            with_chat_template(chat_template), "2 + 2?", template="{question}", system_prompt=""
+        )
+    said = str(error.value)
+    assert said.startswith(f"MODEL={HERE / 'tiny_llama'}: its chat template ") and words in said
+    assert said.endswith("or take another model") and "\n" not in said
+
+
+LOOP = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+
+
+def test_a_chat_template_that_loops_is_ended(with_chat_template, monkeypatch):
+    monkeypatch.setattr(questions, "TEMPLATE_SECONDS", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"fails \(TimeoutError: took more than 0.2 s\)"):
+        questions.to_prompt(with_chat_template(LOOP), "?", template="{question}", system_prompt="")
+    assert time.monotonic() - started < 60
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_chat_template_may_strip_the_message_and_be_used_in_another_thread(with_chat_template):
+    tokenizer = with_chat_template("<{{ messages[0]['content'] | trim }}>")
+    ask = functools.partial(
+        questions.to_prompt, tokenizer, " 2 + 2?\n", template="{question}", system_prompt=""
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(ask).result() == ask() == "<2 + 2?>"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # nothing is left that would end the training
+
+
+TEMPLATES = {
+    "Answer it.": "has no {question}",
+    "": "has no {question}",
+    "{system_prompt}": "has no {question}",
+    "{{question}}": "has no {question}",
+    "{question} {answer}": "has {answer}, which nothing fills in",
+    "{question} {}": "has {}, which nothing fills in",
+    "{question} {0}": "has {0}, which nothing fills in",
+    "{question.__class__}{question}": "has {question.__class__}, which nothing fills in",
+    "{question:>9999999999}": "has {question:>9999999999}, which nothing fills in",
+    "{question!r}": "has {question!r}, which nothing fills in",
+    "{question": "expected '}'",
+    "{question} }": "Single '}'",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_asks_nothing_or_too_much_is_refused(template):
+    with pytest.raises(UserError) as error:
+        checks.template(SimpleNamespace(TEMPLATE=template))
+    said = str(error.value)
+    assert said.startswith(f"TEMPLATE={template!r}: ") and TEMPLATES[template] in said
+    assert "; write {question} where" in said
+
+
+@pytest.mark.parametrize(
+    "template", ["{question}", "{system_prompt}\n\n{question} {{x}}", "{question}{question}"]
+)
+def test_a_template_that_asks_the_question_is_taken(template):
+    checks.template(SimpleNamespace(TEMPLATE=template))
 
 
 def test_a_reward_file_may_import_the_courses_rewards():

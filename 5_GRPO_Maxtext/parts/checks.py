@@ -6,7 +6,9 @@ known.
 """
 
 import importlib.util
+import itertools
 import math
+import string
 
 from parts import questions, task_rewards
 from parts.settings import UserError, at_least, find_path
@@ -29,6 +31,7 @@ def refuse(c) -> None:
     ranges(c)
     combinations(c)
     paths(c)
+    template(c)
     rewards(c)
 
 
@@ -172,8 +175,35 @@ def paths(c) -> None:
                 f"TEST_DATASET is empty and DATASET={c.DATASET} is one file: the test would ask what was "
                 "trained on; give TEST_DATASET a file of other questions"
             )
-    if c.TEST_DATASET and any(w != 1 for _, w in questions.parse_sources(c.TEST_DATASET, "TEST_DATASET")):
+    tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
+    for (test, _), (train, _) in itertools.product(tested, questions.parse_sources(c.DATASET)):
+        file, other = questions.source_file(test, "test"), questions.source_file(train, "train")
+        if file.exists() and other.exists() and file.samefile(other):
+            raise UserError(
+                f"TEST_DATASET={c.TEST_DATASET}: {file} is trained on, too (DATASET={c.DATASET}); give "
+                "a file of other questions"
+            )
+    if any(weight != 1 for _, weight in tested):
         raise UserError(f"TEST_DATASET={c.TEST_DATASET}: every question is asked once; leave the weights out")
+
+
+def template(c) -> None:
+    """A TEMPLATE that leaves the question out would ask the same of the model every time."""
+    fields = set()
+    try:
+        for _, name, form, conversion in string.Formatter().parse(c.TEMPLATE):
+            if name is not None:
+                fields.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
+        fault = "has no {question}" if "question" not in fields else ""
+        if unknown := sorted(fields - {"question", "system_prompt"}):
+            fault = f"has {{{unknown[0]}}}, which nothing fills in"
+    except ValueError as error:  # a brace that is not closed, or not opened
+        fault = str(error)
+    if fault:
+        raise UserError(
+            f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs and "
+            "{system_prompt} for SYSTEM_PROMPT; other braces are written twice"
+        )
 
 
 def rewards(c) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from parts.grading import SOLUTION_END, extract_answer
+from parts.plain_text import shown
 from sandbox import box
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
@@ -221,7 +222,7 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
 @functools.cache
 def say_once(text: str) -> None:
     """A fault of the tests, which must not stop a training."""
-    print(text, file=sys.stderr)
+    print(shown(text), file=sys.stderr)
 
 
 def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:

@@ -11,6 +11,7 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -71,6 +72,7 @@ def check(c, course: ModuleType) -> None:
     """The checks of `dry_run` after the hosts have met; arguments and errors as there."""
     print(f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed")
     folder, hf, source = find_model(c.MODEL, on_target(c))
+    c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
     parameters = count_parameters(c, hf)
     print(
         f"model    {source}\n"
@@ -132,8 +134,9 @@ def find_model(model: str, weights: bool):
         return (None if "tokenizer" in missing else folder), hf, source
     if reachable(huggingface_hub.constants.ENDPOINT):
         return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    name, _, revision = model.partition("@")
     try:
-        cached = huggingface_hub.try_to_load_from_cache(model, "config.json")
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
     except huggingface_hub.errors.HFValidationError:  # a path rather than a name
         cached = None
     if isinstance(cached, str):
@@ -191,6 +194,8 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             if on_target(c):
                 raise
             print(f"data     {constant}: unchecked ({error})")
+    if len(data) == 2:
+        questions.say_overlap(data["DATASET"][0], data["TEST_DATASET"][0])
     if c.EVAL_EVERY and "DATASET" in data:
         train, source = data["DATASET"]
         held, train, held_source = questions.hold_out(

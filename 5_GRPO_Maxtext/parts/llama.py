@@ -5,6 +5,7 @@ own config.json. Qwen3 is a Llama whose queries and keys are normalised per head
 logits equal those of transformers' own models (tests/test_load_llama.py).
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import transformers
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
@@ -37,39 +39,79 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
 
     Args:
-        model: MODEL.
+        model: MODEL; name@revision (a commit, a tag, a branch) takes other files than the hub's newest.
         weights: False leaves them on the hub, for a dry run.
 
     Raises:
-        UserError: not found, not reachable, another architecture, without weights, or with parts MaxText
-            lacks.
+        UserError: not found, not reachable, another architecture, without weights, with parts MaxText
+            lacks, or in need of code of its own.
     """
     folder = find_path(model)
     if not folder.is_dir():
         patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
         if weights:
             patterns += ["*.safetensors"]
-        try:
-            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
-        except Exception as error:  # no network, no such name, no licence accepted: many types
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
-                "give a folder, or accept the licence and set HF_TOKEN"
-            ) from None
+        folder = from_hub(model, patterns)
     if not (folder / "config.json").is_file():
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights and not list(folder.glob("*.safetensors")):
         raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
     try:
-        hf = transformers.AutoConfig.from_pretrained(folder)
+        hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:  # a model_type that transformers does not know; no JSON
+        refuse_remote_code(model, error)
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
         ) from None
     refuse_unsupported(model, hf)
     return folder, hf
+
+
+def from_hub(model: str, patterns: list[str]) -> Path:
+    """The folder in the hub's cache that holds MODEL's files, which are fetched if they are not there yet.
+
+    Args:
+        model: name, or name@revision.
+        patterns: of the files.
+
+    Raises:
+        UserError: not reachable and not in the cache, no such name or revision, a licence to accept.
+    """
+    name, _, revision = model.partition("@")
+    find = functools.partial(
+        huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
+    )
+    try:
+        return Path(find())
+    except Exception as error:  # many types
+        # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
+        with contextlib.suppress(Exception):
+            return Path(find(local_files_only=True))
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+            "give a folder, or accept the licence and set HF_TOKEN"
+        ) from None
+
+
+def pinned(model: str, folder: Path) -> str:
+    """MODEL as the commit that was taken from the hub, name@hash; a folder of one's own as it is.
+
+    Args:
+        model: MODEL.
+        folder: from `load_hf_config`; the hub's cache names it after the commit.
+    """
+    return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
+
+
+def refuse_remote_code(model: str, error: Exception) -> None:
+    """Raises UserError if transformers failed because MODEL's files want Python of their own to be run."""
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            f"MODEL={model}: needs code of its own (auto_map in its files), which is never run here; take "
+            "one that transformers has code for"
+        ) from None
 
 
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
@@ -99,11 +141,13 @@ def load_tokenizer(folder: Path):
     and the model would never learn to stop.
 
     Raises:
-        UserError: no tokenizer, no padding token of its own, or no chat template.
+        UserError: no tokenizer, one in need of code of its own, no padding token of its own, or no chat
+            template.
     """
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        refuse_remote_code(str(folder), error)
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
@@ -191,6 +235,8 @@ def to_maxtext_config(
         config = pyconfig.initialize(["", base], **settings)
     except ValueError as error:  # MaxText's own list of what it takes, pages long
         reason = str(error).splitlines()[-1].strip()
+        if isinstance(error, pydantic.ValidationError):  # whose last line is an address
+            reason = error.errors()[0]["msg"]
         raise UserError(
             f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
             f"these ({reason}); see its base.yml"

@@ -146,10 +146,11 @@ def existing(path: Path) -> Path:
 
 # %% A chip's memory ----------------------------------------------------------------------------------------
 def published_config(model: str = LLAMA_3_1_8B):
-    """The config of a model in PUBLISHED, None of any other."""
+    """The config of a model in PUBLISHED (its commit, name@hash, does not matter), None of any other."""
     import transformers
 
-    return transformers.AutoConfig.for_model(**PUBLISHED[model]) if model in PUBLISHED else None
+    sizes = PUBLISHED.get(model.partition("@")[0])
+    return transformers.AutoConfig.for_model(**sizes) if sizes else None
 
 
 def weight_copies(c) -> int:

@@ -11,6 +11,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from parts import questions, task_rewards
+from parts.plain_text import shown
 from parts.report import comparison_table
 from parts.run_files import read_constants, read_object
 from parts.settings import find_path
@@ -41,7 +42,7 @@ def licence_of(folder: Path) -> dict[str, str]:
 
 def code(text: str) -> str:
     """`text` as inline code on one line, whatever is in it."""
-    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+    return f"`{' '.join(shown(text).split()).replace('`', chr(39))}`"
 
 
 def header(
@@ -113,8 +114,8 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
         result = {}
     licence = licence_of(folder)
     named = f"Its card names {code(licence['license'])}." if licence else "Its folder does not name it."
-    base = None if find_path(model).is_dir() else model
-    name = f"{Path(model).name}-grpo"
+    base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
+    name = f"{Path(base or model).name}-grpo"
     think = not task_rewards.WANT_THINK_TAGS.isdisjoint(task_rewards.reward_names(c["REWARDS"]))
     system_prompt = questions.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     content = c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)
@@ -132,7 +133,7 @@ questions x {c["NUM_GENERATIONS"]} answers, which programs graded.
 {code(c["DATASET"])}, with the template and the rewards that are among the constants of the run:
 
 ```json
-{json.dumps(c, indent=1, ensure_ascii=False)}
+{shown(json.dumps(c, indent=1, ensure_ascii=False))}
 ```
 
 Empty `TEST_DATASET`: the test split of `DATASET`. Empty `REWARDS`: the four for GSM8K, else `compute_score`.

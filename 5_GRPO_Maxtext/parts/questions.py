@@ -16,20 +16,35 @@ A DATASET is one source, or several with their shares of the training questions:
     DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from parts.grading import extract_hash_answer
+from parts.plain_text import shown
 from parts.settings import HERE, UserError, find_path
 
 if TYPE_CHECKING:
     import grain
+    import pyarrow
 
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
 PROBE_SECONDS = 5  # until the network counts as unreachable
+MAX_BYTES = 2**30  # of a file as it is read; Parquet packs gigabytes into a few kilobytes
+MAX_VALUES = 10**8  # in all columns of a Parquet file; a billion nulls take no bytes there at all
+BATCH_ROWS = 1024  # of a Parquet file that are unpacked at once
+MAX_TEXT = 1_000_000  # characters of a question, or of GSM8K's answer
+MAX_DEPTH = 50  # lists and objects inside one another; far deeper ones overflow Python's own json
+TEMPLATE_SECONDS = 5  # for one question; a chat template is a program, and may loop
+TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
+TOO_DEEP = f"nested more than {MAX_DEPTH} lists and objects deep"
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # "\ud800" in JSON: half a character, in no encoding
 Fault = Callable[[str, str], str | None]  # (data_source, ground truth) -> what is wrong with it
 
 
@@ -85,28 +100,30 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     """Rows of a JSON array, a JSON-lines or a Parquet file, numbered from 1.
 
-    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
-    returned as the exception that says why; the caller counts it among the bad rows.
+    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON, or
+    nested too deep, is returned as the exception that says why; the caller counts it among the bad rows.
 
     Args:
         path: the file.
         constant: the constant that names the file, for messages.
 
     Raises:
-        UserError: no such file, or one that cannot be read at all.
+        UserError: no such file, or one that cannot be read at all, or is larger than MAX_BYTES.
     """
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(TOO_LARGE)
         if path.suffix == ".parquet":
-            import pyarrow.parquet
-
             with path.open("rb") as file:
-                return list(enumerate(pyarrow.parquet.read_table(file).to_pylist(), start=1))
+                return list(enumerate(parquet_rows(file), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
-    except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
         if isinstance(error, UnicodeDecodeError):
             reason = "not UTF-8 text"
+        elif isinstance(error, RecursionError):
+            reason = TOO_DEEP
         else:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
@@ -116,9 +133,93 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         if line.strip():
             try:
                 rows.append((number, json.loads(line)))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 rows.append((number, error))
     return rows
+
+
+def parquet_rows(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, a few at a time.
+
+    Texts that repeat are stored once, and are kept so until their size is known: the file's own figures say
+    nothing of it.
+
+    Raises:
+        ValueError: not a Parquet file, or more than MAX_BYTES or MAX_VALUES.
+    """
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_metadata(file)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(metadata.num_columns)]
+    lengths = [metadata.schema.column(i).length for i in range(metadata.num_columns)] * len(groups)
+    stored = (
+        max(column.total_uncompressed_size, column.num_values * length)  # 0 but for texts of fixed length
+        for column, length in zip(columns, lengths, strict=True)
+    )
+    if sum(stored) > MAX_BYTES:
+        raise ValueError(TOO_LARGE)
+    if sum(column.num_values for column in columns) > MAX_VALUES:
+        raise ValueError(f"has more than {MAX_VALUES:,} values")
+    texts = [column for column in columns if column.physical_type == "BYTE_ARRAY"]
+    # A text may be stored as what it adds to the one before. pyarrow then cannot keep what repeats once.
+    delta = {text.path_in_schema for text in texts if any("DELTA" in name for name in text.encodings)}
+    once = {text.path_in_schema for text in texts} - delta
+    opened, size = pyarrow.parquet.ParquetFile(file, read_dictionary=once), 0
+    for i in range(len(groups)):  # pyarrow cannot make one batch of the nested texts of two groups
+        for batch in opened.iter_batches(1 if delta else BATCH_ROWS, row_groups=[i]):
+            size += sum(map(unpacked_bytes, batch.columns))
+            if size > MAX_BYTES:
+                raise ValueError(TOO_LARGE)
+            yield from batch.to_pylist()
+
+
+def unpacked_bytes(array: "pyarrow.Array") -> int:
+    """What the values of a column take when each has its own text; an object of Python's takes 64 beside."""
+    import pyarrow.compute
+
+    size = 64 * len(array)
+    if pyarrow.types.is_dictionary(array.type):
+        lengths = pyarrow.compute.binary_length(array.dictionary)
+        return size + (pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0)
+    if pyarrow.types.is_map(array.type):
+        return size + unpacked_bytes(array.keys) + unpacked_bytes(array.items)
+    if pyarrow.types.is_struct(array.type):
+        return size + sum(map(unpacked_bytes, array.flatten()))
+    if pyarrow.types.is_nested(array.type):  # lists
+        return size + unpacked_bytes(array.flatten())
+    return size + array.nbytes
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects stand inside one another more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level if isinstance(outer, (list, tuple, dict))
+                 for inner in (outer.values() if isinstance(outer, dict) else outer)]  # fmt: skip
+    return bool(level)
+
+
+def row_fault(row: Any) -> str | None:
+    """What a row from `read_file` is in place of an object that can be used, or None."""
+    if isinstance(row, RecursionError) or too_deep(row):
+        return TOO_DEEP
+    if isinstance(row, Exception):
+        return f"not JSON ({row})"
+    if not isinstance(row, dict):
+        return "not an object with named columns"
+    if LONE_SURROGATE.search(json.dumps(row, ensure_ascii=False, default=str)):
+        return "not all text: it holds half a character (a lone surrogate)"
+    return None
+
+
+def text_fault(column: str, text: Any) -> str | None:
+    """Why the value of a column is no text to work with, or None."""
+    if not isinstance(text, str) or not text.strip():
+        return f"{column} is {text!r:.40}, not a text"
+    if len(text) > MAX_TEXT:
+        return f"{column} has {len(text):,} characters, more than {MAX_TEXT:,}"
+    return None
 
 
 def to_question(row: Any) -> dict[str, str]:
@@ -134,23 +235,23 @@ def to_question(row: Any) -> dict[str, str]:
     Raises:
         ValueError: says what is wrong with the row.
     """
-    if isinstance(row, Exception):
-        raise ValueError(f"not JSON ({row})")
-    if not isinstance(row, dict):
-        raise ValueError("not an object with named columns")
-    has = {name for name, value in row.items() if value is not None}  # Parquet fills what is missing
-    gsm8k = "question" in has or not has & {"prompt", "ground_truth"}
+    if fault := row_fault(row):
+        raise ValueError(fault)
+    # Parquet has null in every column that a row lacks: both sets of columns may be there.
+    gsm8k = row.get("question") is not None or not row.keys() & {"prompt", "ground_truth"}
     needed = ("question", "answer") if gsm8k else ("prompt", "ground_truth", "data_source")
     for column in needed:
-        if column not in has:
+        if column not in row:
             named = ", ".join(map(repr, row)) or "none"
             raise ValueError(f"no column {column!r} (it has {named})")
+        if row[column] is None:
+            raise ValueError(f"{column} is null")
     question, answer = row[needed[0]], row[needed[1]]
-    data_source = row["data_source"] if "data_source" in has else "gsm8k"
+    data_source = "gsm8k" if row.get("data_source") is None else row["data_source"]
     texts = {needed[0]: question, "data_source": data_source} | ({"answer": answer} if gsm8k else {})
     for column, value in texts.items():
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{column} is {value!r:.40}, not a text")
+        if fault := text_fault(column, value):
+            raise ValueError(fault)
     if gsm8k:
         answer = extract_hash_answer(answer)
         if answer is None:
@@ -252,7 +353,7 @@ def read_questions(
         described = describe_bad_rows(bad, total)
         if bad_rows == "refuse":
             raise UserError(f"{constant}={dataset}: {described}. Fix them, or set BAD_ROWS=skip")
-        print(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)")
+        print(shown(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)"))
     for name, part in zip(names, parts, strict=True):
         if not part:
             raise UserError(f"{constant}={dataset}: no row of {name} can be used; fix them")
@@ -263,11 +364,17 @@ def read_source(name: str, split: str, constant: str, tiny: bool) -> tuple[list[
     """Numbered rows of one source of a DATASET, and the file or data set they come from."""
     if name == "gsm8k":
         return read_tfds_gsm8k(split, constant, tiny)
+    path = source_file(name, split)
+    return read_file(path, constant), str(path)
+
+
+def source_file(name: str, split: str) -> Path:
+    """The file of a source: itself, or the one that a folder has for `split`."""
     path = find_path(name)
     if path.is_dir():
         files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
         path = next(filter(Path.exists, files), files[0])
-    return read_file(path, constant), str(path)
+    return path
 
 
 def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[int, Any]], str]:
@@ -294,6 +401,17 @@ def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[i
         builder.download_and_prepare()
     rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
+
+
+def say_overlap(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+    """Prints how many test questions are training questions, too, if any are; from `read_questions`."""
+    trained = {row["question"].strip() for row in train}
+    count = sum(row["question"].strip() in trained for row in test)
+    if count:
+        print(
+            f"note: {count:,} of {len(test):,} test questions are in DATASET, too, word for word; the test "
+            "flatters a model that was trained on them"
+        )
 
 
 def validation_file(source: str) -> Path | None:
@@ -372,11 +490,15 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
     rows = []
     for number, row in read_file(find_path(name), constant):
         place = f"{constant}={name}: line {number}"
-        if isinstance(row, Exception):
-            raise UserError(f"{place} is not JSON ({row}); fix it")
-        text = (row.get("question") or row.get("prompt")) if isinstance(row, dict) else None
-        if not isinstance(text, str):
+        if fault := row_fault(row):
+            raise UserError(f"{place} is {fault}; each line has a text in a column 'question' or 'prompt'")
+        text = row.get("question") or row.get("prompt")
+        if text is None or text == "":
             raise UserError(f"{place} has no text in a column 'question' or 'prompt'; add one")
+        texts = {"question or prompt": text, "data_source": row.get("data_source")}
+        for column, value in texts.items():
+            if value is not None and (fault := text_fault(column, value)):
+                raise UserError(f"{place}: {fault}; fix it")
         gold = row.get("ground_truth")
         if gold is None or gold == "":
             gold = extract_hash_answer(str(row.get("answer", "")))
@@ -406,12 +528,49 @@ def think_prompt(system_prompt: str) -> str:
     return system_prompt.replace("reasoning>", "think>")
 
 
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in a block that takes longer.
+
+    By a Unix signal, which ends a loop for good. Only the main thread gets one: elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number, frame):
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    old = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
-    """The text the model is asked to continue: `template` inside the tokenizer's own chat template."""
+    """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
+
+    Raises:
+        UserError: the chat template, a program that comes with MODEL, fails, loops, or drops the question.
+    """
     content = template.format(system_prompt=system_prompt, question=question)
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
+    try:
+        with time_limit(TEMPLATE_SECONDS):
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+        fault = "" if question.strip() in prompt else "leaves the question out"  # many strip the message
+    except Exception as error:  # whatever a program can raise
+        fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
+    if fault:
+        raise UserError(
+            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in its "
+            "tokenizer's files, or take another model"
+        )
+    return prompt
 
 
 def with_prompts(

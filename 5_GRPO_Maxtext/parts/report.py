@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from parts import answers, checkpoints, llama, lora, page
+from parts.plain_text import fenced, shown, table_cell
 from parts.run_log import PROFILE_STEPS, Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -107,7 +108,7 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config:
         "cut_off": "cut off at the limit", "mean_score": "mean score",
         "completion_length": "mean length, tokens",
     }  # fmt: skip
-    lines = [f"| {n} questions, {eval_config} sampling | before | after |", "|---|---|---|"]
+    lines = [f"| {n} questions, {table_cell(eval_config)} sampling | before | after |", "|---|---|---|"]
     for key, name in names.items():
         if key in before:
             row = [cell(result[key], key) for result in (before, after)]
@@ -125,7 +126,7 @@ def data_source_table(before: dict[str, Any], after: dict[str, Any]) -> str:
     for name, old in before["by_data_source"].items():
         new = after["by_data_source"][name]
         cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in shares]
-        lines.append(f"| {name} | {old['questions']} | {' | '.join(cells)} |")
+        lines.append(f"| {table_cell(name)} | {old['questions']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 
 
@@ -262,7 +263,7 @@ def write(
     (folder / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, "
         f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n{best}Health:\n\n{lines}\n\n"
-        f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n```\n{sample}\n```\n"
+        f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n{fenced(sample)}\n"
     )
     result = {
         "before": {key: before[key] for key in KEPT if key in before},
@@ -272,7 +273,7 @@ def write(
         "steps": c.NUM_BATCHES,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{sample}\n\n{training}\n\n{best}", end="")
+    print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
     print(f"every answer: open {page.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")

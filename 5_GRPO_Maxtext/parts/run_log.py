@@ -1,6 +1,6 @@
 """What a run leaves on disk while it goes on: its folder, its constants, the log, TensorBoard, a trace.
 
-RUN_DIR/constants.json    what the run was started with; a resume is compared with it
+RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
 RUN_DIR/run.json          its number, and the checksum of its questions
 RUN_DIR/train_log.csv     one row per step, written at once
 RUN_DIR/tensorboard/      the same figures, and Tunix's own
@@ -204,6 +204,9 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
             f"RUN_DIR={folder}: its run was started with NUM_EPOCHS={old['NUM_EPOCHS']}, which is gone; "
             f"start another with NUM_BATCHES={old['NUM_EPOCHS'] * old['NUM_BATCHES']}"
         )
+    if ("@" in old["MODEL"]) != ("@" in c.MODEL):  # a run older than these commits, or a dry run without them
+        old["MODEL"] = old["MODEL"].partition("@")[0]
+        c = dataclasses.replace(c, MODEL=c.MODEL.partition("@")[0])
     for name, value in dataclasses.asdict(c).items():
         if name not in FREE_TO_CHANGE and old[name] != value:
             raise UserError(

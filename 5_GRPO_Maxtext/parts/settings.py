@@ -28,6 +28,7 @@ from typing import Any
 import pydantic
 
 from parts import late_imports
+from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
@@ -128,23 +129,23 @@ def wanted(kind: type, name: str) -> str:
 def help_text(kind: type) -> str:
     """Every constant of `kind` with its default and the remark beside it."""
     source = textwrap.dedent(inspect.getsource(kind))
-    lines = source.splitlines()
+    code = source.splitlines()
     [definition] = ast.parse(source).body
     remarks = {
-        node.target.id: lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip(" #")
+        node.target.id: code[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip(" #")
         for node in definition.body
         if isinstance(node, ast.AnnAssign)
     }
     hints = typing.get_type_hints(kind)
-    shown = ["NAME=value changes a constant for one run; so does editing it on top of the script."]
+    lines = ["NAME=value changes a constant for one run; so does editing it on top of the script."]
     for field in dataclasses.fields(kind):
         value = repr(field.default)
         if field.metadata:
             value = f"{field.metadata['laptop']!r} (laptop), {field.metadata['tpu']!r} (TPU)"
         choices = typing.get_args(hints[field.name])
         value += f"    one of {', '.join(map(repr, choices))}" if choices else ""
-        shown.append(f"\n{field.name} = {value}\n    {remarks[field.name]}")
-    return "\n".join(shown)
+        lines.append(f"\n{field.name} = {value}\n    {remarks[field.name]}")
+    return "\n".join(lines)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -185,7 +186,7 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     try:
         main(sys.argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shown(str(error))}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
         kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]

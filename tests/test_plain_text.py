@@ -1,0 +1,169 @@
+"""What a model wrote is shown on the terminal and in report.md, and never obeyed."""
+
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hostile import HOSTILE
+
+import grpo_llama3_1_8b_demo as demo
+import health
+import inference
+from parts import code_grading, model_card, page, plain_text, report, run_log, settings
+from parts.settings import HERE, UserError
+
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
+MARKS = {"\u200e", "\u200f", "\u061c"}
+EVIL = "\x1b[2J\u202egnp.exe\r\x9b1m\ud800"  # clears, hides an .exe, overwrites, colours, is no text
+
+
+def obeyed(text):
+    """The characters of a text that a terminal does more with than to show them."""
+    return {
+        c
+        for c in text
+        if (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t")
+        or unicodedata.bidirectional(c) in TURNING
+        or c in MARKS
+    }
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, EVIL], ids=range(len(HOSTILE) + 1))
+def test_nothing_is_obeyed_and_everything_is_shown(text):
+    said = plain_text.shown(text)
+    assert said.encode() and not obeyed(said)
+    turned = obeyed(text)
+    assert said == "".join(c.encode("unicode_escape").decode() if c in turned else c for c in text)
+
+
+def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
+    for c in map(chr, range(0x10000)):
+        assert (plain_text.shown(c) != c) == bool(obeyed(c)), hex(ord(c))
+    assert plain_text.shown("\x1b[0m \u202e \ud800") == "\\x1b[0m \\u202e \\ud800"
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "a\n```\n# heading\n````\n", "`````", "~~~\n```"])
+def test_no_line_of_a_text_ends_its_code_block(text):
+    opening, *inside, closing = plain_text.fenced(text).split("\n")
+    assert opening == closing and set(opening) == {"`"} and len(opening) >= 3
+    assert not [line for line in inside if re.fullmatch(rf" {{0,3}}`{{{len(opening)},}}\s*", line)]
+    assert "\n".join(inside) == plain_text.shown(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [("math", "math"), ("a | b\nc", r"a \| b c"), ("a\\|b", r"a\\\|b"), ("<!-- x", r"\<!-- x"),
+     ("\x1b", r"\\x1b")],
+)  # fmt: skip
+def test_a_table_cell_stays_one_cell(text, cell):
+    assert plain_text.table_cell(text) == cell
+
+
+# ---------------------------------------------------------------- where it is used
+
+
+def evaluation(text, source):
+    """What `evaluate_both` returns, as far as the report looks at it."""
+    shares = dict.fromkeys(
+        ("answer_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy", "cut_off",
+         "greedy_answer_accuracy", "greedy_lenient_accuracy", "greedy_format_accuracy"), 0.5
+    )  # fmt: skip
+    by_source = {"questions": 1} | shares
+    return shares | {
+        "questions": 2, "completion_length": 3.0, "completions": [text] * 2, "correct": [True, False],
+        "asked": [{"question": text, "answer": text}] * 2,
+        "by_data_source": {source: by_source, "x": by_source},
+    }  # fmt: skip
+
+
+def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_cell(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(report, "draw_picture", lambda *_: None)
+    monkeypatch.setattr(page, "write", lambda folder: folder / "report.html")
+    c = settings.read(demo.Constants, [])
+    log = [{"reward": 1.0, "reward_std": 1.0, "kl": 0.0, "zero_variance": 0.0, "length": 1.0}]
+    text = f"fine\n```\n# taken over\n{EVIL}"
+    result = evaluation(text, f"a | b | <b>\n{EVIL}")
+    run = run_log.Run(tmp_path, tmp_path, str(tmp_path))
+    report.write(c, run, result, result, log, [], "test.jsonl", 1.0, [])
+    for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
+        assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
+        row = next(line for line in said.splitlines() if line.startswith("| a "))
+        assert len(re.findall(r"(?<!\\)\|", row)) == 6 and r"\<b>" in row
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    block = markdown.partition("````\n")[2].partition("\n````")[0]
+    assert block.count("# taken over") == markdown.count("# taken over") == 4
+
+
+@pytest.fixture
+def grader():
+    return inference.make_grader(settings.read(inference.Constants, []), [])
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, grader, capsys):
+    row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
+    answers = [[EVIL, f"<answer>{EVIL}</answer>"]]
+    inference.show([row], answers if compared else None, answers, grader)
+    said = capsys.readouterr().out
+    assert not obeyed(said) and "gnp.exe" in said and "wrong: \\x1b[2J" in said.replace("\n", "")
+
+
+def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
+    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
+    inference.main(["CHECKPOINT=base", "How many cards are there now?"])
+    assert capsys.readouterr().out.endswith("\n\\x1b[2J\\u202efine\n\n")
+
+
+def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
+    Path("run/constants.json").write_text(json.dumps(constants))
+    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
+    monkeypatch.setattr(inference, "saved_steps", lambda *_: (EVIL, 7))
+    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
+    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
+    inference.main(["CHECKPOINT=run", "How many cards are there now?"])
+    said = capsys.readouterr().out
+    assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
+
+
+def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
+    """A run's folder can be anybody's: its constants are printed, too."""
+    monkeypatch.setattr(health, "history", lambda *_: iter([f"DATASET={EVIL}"]))
+    (tmp_path / "constants.json").write_text("{}")
+    (tmp_path / "train_log.csv").write_text("step\n1\n")
+    health.main([str(tmp_path)])
+    assert not obeyed(capsys.readouterr().out)
+    code_grading.say_once(EVIL)
+    assert not obeyed(capsys.readouterr().err)
+    assert not obeyed(model_card.code(EVIL)) and "gnp" in model_card.code(EVIL)
+
+
+def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
+    def main(arguments):
+        raise UserError(f"DATASET={EVIL}: no such file")
+
+    monkeypatch.setattr(sys, "argv", ["grpo.py"])
+    with pytest.raises(SystemExit):
+        settings.answer(main)
+    assert capsys.readouterr().err == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"
+
+
+def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, capsys):
+    from parts import questions
+
+    monkeypatch.chdir(tmp_path)
+    shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]
+    Path("a\x1b[2J.jsonl").write_text(f"{shipped}\n[]\n")
+    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip", tiny=True)
+    said = capsys.readouterr().out
+    assert "a\\x1b[2J.jsonl, row 2" in said and not obeyed(said)
