@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -237,6 +238,24 @@ def test_too_little_memory_or_disk_is_no_damage():
 
         with pytest.raises(type(error)):
             checkpoints.newest_readable([1, 2], read, "here")
+
+
+def test_inference_beside_a_run_that_prunes_takes_what_is_there_by_then(toy):
+    """The last two when the command began, 1 and 2, are gone; the run has saved 3 and 4."""
+    steps = checkpoints.saved(str(toy.parent))
+    writer = toy_trainer(toy)
+    for step in (3, 4):
+        writer.model.table[...] = jnp.full((2, 3), float(step))
+        writer.checkpoint_manager.save(step, writer.model, writer.optimizer, force=True)
+    writer.checkpoint_manager.close()
+    for step in steps:
+        shutil.rmtree(toy / str(step))
+    model = Weights()
+    rollout = types.SimpleNamespace(model=lambda: model)
+    assert inference.restore(rollout, str(toy.parent), steps, lora_only=False) == 4
+    assert float(model.table[...].min()) == 4
+    with pytest.raises(UserError, match=r"none of its checkpoints \(2\) can be read"):
+        inference.restore(rollout, str(toy.parent), [2], lora_only=False)
 
 
 @pytest.mark.parametrize("name", ["no weights", "an empty folder", "weights' metadata cut", "arrays cut"])

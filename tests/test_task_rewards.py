@@ -182,6 +182,25 @@ def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
     assert "nothing that math-verify can read" in task_rewards.ground_truth_fault("math", "$")
 
 
+@pytest.mark.parametrize(
+    ("tests", "extra", "words"),
+    [
+        ("assert add(1, 2) == 3", "", None),
+        ('[{"input": "1", "output": "2"}]', "", None),
+        ("def check(f):\n    assert f(1) == 2", '{"entry_point": "add"}', None),
+        ("def check(f):\n    assert f(1) == 2", "", "call it once or give entry_point"),
+        ("def check(f):\n    assert f(1) == 2", '["add"]', "call it once or give entry_point"),
+        ("assert add(1, 2 == 3", "", "not valid Python"),
+        ("add(1, 2)", "", "no assert statement"),
+        ("[1, 2]", "", "must be assert statements"),
+        ("[{", "", "not JSON"),
+    ],
+)
+def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra, words):
+    fault = task_rewards.ground_truth_fault("code", tests, extra)
+    assert fault is None if words is None else words in fault and "\n" not in fault
+
+
 def test_a_math_answer_that_nobody_can_read_is_the_datas_fault():
     with pytest.raises(ValueError, match=r"math-verify cannot read ground_truth '\$'"):
         compute_score("math", "<answer>7</answer>", "$")

@@ -197,6 +197,22 @@ def _free_names(text: str) -> set[str]:
     return used - defined
 
 
+def entry_point_of(extra_info) -> str | None:
+    """The name of the function under test, where the row gives one."""
+    return extra_info.get("entry_point") if isinstance(extra_info, dict) else None
+
+
+def tests_fault(ground_truth, extra_info) -> str | None:
+    """Why no answer could be graded by these tests, or None; arguments as in `compute_score`."""
+    try:
+        tests = read_tests(ground_truth)
+        if isinstance(tests, str):
+            read_statements(tests, entry_point_of(extra_info))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 # ---------------------------------------------------------------- running them
 
 
@@ -279,8 +295,7 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
         return min(end, time.monotonic() + box.WALL_SECONDS)
 
     if isinstance(tests, str):
-        entry_point = (extra_info or {}).get("entry_point")
-        passed = _verdicts(code, tests, entry_point, protection, deadline())
+        passed = _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
     else:
         passed = [
             time.monotonic() < end and _passes(code, given, expected, protection, deadline())

@@ -45,7 +45,7 @@ TEMPLATE_SECONDS = 5  # for one question; a chat template is a program, and may 
 TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
 TOO_DEEP = f"nested more than {MAX_DEPTH} lists and objects deep"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # "\ud800" in JSON: half a character, in no encoding
-Fault = Callable[[str, str], str | None]  # (data_source, ground truth) -> what is wrong with it
+Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 
 
 class OutOfReach(UserError):
@@ -286,7 +286,8 @@ def to_questions(
     for number, row in rows:
         try:
             question = to_question(row)
-            reason = fault(question["data_source"], question["answer"]) if fault else None
+            named = [question[name] for name in ("data_source", "answer", "extra_info")]
+            reason = fault(*named) if fault else None
         except ValueError as error:
             reason = str(error)
         if reason:

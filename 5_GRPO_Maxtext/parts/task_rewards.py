@@ -257,13 +257,17 @@ def unknown_data_source(data_source: str) -> str:
     )
 
 
-def ground_truth_fault(data_source: str, ground_truth: str) -> str | None:
-    """Why no answer could be right, or None."""
+def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
+    """Why no answer could be right, or None; the arguments are texts, as in a question's row."""
     grader = GRADERS.get(data_source)
     if grader is number_score and parse_number(ground_truth) is None:
         return f"ground_truth {ground_truth!r:.60} is not one number, as data_source {data_source!r} needs it"
     if grader is math_score and not math_verifier.reads(ground_truth):
         return f"ground_truth {ground_truth!r:.60} is nothing that math-verify can read"
+    if grader is code_score:
+        from parts import code_grading  # here, as above
+
+        return code_grading.tests_fault(ground_truth, json.loads(extra_info or "null"))
     return None
 
 
