@@ -127,11 +127,19 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder (str); `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels."""
+    """Removes a folder (str) with all that an answer left in it.
+
+    `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. Under `limits` the answer may
+    be this user; then a folder without permissions is in the way of rm.
+    """
     try:
         os.rmdir(folder)
     except OSError:
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        remedies = [["rm", "-rf", "--", folder]]
+        if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
+            remedies.insert(0, ["chmod", "-R", "u+rwx", "--", folder])
+        for remedy in remedies:
+            subprocess.run(remedy, check=False, stderr=subprocess.DEVNULL)
 
 
 def read(process: subprocess.Popen, deadline: float) -> tuple[bytes, bool]:
