@@ -703,11 +703,11 @@ MESSAGES = {
         "assert len(f(1)) == 3\nassert f(2) == {3}",
     ),
     "a number written short": (
-        TAKE_OVER + "reply_always(b'[\"value\", [\"Decimal\", \"1E+999999999999\"]]\\n')",
+        TAKE_OVER + 'reply_always(b\'["value", ["Decimal", "1E+999999999999"]]\\n\')',
         "assert int(f(1)) == 3\nassert f(1) % 10 == 3\nassert f(1) == 3",
     ),
     "base classes without end": (
-        TAKE_OVER + "reply_always(b'[\"value\", [\"tuple\", [\"object\", 0]]]\\n')",
+        TAKE_OVER + 'reply_always(b\'["value", ["tuple", ["object", 0]]]\\n\')',
         "assert issubclass(A, int)\nassert isinstance(3, A)",
     ),
 }
@@ -889,8 +889,7 @@ DOORS = {
     "secret memory": CALL + "if call(447, 447, 0) >= 0:\n    print({SECRET})",
     "a semaphore that stays": CALL + "if call(64, 190, 0, 1, 0o1600) >= 0:\n    print({SECRET})",
     "a queue that stays": CALL + "if call(68, 186, 0, 0o1600) >= 0:\n    print({SECRET})",
-    "a queue with a name": CALL
-    + "if call(240, 180, b'{MARK}', os.O_CREAT | os.O_RDWR, 0o600, None) >= 0:\n"
+    "a queue with a name": CALL + "if call(240, 180, b'{MARK}', os.O_CREAT | os.O_RDWR, 0o600, None) >= 0:\n"
     "    call(241, 181, b'{MARK}')\n    print({SECRET})",
     "a key that stays": CALL + "if call(248, 217, b'user', b'x', b'y', 1, -4) >= 0:\n    print({SECRET})",
     "io_uring": CALL + "if call(425, 425, 1, ctypes.create_string_buffer(120)) >= 0:\n    print({SECRET})",

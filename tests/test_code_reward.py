@@ -175,7 +175,9 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             for line in Path(header).read_text().splitlines():
                 if line.startswith("#define __NR"):
                     name, number = line.split()[1:3]
-                    defined[name.removeprefix("__NR").removeprefix("3264").removeprefix("_")] = number
+                    if number.isdigit():  # not another name for the same
+                        defined[name.removeprefix("__NR").removeprefix("3264").removeprefix("_")] = number
+            assert sum(row[0] in defined for row in table) > 40  # the newest may be missing
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
             assert not wrong
     assert {row[0]: set(row[3:]) for row in with_arguments} == {
