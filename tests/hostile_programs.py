@@ -1033,9 +1033,29 @@ class Outcomes(NamedTuple):
     """What came of all programs under one protection."""
 
     scores: dict[str, float | Exception]  # by program; an exception is the grader's
-    seconds: dict[str, float]  # wall-clock time of each
+    seconds: dict[str, float]  # wall-clock time of each; with 8 at a time a few seconds
     escaped: list[str]  # what they reached or changed outside
     outlived: list[str]  # their processes and folders that were left
+
+    def paid(self) -> list[str]:
+        """The programs that scored."""
+        return [name for name, score in self.scores.items() if isinstance(score, float) and score]
+
+    def crashed(self) -> list[str]:
+        """The programs at which the grader failed or hung."""
+        failed = {name for name, score in self.scores.items() if isinstance(score, Exception)}
+        return [name for name, s in self.seconds.items() if name in failed or s > HANG_SECONDS / 2]
+
+
+def works(kind: str) -> bool:
+    """Whether this machine has the protection `kind`."""
+    try:
+        return bool(box.protection(kind))
+    except ValueError:
+        return False
+
+
+KINDS = [kind for kind in box.SENTENCES if works(kind)]
 
 
 def left_running() -> list[str]:

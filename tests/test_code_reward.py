@@ -1,6 +1,8 @@
 """Programs that cheat (hostile_programs.py) and programs that solve the task: only the second kind scores."""
 
+import csv
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import hostile_programs
 import pytest
-from hostile_programs import HANG_SECONDS, OUTPUT, PROGRAMS, SECRET
+from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
 import code_reward
 from parts import code_grading
@@ -26,14 +28,6 @@ NAMESPACES += (os.CLONE_NEWPID, os.CLONE_NEWNET)
 FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
 
 
-def works(kind):
-    try:
-        return bool(box.protection(kind))
-    except ValueError:
-        return False
-
-
-KINDS = [kind for kind in box.SENTENCES if works(kind)]
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
 
 
@@ -62,8 +56,8 @@ TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)
 def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
     if refused(kind):
         return
-    assert outcomes[kind].scores[name] == 0.0  # an exception of the grader is not 0, either
-    assert outcomes[kind].seconds[name] < HANG_SECONDS / 2  # seconds, with 8 programs at a time
+    assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
+    assert name not in outcomes[kind].crashed()
 
 
 @every_kind
@@ -74,8 +68,22 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
     assert not outcomes[kind].outlived
 
 
-def test_there_are_as_many_hostile_programs_as_the_readme_says():
-    assert len(PROGRAMS) == 185 and len(hostile_programs.names("limits")) == 166
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
+    text = (FOLDER / language).read_text()
+    with open(FOLDER.parent / "benchmarks" / "hostile_programs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["protection"], row["user"]) for row in rows} == set(
+        itertools.product(box.SENTENCES, ("root", "another"))
+    )
+    for row in rows:
+        assert int(row["tried"]) == len(hostile_programs.names(row["protection"]))
+        cells = [row[name] for name in ("tried", "paid", "escaped", "outlived", "crashed")]
+        assert f" {' | '.join(cells)} |" in next(
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| `{row['protection']}` | {row['user']} |")
+        )
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
@@ -299,6 +307,30 @@ HONEST = {
         "class N:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
         "def f(x):\n    head = None\n    for v in reversed(x):\n        head = N(v, head)\n    return head",
         "assert f([1, 2]).next.val == 2\nassert f([1]).next is None",
+        None,
+        1.0,
+    ),
+    "objects that change": (
+        """
+class Counter:
+    def __init__(self, left):
+        self.left = left
+    def __next__(self):
+        self.left -= 1
+        return self.left
+    def __call__(self, more):
+        self.left += more
+        return self.left
+    def __iter__(self):
+        return iter(range(self.left))
+def make(n):
+    return Counter(n)
+def empty(counter):
+    counter.left = 0
+""",
+        "c = make(3)\nassert c.left == len(c) == 3\nassert next(c) == 2 and c.left == 2 and c[1] == 1\n"
+        "assert c(5) == 7 and c.left == 7 and 6 in c\nempty(c)\nassert c.left == 0 and list(c) == []\n"
+        "both = [make(1)]\nassert both[0].left == 1\nempty(*both)\nassert both[0].left == 0",
         None,
         1.0,
     ),
