@@ -32,7 +32,7 @@ import os, re, sys
 def find(text):
     found = re.findall(rb"7777\d{8}", text if isinstance(text, bytes) else str(text).encode(errors="replace"))
     if found:
-        print(int(found[0]))
+        print(int(found[0]), flush=True)
         os._exit(0)
 def find_in(path):
     try:
@@ -584,15 +584,16 @@ f = Lie
     ),
     "other items at every look": (
         """
+import random
+random.seed(7)
 class Lie:
     def __init__(self, x):
-        self.x, self.looks = x, 0
+        self.x = x
     def __iter__(self):
-        self.looks += 1
-        return iter([] if self.looks < 3 else self.x)
+        return iter(random.choice([[], self.x]))
 f = Lie
 """,
-        SORTED,
+        "\n".join([SORTED] * 10),
     ),
     "other attributes at every look": (
         """
@@ -837,7 +838,7 @@ for fd in range(3, 64):
 # ---------------------------------------------------------------- more than the limits allow
 
 LIMITS = {
-    "decompresses a bomb": "import bz2\nx = bz2.decompress(bz2.compress(bytes(1 << 20)) * 300)\n"
+    "decompresses a bomb": "import bz2\nx = bz2.decompress(bz2.compress(bytes(1 << 20)) * 160)\n"
     "print({SECRET})",
     "a mapping without a file": "import mmap\nx = mmap.mmap(-1, 1 << 28)\nprint({SECRET})",
     "a file with a hole": "import os\nopen('x', 'w').close()\nos.truncate('x', 1 << 30)\nprint({SECRET})",

@@ -91,7 +91,7 @@ def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     """The cheats are real: outside a sandbox the same program prints the expected output."""
     (tmp_path / "tests.json").write_text(OUTPUT.replace("{SECRET}", SECRET))
     program = PROGRAMS[name].program.replace("{PUBLIC}", str(tmp_path))
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
 
