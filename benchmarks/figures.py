@@ -309,7 +309,7 @@ JOBS = [
     Job(
         "python benchmarks/try_hostile_programs.py",
         {"hostile_programs.csv": "benchmarks/hostile_programs.csv"},
-        1,
+        1.5,
         writes_itself=True,
     ),
     Job(

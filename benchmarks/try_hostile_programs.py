@@ -1,6 +1,6 @@
 """What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
 
-    python benchmarks/try_hostile_programs.py     # a minute; writes benchmarks/hostile_programs.csv
+    python benchmarks/try_hostile_programs.py     # 1.5 minutes; writes benchmarks/hostile_programs.csv
 
 One line per protection and user, root or another: the walls are built differently for them. A run writes its
 user's lines and keeps the others. Columns:
