@@ -345,14 +345,17 @@ if os.fork() == 0:
     "writes outside": (
         """
 import os
+written = False
 home, python = os.path.expanduser("~"), os.path.dirname(os.__file__)
 for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", home, python):
     try:
         with open(os.path.join(folder, "{MARK}"), "w") as file:
             file.write("x")
-        print({SECRET})
+        written = True
     except OSError:
         pass
+if written:
+    print({SECRET})
 """,
         False,
     ),
@@ -361,9 +364,9 @@ for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", ho
     "kills its parent": ("import os\nos.kill(os.getppid(), 9)\nprint({SECRET})", True),
     "kills the training": ("import os\nos.kill({PARENT}, 15)\nprint({SECRET})", True),
     "kills everything": (
-        "import os\nfor pid in (-1, 0, *range(1, 3000)):\n"
-        "    try:\n        os.kill(pid, 9)\n        print({SECRET})\n"
-        "    except OSError:\n        pass",
+        "import os\nkilled = 0\nfor pid in (-1, 0, *range(1, 3000)):\n"
+        "    try:\n        os.kill(pid, 9)\n        killed += 1\n"
+        "    except OSError:\n        pass\nif killed:\n    print({SECRET})",
         True,
     ),
     "kills through a pidfd": (
@@ -957,14 +960,17 @@ OUTSIDE = {  # without walls, these are allowed
     "SharedMemory('{MARK}', create=True, size=1 << 16)\nprint({SECRET})",
     "code for the next Python": """
 import os, site, sys
+written = False
 packages = f"{sys.prefix}/lib/python3.{sys.version_info.minor}/site-packages"
 for folder in (os.path.dirname(os.__file__), packages, site.getusersitepackages()):
     try:
         with open(os.path.join(folder, "{MARK}.pth"), "x") as file:
             file.write("#")
-        print({SECRET})
+        written = True
     except OSError:
         pass
+if written:
+    print({SECRET})
 """,
     "the training's process group": "import os\nos.getpgid({PARENT})\nprint({SECRET})",
     "a list of processes": "import os\nif any(name.isdigit() for name in os.listdir('/proc')):\n"
