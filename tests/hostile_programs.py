@@ -926,6 +926,22 @@ if child > 0 and call(424, 424, fd.value, 9, None, 0) == 0:
     print({SECRET})
 """,
     "a queued signal": CALL + "if C.sigqueue(os.getpid(), 0, None) == 0:\n    print({SECRET})",
+    "doors that are ajar": CALL  # with arguments that make no sense: the kernel itself would say so
+    + """
+C = ctypes.CDLL(None, use_errno=True)
+numbers = {
+    "process_vm_writev": (311, 271), "process_madvise": (440, 440), "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "rt_tgsigqueueinfo": (297, 240), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
+    "sched_setparam": (142, 118), "sched_setattr": (314, 274), "sendmmsg": (307, 269), "setns": (308, 268),
+    "request_key": (249, 218), "keyctl": (250, 219), "perf_event_open": (298, 241),
+}
+def refused(pair):
+    call(*pair, *[-1] * 6)
+    return ctypes.get_errno() == 1
+if not all(map(refused, numbers.values())):
+    print({SECRET})
+""",
     "slows down its user": "import os\nos.setpriority(os.PRIO_USER, 0, 19)\nprint({SECRET})",
     "another scheduler": "import os\nos.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
     "print({SECRET})",

@@ -68,6 +68,18 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
     assert not outcomes[kind].outlived
 
 
+def test_the_limits_that_the_readme_names_are_in_force():
+    text = " ".join((FOLDER / "README.md").read_text().split())
+    for limit in (
+        f"{box.WALL_SECONDS:.0f} s by the clock, {box.CPU_SECONDS} s of processor time",
+        f"{box.MEMORY_BYTES >> 20} MiB of memory a process, {box.PROCESSES} processes or threads",
+        f"{box.DISK_BYTES >> 20} MiB in 1,024 files, {box.OPEN_FILES} open files",
+        f"{box.OUTPUT_BYTES >> 20} MiB of output; {code_grading.ANSWER_SECONDS:.0f} s for all tests",
+        f"{code_grading.BATCH_SECONDS:.0f} s for the answers of a step",
+    ):
+        assert limit in text
+
+
 @pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
 def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
     text = (FOLDER / language).read_text()
