@@ -307,6 +307,12 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
+        "python benchmarks/try_hostile_programs.py",
+        {"hostile_programs.csv": "benchmarks/hostile_programs.csv"},
+        1.5,
+        writes_itself=True,
+    ),
+    Job(
         "python benchmarks/gradient_on_cpu.py",
         {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
         writes_itself=True,

@@ -1,23 +1,18 @@
-"""Programs that cheat and programs that solve the task: only the second kind may score.
+"""Programs that cheat (hostile_programs.py) and programs that solve the task: only the second kind scores."""
 
-A cheat that searches for the expected output must not find it; one that breaks a limit prints the expected
-output once it has broken it. So each cheat scores as soon as the protection against it is missing.
-"""
-
-import concurrent.futures
-import contextlib
-import json
+import csv
+import fcntl
+import itertools
 import os
-import secrets
-import socket
 import subprocess
 import sys
-import tempfile
+import termios
 import time
 from pathlib import Path
 
-import psutil
+import hostile_programs
 import pytest
+from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
 import code_reward
 from parts import code_grading
@@ -26,17 +21,13 @@ from parts.settings import UserError
 from sandbox import box, warden
 
 FOLDER = Path(box.__file__).parent.parent
-HANG_SECONDS = 600  # for a subprocess that takes 0.5 s: only one that hangs reaches it
 
 
-def works(kind):
-    try:
-        return bool(box.protection(kind))
-    except ValueError:
-        return False
+NAMESPACES = (os.CLONE_NEWNS, os.CLONE_NEWCGROUP, os.CLONE_NEWUTS, os.CLONE_NEWIPC, os.CLONE_NEWUSER)
+NAMESPACES += (os.CLONE_NEWPID, os.CLONE_NEWNET)
+FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
 
 
-KINDS = [kind for kind in box.SENTENCES if works(kind)]
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
 
 
@@ -48,555 +39,76 @@ def refused(kind):
     return kind is None
 
 
-SECRET = f"7777{secrets.randbelow(10**8):08d}"  # impossible to guess, easy to recognize
-CALLS = f"assert secret(3) == {SECRET}\nassert secret(4) == {SECRET}"
-OUTPUT = json.dumps([{"input": "3\n", "output": SECRET}])
+every_kind = pytest.mark.parametrize("kind", KINDS or [None])
 
-FIND = r"""
-import os, re, sys
-def find(text):
-    found = re.findall(rb"7777\d{8}", text if isinstance(text, bytes) else str(text).encode(errors="replace"))
-    if found:
-        print(int(found[0]))
-        os._exit(0)
-def find_in(path):
-    try:
-        with open(path, "rb") as file:
-            find(file.read(1 << 20))
-    except Exception:
-        pass
-def secret(x):
-    return answer
-answer = 0
-"""
-
-# ---------------------------------------------------------------- cheats against assert statements
-
-CHEATS = {
-    "exit at import": "import os\nos._exit(0)",
-    "exit in the call": "import os\ndef secret(x):\n    os._exit(0)",
-    "SystemExit at import": "import sys\nsys.exit(0)",
-    "SystemExit in the call": "def secret(x):\n    raise SystemExit(0)",
-    "equal to everything": "class Yes:\n    def __eq__(self, other):\n        return True\n"
-    "def secret(x):\n    return Yes()",
-    "an int equal to everything": "class Yes(int):\n    def __eq__(self, other):\n        return True\n"
-    "    __hash__ = int.__hash__\ndef secret(x):\n    return Yes(5)",
-    "a list equal to everything": "class Yes(list):\n    def __eq__(self, other):\n        return True\n"
-    "def secret(x):\n    return Yes()",
-    "mock.ANY": "from unittest.mock import ANY\ndef secret(x):\n    return ANY",
-    "prints the pass mark": "print('1\\n1\\n1', flush=True)\ndef secret(x):\n"
-    "    print('1\\n1\\n1', flush=True)",
-    "pass mark to every descriptor": """
-import os
-def secret(x):
-    for fd in range(64):
-        try:
-            os.write(fd, b'1\\n1\\n1\\n')
-        except OSError:
-            pass
-""",
-    "forged replies": """
-import os
-for fd in range(64):
-    try:
-        os.write(fd, b'["value", true]\\n' * 9)
-    except OSError:
-        pass
-""",
-    "forged objects": """
-import json, os
-for fd in range(64):
-    try:
-        os.write(fd, (json.dumps(["value", ["object", "x"]]) + "\\n").encode() * 9)
-    except OSError:
-        pass
-""",
-    "patched builtins": """
-import builtins, json, operator
-builtins.AssertionError = ValueError
-builtins.isinstance = builtins.all = lambda *a: True
-builtins.exec = builtins.compile = builtins.eval = lambda *a, **k: None
-json.dumps = lambda *a, **k: '["value", true]'
-operator.eq = lambda a, b: True
-def secret(x):
-    return True
-""",
-    "patched server": """
-import sys
-main = sys.modules["__main__"]
-main.encode = main.decode = lambda *a: True
-main.check = lambda *a: print("1\\n1")
-def secret(x):
-    return True
-""",
-    "garbage collector": FIND
-    + """
-import gc
-def secret(x):
-    for thing in gc.get_objects():
-        try:
-            text = repr(thing)
-        except Exception:
-            continue
-        if (found := re.findall(r"7777\\d{8}", text)):
-            return int(found[0])
-""",
-    "frames": FIND
-    + """
-def secret(x):
-    for frame in sys._current_frames().values():
-        while frame:
-            if (found := re.findall(r"7777\\d{8}", repr(frame.f_locals) + repr(frame.f_globals))):
-                return int(found[0])
-            frame = frame.f_back
-""",
-    "trace function": FIND
-    + """
-seen = []
-def trace(frame, event, argument):
-    seen.extend(re.findall(r"7777\\d{8}", repr(frame.f_locals) + repr(argument)))
-    return trace
-sys.settrace(trace)
-def secret(x):
-    return int(seen[0])
-""",
-    "open descriptors": FIND
-    + """
-def secret(x):
-    for fd in range(64):
-        try:
-            os.lseek(fd, 0, 0)
-            if (found := re.findall(rb"7777\\d{8}", os.read(fd, 1 << 20))):
-                return int(found[0])
-        except OSError:
-            pass
-""",
-    "modules that tests use": "class json:\n    loads = lambda *a: True\ndef secret(x):\n    return json",
-    "errors of every kind": "def secret(x):\n    raise AssertionError('1')",
-    "StopIteration": "def secret(x):\n    raise StopIteration",
-    "a reply without end": """
-import os
-def secret(x):
-    while True:
-        for fd in range(3, 64):
-            try:
-                os.write(fd, b"[" * 65536)
-            except OSError:
-                pass
-""",
-    "a reply nested too deep": "value = []\nfor _ in range(900):\n    value = [value]\n"
-    "def secret(x):\n    return value",
-    "an object that calls itself": "class A:\n    def __getattr__(self, name):\n        return self\n"
-    "    def __call__(self, *a):\n        return self\nsecret = A()",
-    "a thread that replies": """
-import os, threading
-def flood():
-    while True:
-        for fd in range(3, 64):
-            try:
-                os.write(fd, b'["value", true]\\n')
-            except OSError:
-                pass
-threading.Thread(target=flood, daemon=True).start()
-def secret(x):
-    return True
-""",
-    "segmentation fault": "import ctypes\ndef secret(x):\n    ctypes.string_at(0)",
-    "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef secret(x):\n    return secret(x)",
-    "hangs in the call": "import time\ndef secret(x):\n    time.sleep(600)\n    return {SECRET}",
-    "hangs at import": "import time\ntime.sleep(600)\ndef secret(x):\n    return {SECRET}",
-}
-
-# ---------------------------------------------------------------- cheats that search or break out
-
-SEARCHES = {
-    "reads the tests' file": FIND + "find_in('{PUBLIC}/tests.json')",
-    "searches the disk": FIND
-    + """
-for top in ("{PUBLIC}", "/tmp", "/home", "/root", "/var/tmp", "/dev/shm"):
-    for folder, _, names in os.walk(top):
-        for name in names[:200]:
-            find_in(os.path.join(folder, name))
-""",
-    "reads /proc": FIND
-    + """
-for pid in ["self", os.getppid(), {PARENT}, *range(1, 200)]:
-    for name in ("cmdline", "environ", *(f"fd/{fd}" for fd in range(9)), "root{PUBLIC}/tests.json"):
-        find_in(f"/proc/{pid}/{name}")
-""",
-    "reads the parent's memory": FIND
-    + """
-for pid in {os.getppid(), 1, {PARENT}}:
-    try:
-        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
-            for line in maps:
-                start, end = (int(x, 16) for x in line.split()[0].split("-"))
-                if end - start < 1 << 26:
-                    try:
-                        memory.seek(start)
-                        find(memory.read(end - start))
-                    except (OSError, ValueError, OverflowError):
-                        pass
-    except OSError:
-        pass
-""",
-    "reads later input": FIND
-    + "find(sys.stdin.read())\nfind(os.read(0, 100))\nos.lseek(0, 0, 0)\nfind(os.read(0, 100))",
-}
-BREAKS = {  # name: (program, whether `limits` stops it too)
-    "fork bomb": (
-        """
-import os, time
-made = 0
-while made < 100:
-    if os.fork() == 0:
-        time.sleep(600)
-        os._exit(0)
-    made += 1
-print({SECRET})
-""",
-        True,
-    ),
-    "fork bomb that grows": (
-        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
-        True,
-    ),
-    "thread bomb": (
-        """
-import threading, time
-for _ in range(100):
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-print({SECRET}, flush=True)
-import os
-os._exit(0)
-""",
-        True,
-    ),
-    "memory": ("x = bytearray(1 << 28)\nprint({SECRET})", True),
-    "memory, piece by piece": (
-        "x = []\nfor _ in range(26):\n    x.append(bytearray(10 << 20))\nprint({SECRET})",
-        True,
-    ),
-    "memory after raising the limit": (
-        """
-import resource
-try:
-    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-except (ValueError, OSError):
-    pass
-x = bytearray(1 << 28)
-print({SECRET})
-""",
-        True,
-    ),
-    "memory outside the address space": (
-        "import os\nfd = os.memfd_create('x')\nos.write(fd, bytes(1 << 20))\nprint({SECRET})",
-        True,
-    ),
-    "shared memory": (
-        "import ctypes\nif ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) != -1:\n    print({SECRET})",
-        True,
-    ),
-    "one large file": (
-        "with open('x', 'wb') as f:\n    for _ in range(64):\n"
-        "        f.write(bytes(1 << 20))\nprint({SECRET})",
-        True,
-    ),
-    "many files": (
-        "for i in range(64):\n    with open(f'x{i}', 'wb') as f:\n"
-        "        f.write(bytes(1 << 20))\nprint({SECRET})",
-        False,
-    ),
-    "many descriptors": ("import os\nx = [os.pipe() for _ in range(500)]\nprint({SECRET})", True),
-    "busy loop": (
-        "import time\nend = time.process_time() + 1.9\n"
-        "while time.process_time() < end:\n    pass\nprint({SECRET})",
-        True,
-    ),
-    "busy loop deaf to signals": (
-        """
-import signal, time
-for number in range(1, 65):
-    try:
-        signal.signal(number, signal.SIG_IGN)
-    except (OSError, ValueError):
-        pass
-while time.process_time() < 20:
-    pass
-print({SECRET})
-""",
-        True,
-    ),
-    "sleep": ("import time\ntime.sleep(600)\nprint({SECRET})", True),
-    "prints without end": ("while True:\n    print({SECRET} * 9)", True),
-    "much before the answer": ("print('{SECRET}' + '\\n' * 2000000)", True),
-    "errors without end": ("import sys\nwhile True:\n    sys.stderr.write('x' * 65536)", True),
-    "right, but fails": ("import os\nprint({SECRET}, flush=True)\nos._exit(1)", True),
-    "closes its output and stays": (
-        "import os, time\nprint({SECRET}, flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(600)",
-        True,
-    ),
-    "leaves a child behind": ("import os, time\nif os.fork() == 0:\n    time.sleep(600)", True),
-    "leaves a daemon behind": (
-        """
-import os, time
-if os.fork() == 0:
-    try:
-        os.setsid()
-    except OSError:
-        pass
-    if os.fork() == 0:
-        time.sleep(600)
-    os._exit(0)
-""",
-        True,
-    ),
-    "leaves the process group": ("import os\nif os.fork() == 0:\n    os.setsid()\n    print({SECRET})", True),
-    "clears its parent-death signal": (
-        "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
-        "if os.fork() == 0:\n    time.sleep(600)",
-        True,
-    ),
-    "tcp": ("import socket\nsocket.create_connection(('127.0.0.1', {PORT}), 1)\nprint({SECRET})", True),
-    "udp": (
-        "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-        "s.sendto(b'x', ('127.0.0.1', {PORT}))\nprint({SECRET})",
-        True,
-    ),
-    "unix socket": (
-        "import socket\nsocket.socket(socket.AF_UNIX).connect('{PUBLIC}/socket')\nprint({SECRET})",
-        True,
-    ),
-    "writes outside": (
-        """
-import os
-home, python = os.path.expanduser("~"), os.path.dirname(os.__file__)
-for folder in ("{PUBLIC}", "/tmp", "/var/tmp", "/dev/shm", "/", "..", "/dev", home, python):
-    try:
-        with open(os.path.join(folder, "{MARK}"), "w") as file:
-            file.write("x")
-        print({SECRET})
-    except OSError:
-        pass
-""",
-        False,
-    ),
-    "deletes outside": ("import os\nos.remove('{PUBLIC}/victim')\nprint({SECRET})", False),
-    "hard link to outside": ("import os\nos.link('{PUBLIC}/tests.json', 'x')\nprint({SECRET})", False),
-    "kills its parent": ("import os\nos.kill(os.getppid(), 9)\nprint({SECRET})", True),
-    "kills the training": ("import os\nos.kill({PARENT}, 15)\nprint({SECRET})", True),
-    "kills everything": (
-        "import os\nfor pid in (-1, 0, *range(1, 3000)):\n"
-        "    try:\n        os.kill(pid, 9)\n        print({SECRET})\n"
-        "    except OSError:\n        pass",
-        True,
-    ),
-    "kills through a pidfd": (
-        "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)\nprint({SECRET})",
-        True,
-    ),
-    "stops the training": ("import os\nos.killpg(os.getpgid({PARENT}), 19)\nprint({SECRET})", True),
-    "starves the training": (
-        "import resource\nresource.prlimit({PARENT}, resource.RLIMIT_CPU, (1, 1))\nprint({SECRET})",
-        True,
-    ),
-    "traces its parent": (
-        "import ctypes, os\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0:\n    print({SECRET})",
-        True,
-    ),
-    "namespaces of its own": (
-        "import os\nos.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS)\nprint({SECRET})",
-        True,
-    ),
-    "clone with namespaces": (
-        """
-import ctypes, platform
-number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
-pid = ctypes.CDLL(None).syscall(number, 0x10000011, 0, 0, 0, 0)
-if pid == 0:
-    import os
-    os._exit(0)
-if pid > 0:
-    print({SECRET})
-""",
-        True,
-    ),
-    "signals by a descriptor's owner": (
-        "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, {PARENT})\nprint({SECRET})",
-        True,
-    ),
-    "another signal by a descriptor": (
-        "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, 10, 9)\nprint({SECRET})",
-        True,
-    ),
-    "signals by a descriptor's owner, extended": (
-        "import fcntl, os, struct\nr, w = os.pipe()\n"
-        "fcntl.fcntl(r, 15, struct.pack('ii', 1, {PARENT}))\nprint({SECRET})",
-        True,
-    ),
-    "signals by ioctl FIOSETOWN": (
-        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
-        "fcntl.ioctl(a, 0x8901, struct.pack('i', {PARENT}))\nprint({SECRET})",
-        True,
-    ),
-    "signals by ioctl SIOCSPGRP": (
-        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
-        "fcntl.ioctl(a, 0x8902, struct.pack('i', {PARENT}))\nprint({SECRET})",
-        True,
-    ),
-    "asynchronous by ioctl FIOASYNC": (
-        "import fcntl, socket, struct\na, b = socket.socketpair()\n"
-        "fcntl.ioctl(a, 0x5452, struct.pack('i', 1))\nprint({SECRET})",
-        True,
-    ),
-    "outlives its parent": (
-        "import ctypes\nif ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0:\n    print({SECRET})",
-        True,
-    ),
-    "a packet without a connection": (
-        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-        "a.sendto(b'x', '{PUBLIC}/datagrams')\nprint({SECRET})",
-        True,
-    ),
-    "a message to an address": (
-        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-        "a.sendmsg([b'x'], [], 0, '{PUBLIC}/datagrams')\nprint({SECRET})",
-        True,
-    ),
-    "3,000 nested folders": (
-        "import os\nfor _ in range(3000):\n    os.mkdir('a')\n    os.chdir('a')\nos._exit(1)",
-        True,
-    ),
-    "empty files without end": (
-        "for i in range(5000):\n    open(f'{i}', 'w').close()\nprint({SECRET})",
-        False,
-    ),
-    "writes its input": ("import os\nos.write(0, b'x')\nprint({SECRET})", True),
-    "becomes root": ("import os\nos.setuid(0)\nprint({SECRET})", True),
-    "chroot": ("import os\nos.chroot('.')\nprint({SECRET})", True),
-    "makes a device": (
-        "import os, stat\nos.mknod('x', 0o666 | stat.S_IFBLK, os.makedev(8, 0))\nprint({SECRET})",
-        True,
-    ),
-    "a shell": ("import os\nos.execv('/bin/sh', ['sh', '-c', 'echo {SECRET}'])", False),
-}
-
-
-BUSY = ["busy loop", "busy loop deaf to signals"]  # only the limit on processor time stops them
-
-
-def ours() -> list[str]:
-    """Command lines of the processes that this process started in a sandbox and that still run."""
-    mark = f"'parent': {os.getpid()}"
-    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
-    return [line[:200] for line in lines if mark in line]
+# ---------------------------------------------------------------- programs that cheat
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """(protection, name) -> (score, seconds) of every cheat; "outside": the traces that they left outside."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="public_") as public:
-        public = Path(public)  # everybody may read and write here: only isolation keeps a program out
-        public.chmod(0o777)
-        (public / "tests.json").write_text(OUTPUT)
-        (public / "tests.json").chmod(0o666)
-        (public / "victim").touch()
-        (public / "boxes").mkdir()
-        listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)]
-        listeners.append(socket.socket(socket.AF_UNIX))
-        port = listeners[0].getsockname()[1]
-        listeners[1].bind(("127.0.0.1", port))
-        listeners[2].bind(str(public / "socket"))
-        listeners[2].listen()
-        (public / "socket").chmod(0o777)
-        listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        listeners[3].bind(str(public / "datagrams"))
-        (public / "datagrams").chmod(0o777)
-
-        mark = f"mark_{secrets.token_hex(8)}"
-        values = {"SECRET": SECRET, "PUBLIC": public, "MARK": mark, "PORT": port, "PARENT": os.getpid()}
-        patch.setattr(tempfile, "tempdir", str(public / "boxes"))
-        patch.setattr(box, "CPU_SECONDS", 1)
-        patch.setattr(box, "MEMORY_BYTES", 128 << 20)  # small, so that a cheat exceeds it quickly
-
-        def outcome(program, tests):
-            for key, value in values.items():
-                program = program.replace(f"{{{key}}}", str(value))
-            start = time.monotonic()
-            score = compute_score(program, tests)
-            return score, time.monotonic() - start
-
-        results = {}
-        for kind in KINDS:
-            patch.setattr(box, "protection", lambda kind=kind: kind)
-            cheats = {name: (program, CALLS) for name, program in CHEATS.items()}
-            if kind in ISOLATED:
-                cheats |= {name: (program, OUTPUT) for name, program in SEARCHES.items()}
-            cheats |= {
-                n: (program, OUTPUT) for n, (program, held) in BREAKS.items() if held or kind in ISOLATED
-            }
-            by_processor_time = {name: cheats.pop(name) for name in BUSY}
-            for wall_seconds, group in ((HANG_SECONDS, by_processor_time), (2.0, cheats)):
-                patch.setattr(box, "WALL_SECONDS", wall_seconds)
-                with concurrent.futures.ThreadPoolExecutor(8) as pool:  # most of them sleep
-                    scores = pool.map(lambda cheat: outcome(*cheat), group.values())
-                    results |= {(kind, name): score for name, score in zip(group, scores)}
-
-        folders = [public, *map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/", "/dev", os.path.expanduser("~")))]
-        reached = []
-        for listener in listeners:
-            listener.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                reached.append(listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept())
-            listener.close()
-        results["outside"] = {
-            "processes left": ours(),
-            "files written": [str(folder) for folder in folders if (folder / mark).exists()],
-            "folders left": list((public / "boxes").iterdir()),
-            "connections": reached,
-            "files lost or changed": not (public / "victim").exists()
-            or (public / "tests.json").read_text() != OUTPUT,
-        }
-    return results
+    return {kind: hostile_programs.try_all(kind) for kind in KINDS}
 
 
-NAMES = [*CHEATS, *SEARCHES, *BREAKS]
-TRIED = [(kind, name) for kind in KINDS or [None] for name in NAMES]
-TRIED = [
-    (k, n) for k, n in TRIED if k != "limits" or not (n in SEARCHES or (n in BREAKS and not BREAKS[n][1]))
-]
+TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
 
 
-@pytest.mark.parametrize(("kind", "name"), TRIED)
-def test_a_cheat_neither_scores_nor_outlives_its_limit(kind, name, outcomes):
+@pytest.mark.parametrize(("kind", "name"), TRIED or [(None, None)])
+def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
     if refused(kind):
         return
-    score, seconds = outcomes[kind, name]
-    assert score == 0.0
-    assert seconds < 300  # about 2 s, with 8 programs at a time; the sleepers would take 600
+    assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
+    assert name not in outcomes[kind].crashed()
 
 
-def test_nothing_is_left_of_the_cheats_and_nothing_was_reached(outcomes):
-    assert not any(outcomes["outside"].values()), outcomes["outside"]
+@every_kind
+def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, outcomes):
+    if refused(kind):
+        return
+    assert not outcomes[kind].escaped
+    assert not outcomes[kind].outlived
 
 
-def test_there_are_at_least_40_cheats_under_every_protection():
-    assert all(sum(k == kind for k, _ in TRIED) >= 40 for kind in KINDS)
+def test_the_limits_that_the_readme_names_are_in_force():
+    text = " ".join((FOLDER / "README.md").read_text().split())
+    for limit in (
+        f"{box.WALL_SECONDS:.0f} s by the clock, {box.CPU_SECONDS} s of processor time",
+        f"{box.MEMORY_BYTES >> 20} MiB of memory a process, {box.PROCESSES} processes or threads",
+        f"{box.DISK_BYTES >> 20} MiB in 1,024 files, {box.OPEN_FILES} open files",
+        f"{box.OUTPUT_BYTES >> 20} MiB of output; {code_grading.ANSWER_SECONDS:.0f} s for all tests",
+        f"{code_grading.BATCH_SECONDS:.0f} s for the answers of a step",
+    ):
+        assert limit in text
+
+
+@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
+    text = (FOLDER / language).read_text()
+    with open(FOLDER.parent / "benchmarks" / "hostile_programs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["protection"], row["user"]) for row in rows} == set(
+        itertools.product(box.SENTENCES, ("root", "another"))
+    )
+    for row in rows:
+        assert int(row["tried"]) == len(hostile_programs.names(row["protection"]))
+        cells = [row[name] for name in ("tried", "paid", "escaped", "outlived", "crashed")]
+        assert f" {' | '.join(cells)} |" in next(
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| `{row['protection']}` | {row['user']} |")
+        )
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
 def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     """The cheats are real: outside a sandbox the same program prints the expected output."""
-    (tmp_path / "tests.json").write_text(OUTPUT)
-    program = SEARCHES[name].replace("{PUBLIC}", str(tmp_path))
-    command = [sys.executable, "-c", program]
+    (tmp_path / "tests.json").write_text(OUTPUT.replace("{SECRET}", SECRET))
+    program = PROGRAMS[name].program.replace("{PUBLIC}", str(tmp_path))
+    command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
 
 
-# ---------------------------------------------------------------- cheats with tests or limits of their own
-
-every_kind = pytest.mark.parametrize("kind", KINDS or [None])
+# ---------------------------------------------------------------- the limits
 
 
 @pytest.fixture
@@ -609,131 +121,6 @@ def under(monkeypatch):
         monkeypatch.setattr(code_grading, "ANSWER_SECONDS", HANG_SECONDS)
 
     return set_protection
-
-
-FORGE = """
-import json, os, sys
-def forge(*reply):
-    frame = sys._getframe()
-    while frame:
-        fd = frame.f_locals.get("replies")
-        if isinstance(fd, int):
-            os.write(fd, (json.dumps(reply) + "\\n").encode())
-        frame = frame.f_back
-"""
-YES = """
-class Yes:
-    def __getattr__(self, name):
-        return lambda *arguments, **named: True
-    def __call__(self, *arguments):
-        return self
-    def __getitem__(self, key):
-        return self
-def f(x):
-    return Yes()
-"""
-WEAK = {
-    "forged reply that empties its argument": (
-        FORGE + "def f(x):\n    forge('value', ['list'], [['list']])\n    forge('value', ['list'], ['list'])",
-        "x = [3, 1, 2]\nassert f(x) == sorted(x)",
-    ),
-    "a value and emptied arguments": (
-        FORGE + "def f(x):\n    forge('value', ['int', '0x0'], ['list'])\n    return 0",
-        "x = [3, 1, 2]\nassert f(x) == len(x) - 3 + sum(x)\nassert f(x) == sum(x)",
-    ),
-    "StopIteration ends zip": (
-        "def f(x):\n    raise StopIteration",
-        "assert list(zip([1, 2], map(f, [1, 2]))) == []\nassert all(y == 5 for y in map(f, [1, 2]))\n"
-        "for y in map(f, [1, 2]):\n    assert y == 5\nassert next(map(f, [1]), 5) == 5",
-    ),
-    "StopIteration of a property": (
-        "class A:\n    @property\n    def val(self):\n        raise StopIteration\ndef f(x):\n    return A()",
-        "assert all(a.val == 5 for a in map(f, [1, 2]))\nassert list(map(lambda x: f(x).val, [1])) == []",
-    ),
-    "StopIteration of its own class": (
-        "class Stop(StopIteration):\n    pass\ndef f(x):\n    raise Stop",
-        "assert all(y == 5 for y in map(f, [1, 2]))",
-    ),
-    "says yes to every method": (
-        YES,
-        "assert f(1).startswith('a')\nassert f(1).issubset({1})\nassert f(1).isdigit()\n"
-        "assert f(1).count(7)\nassert f(1).get('x')\nassert f(1).a.b.c()\nassert f(1)[0].isupper()",
-    ),
-    "says yes to what it returns": (YES, "assert f(1)(2)\nassert f(1)[3]\nassert f(1)[3][4]"),
-    "an iterator without end": (
-        "import itertools\ndef f(x):\n    return itertools.count()",
-        "assert 31415 in f(1)\nassert any(y == 31 for y in f(1))\nassert 5 in list(f(1))\n"
-        "assert max(zip(f(1), range(5)))",
-    ),
-    "an iterable that grows": (
-        "class A:\n    def __getitem__(self, i):\n        return i\ndef f(x):\n    return A()",
-        "assert 31 in f(1)\nassert any(y == 31 for y in f(1))",
-    ),
-    "its own isclose": (
-        "isclose = lambda *a, **k: True\ndef f(x):\n    return 0",
-        "assert isclose(f(3), 3.14)",
-    ),
-    "its own sqrt and Counter": (
-        "sqrt = Counter = lambda *a: 0\ndef f(x):\n    return 0",
-        "assert f(9) == sqrt(9)\nassert f('aab') == Counter('aab')",
-    ),
-    "its own math as the entry": (
-        "math = type('', (), {'sqrt': lambda x: 0})\ndef f(x):\n    return 0",
-        "assert f(9) == math.sqrt(9)",
-    ),
-    "a class that is a function": (
-        "class f:\n    def __init__(self, x):\n        pass\n    def isdigit(self):\n        return True",
-        "assert f('1').isdigit()",
-    ),
-    "its own math": (
-        "class math:\n    isclose = lambda *a: True\ndef f(x):\n    return 0",
-        "assert math.isclose(f(3), 3.14)",
-    ),
-    "its own abs": ("def abs(x):\n    return 0\ndef f(x):\n    return 0", "assert abs(f(3) - 3.14) < 0.1"),
-    "its own sorted": (
-        "def sorted(x):\n    return 0\ndef f(x):\n    return 0",
-        "assert f([2, 1]) == sorted([2, 1])",
-    ),
-    "empties what it is given": (
-        "def f(x):\n    x.clear()\n    return x",
-        "x = [3, 1, 2]\nassert f(x) == sorted(x)",
-    ),
-    "holds everything": (
-        "class All:\n    def __contains__(self, x):\n        return True\ndef f(x):\n    return All()",
-        "assert 31415 in f(3)",
-    ),
-    "true as an object": ("class A:\n    pass\ndef f(x):\n    return A()", "assert f(3)"),
-    "is any class": (
-        "class A:\n    __class__ = int\n    def __eq__(self, x):\n"
-        "        return True\ndef f(x):\n    return A()",
-        "assert isinstance(f(3), int) and f(3) == 31415",
-    ),
-    "replies that eat memory": (
-        "def f(x):\n    return 10**11",
-        "assert [0] * f(1) == 1\nassert 2 ** f(1) == 8",
-    ),
-}
-
-
-@every_kind
-@pytest.mark.parametrize("name", WEAK)
-def test_tests_are_not_led_astray(kind, name, under, monkeypatch):
-    if refused(kind):
-        return
-    under(kind)
-    monkeypatch.setattr(box, "CPU_SECONDS", 1)
-    program, tests = WEAK[name]
-    assert compute_score(program, tests) == 0.0
-
-
-@every_kind
-@pytest.mark.parametrize("name", BUSY)
-def test_processor_time_is_limited_by_itself(kind, name, outcomes):
-    if refused(kind):
-        return
-    score, seconds = outcomes[kind, name]
-    assert score == 0.0
-    assert seconds < HANG_SECONDS
 
 
 @every_kind
@@ -758,28 +145,32 @@ def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, un
 
 
 def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
-    """The kernel refuses namespaces, as in many containers; here because of a filter on the child."""
+    """The kernel refuses namespaces and nothing else, as in many containers; here a filter does."""
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
         (tmp_path / name).write_text(text)
     program = """
 import code_reward
 from parts import settings
 from sandbox import warden
-warden._REFUSED = "unshare 272 97"
+warden._REFUSED, warden._REFUSED_WITH = "unshare 272 97", "clone 56 220 0&0x7E020000"
 if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
 """
-    environment = {key: value for key, value in os.environ.items() if key != "CODE_PROTECTION"}
     files = [f"ANSWER={tmp_path}/answer.py", f"TESTS={tmp_path}/tests.py"]
     command = [sys.executable, "-c", program, *files]  # imports from the current folder
-    result = subprocess.run(
-        command, cwd=FOLDER, capture_output=True, text=True, timeout=HANG_SECONDS, env=environment
-    )
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    for word in ("CODE_PROTECTION=auto", "bubblewrap", "namespaces", "Remedy"):
-        assert word in result.stderr
+    results = [
+        subprocess.run(
+            command, cwd=FOLDER, capture_output=True, text=True, timeout=HANG_SECONDS,
+            env=os.environ | {"CODE_PROTECTION": wanted},
+        )
+        for wanted in ("auto", "limits")
+    ]  # fmt: skip
+    assert [result.returncode for result in results] == [2, 0 if "limits" in KINDS else 2]
+    assert results[0].stderr.count("\n") == 1
+    for word in ("CODE_PROTECTION=auto", "bubblewrap", "namespaces: ", "not permitted", "Remedy"):
+        assert word in results[0].stderr
+    assert "score" not in results[0].stdout
 
 
 def test_an_unknown_protection_is_refused():
@@ -791,9 +182,12 @@ def test_an_unknown_protection_is_refused():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
-    """Compares the table with the kernel's headers where they are installed; checks its form everywhere."""
-    table = [call.split() for call in warden._REFUSED.replace(",", "\n").split("\n") if call]
-    assert all(len(row) == 3 and row[1].isdigit() and row[2].isdigit() for row in table)
+    """Compares the tables with the kernel's headers where they are installed, and with Python's constants."""
+    with_arguments = [line.split() for line in warden._REFUSED_WITH.strip().splitlines()]
+    table = [call.split() for call in warden._REFUSED.replace(",", "\n").strip().splitlines()]
+    assert all(len(row) == 3 for row in table) and all(len(row) > 3 for row in with_arguments)
+    table += [row[:3] for row in with_arguments]
+    assert all(row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
         if Path(header).exists():
@@ -801,9 +195,19 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             for line in Path(header).read_text().splitlines():
                 if line.startswith("#define __NR"):
                     name, number = line.split()[1:3]
-                    defined[name.removeprefix("__NR").removeprefix("3264").removeprefix("_")] = number
+                    if number.isdigit():  # not another name for the same
+                        defined[name.removeprefix("__NR").removeprefix("3264").removeprefix("_")] = number
+            assert sum(row[0] in defined for row in table) > 40  # the newest may be missing
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
             assert not wrong
+    assert {row[0]: set(row[3:]) for row in with_arguments} == {
+        "clone": {f"0&0x{sum(NAMESPACES):X}"},
+        "prlimit64": {"0&0xFFFFFFFF"},
+        "prctl": {"0=1"},  # PR_SET_PDEATHSIG
+        "fcntl": {"1=15", *(f"1={getattr(fcntl, name)}" for name in FCNTL)},  # 15: F_SETOWN_EX
+        "ioctl": {f"1=0x{termios.FIOASYNC:X}", "1=0x8901", "1=0x8902"},  # FIOSETOWN, SIOCSPGRP
+        "sendto": {"4&0xFFFFFFFF", "4.5&0xFFFFFFFF"},
+    }
 
 
 # ---------------------------------------------------------------- programs that solve the task
@@ -915,6 +319,30 @@ HONEST = {
         "class N:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
         "def f(x):\n    head = None\n    for v in reversed(x):\n        head = N(v, head)\n    return head",
         "assert f([1, 2]).next.val == 2\nassert f([1]).next is None",
+        None,
+        1.0,
+    ),
+    "objects that change": (
+        """
+class Counter:
+    def __init__(self, left):
+        self.left = left
+    def __next__(self):
+        self.left -= 1
+        return self.left
+    def __call__(self, more):
+        self.left += more
+        return self.left
+    def __iter__(self):
+        return iter(range(self.left))
+def make(n):
+    return Counter(n)
+def empty(counter):
+    counter.left = 0
+""",
+        "c = make(3)\nassert c.left == len(c) == 3\nassert next(c) == 2 and c.left == 2 and c[1] == 1\n"
+        "assert c(5) == 7 and c.left == 7 and 6 in c\nempty(c)\nassert c.left == 0 and list(c) == []\n"
+        "both = [make(1)]\nassert both[0].left == 1\nempty(*both)\nassert both[0].left == 0",
         None,
         1.0,
     ),
@@ -1065,8 +493,8 @@ def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
         return
     under(kind)
     returned = (
-        "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len", "sys",
-        "NotImplemented", "...", "array('i', [1])", "object()", "A()", "float('nan')",
+        "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len",
+        "sys", "NotImplemented", "...", "array('i', [1])", "object()", "A()", "float('nan')",
     )  # fmt: skip
     answer = (
         "import sys\nfrom array import array\nfrom collections import deque\n"

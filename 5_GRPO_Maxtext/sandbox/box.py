@@ -8,10 +8,11 @@ r"""Runs an untrusted Python program in isolation. Standard library only; isolat
 | `namespaces` | `warden.py`, in the same way      | Linux 5.12, user namespaces allowed (or real root)      |
 | `limits`     | nothing: only the limits below    | any Unix; only on request, see PROTECTION               |
 
-An isolated program has no network, sees no other process and no /proc, and reads only the files of Python and
-the C library. Its one writable folder starts empty, is kept in memory and holds DISK_BYTES. On Linux (x86_64,
-aarch64), under every protection, a seccomp filter also refuses system calls that no honest program needs:
-sockets, signals, tracing, leaving the process group, new namespaces, memory outside the limits.
+An isolated program has no network, sees no other process and no /proc, and reads only what lies in Python's
+`sys.base_prefix` (of Debian's own Python: all of /usr), /lib and /usr/lib. Its one writable folder starts
+empty, is kept in memory and holds DISK_BYTES. On Linux (x86_64, aarch64), under every protection, a seccomp
+filter also refuses system calls that no honest program needs: sockets, signals, tracing, leaving the process
+group, new namespaces, memory outside the limits.
 
 `python 5_GRPO_Maxtext/code_reward.py` prints the protection that this machine gives.
 
@@ -20,7 +21,7 @@ has exited. When the init process of a pid namespace exits, the kernel kills all
 `setsid`.
 
 Not protected against: kernel bugs, timing side channels, and load on the machine within the limits. Memory is
-limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES.
+limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe add to it.
 """
 
 import contextlib
@@ -127,11 +128,19 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder (str); `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels."""
+    """Removes a folder (str) with all that an answer left in it.
+
+    `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. Under `limits` the answer may
+    be this user; then a folder without permissions is in the way of rm.
+    """
     try:
         os.rmdir(folder)
     except OSError:
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        remedies = [["rm", "-rf", "--", folder]]
+        if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
+            remedies.insert(0, ["chmod", "-R", "u+rwx", "--", folder])
+        for remedy in remedies:
+            subprocess.run(remedy, check=False, stderr=subprocess.DEVNULL)
 
 
 def read(process: subprocess.Popen, deadline: float) -> tuple[bytes, bool]:

@@ -16,8 +16,11 @@ Any other object stays in the server, and could claim to be whatever a test asks
   * it equals only itself, and has no truth value;
   * its methods are called only if a test made it by calling a class, a name with a capital first letter:
     `Stack().pop()`, but not `f(x).startswith("a")`;
-  * iteration and `in` work on a copy of all its items; one that does not end has none.
-Tests can read its attributes, call what a function returned, and use len(), str(), [] and next().
+  * iteration, `in`, len() and [] work on a copy of all its items; one that does not end has none;
+  * what a test has once read of it, an attribute or its items, stays so until the test hands it to the answer
+    again: it cannot have length 0 for one look and 3 items for the next.
+Tests can also call what a function returned, and use str() and next(). An object that a test made is asked
+each time, since its methods change it.
 """
 
 import builtins
@@ -25,6 +28,7 @@ import collections
 import importlib
 import itertools
 import json
+import operator
 import os
 import sys
 
@@ -93,6 +97,28 @@ def decode(data, find):
 # ---------------------------------------------------------------- the server: the answer's process
 
 
+def all_items(value) -> list:
+    """The items of an iterable; raises OverflowError if it has more than ITEMS."""
+    items = list(itertools.islice(value, ITEMS + 1))
+    if len(items) > ITEMS:
+        raise OverflowError(f"more than {ITEMS} items")
+    return items
+
+
+def next_item(value) -> list:
+    """The next item of an iterator, in a list; an empty list at its end."""
+    try:
+        return [next(value)]
+    except StopIteration:
+        return []
+
+
+LOOKS = {  # what a test can ask of an object, besides calling it
+    **{"get": getattr, "str": str, "repr": repr, "len": len},
+    **{"item": operator.getitem, "items": all_items, "next": next_item},
+}
+
+
 def serve(answer: str, requests: int, replies: int) -> None:
     """Runs `answer`, then executes the requests. This process holds no secret.
 
@@ -115,18 +141,8 @@ def serve(answer: str, requests: int, replies: int) -> None:
     def reply_to(verb, target, *rest):
         if verb == "name":
             return [encode(getattr(module, target), keep)]
-        if verb == "get":
-            return [encode(getattr(objects[target], rest[0]), keep)]
-        if verb == "next":
-            try:
-                return [encode([next(objects[target])], keep)]
-            except StopIteration:
-                return [encode([], keep)]
-        if verb == "items":
-            items = list(itertools.islice(objects[target], ITEMS + 1))
-            if len(items) > ITEMS:
-                raise OverflowError(f"more than {ITEMS} items")
-            return [encode(items, keep)]
+        if verb in LOOKS:
+            return [encode(LOOKS[verb](objects[target], *decode(rest[0], find)), keep)]
         arguments, named = decode(rest[0], find), decode(rest[1], find)
         value = objects[target](*arguments, **named)
         changed = [encode(argument, keep) for argument in arguments] if value is None else []
@@ -186,15 +202,31 @@ class Remote:
     def __init__(self, wire, number, own=False, makes=False, method=False):
         object.__setattr__(self, "_wire_and_number", (wire, int(number)))
         object.__setattr__(self, "_flags", (own, makes, method))
+        object.__setattr__(self, "_seen", {})
+
+    def _ask(self, verb, *rest):
+        """The reply to one of LOOKS."""
+        wire, number = self._wire_and_number
+        return wire.ask(verb, number, encode(list(rest), _number))[0]
+
+    def _look(self, verb, *rest):
+        """The same; of an object that no test made, always the first reply."""
+        own, *_ = self._flags
+        if own:
+            return self._ask(verb, *rest)
+        if (verb, *rest) not in self._seen:
+            self._seen[verb, *rest] = self._ask(verb, *rest)
+        return self._seen[verb, *rest]
 
     def __getattr__(self, name):
-        (wire, number), (own, makes, _) = self._wire_and_number, self._flags
-        return _marked(wire.ask("get", number, name)[0], makes=makes, method=not own)
+        own, makes, _ = self._flags
+        return _marked(self._look("get", name), makes=makes, method=not own)
 
     def __call__(self, *arguments, **named):
         (wire, number), (_, makes, method) = self._wire_and_number, self._flags
         if method:
             raise TypeError("a method of an object that the test did not make")
+        self._seen.clear()
         value, *changed = wire.ask("call", number, encode(list(arguments), _number), encode(named, _number))
         value = _marked(value, own=makes)
         # A function that returns something changes nothing here: the answer could reply anything.
@@ -207,15 +239,28 @@ class Remote:
         return value
 
     def __iter__(self):
-        wire, number = self._wire_and_number
-        return iter(wire.ask("items", number)[0])
+        return iter(self._look("items"))
 
     def __contains__(self, item):
-        return item in list(self)
+        return item in self._look("items")
+
+    def __len__(self):
+        own, *_ = self._flags
+        return self._ask("len") if own else len(self._look("items"))
+
+    def __getitem__(self, key):
+        own, *_ = self._flags
+        return self._ask("item", key) if own else self._look("items")[key]
+
+    def __str__(self):
+        return self._look("str")
+
+    def __repr__(self):
+        return self._look("repr")
 
     def __next__(self):
-        wire, number = self._wire_and_number
-        items = wire.ask("next", number)[0]
+        self._seen.clear()
+        items = self._ask("next")
         if not items:
             raise StopIteration
         return items[0]
@@ -230,28 +275,13 @@ class Remote:
 def _number(value):
     if not isinstance(value, Remote):
         raise NotData(f"a value of type {type(value).__name__}")
+    value._seen.clear()  # what it is handed to may change it
     return ["object", value._wire_and_number[1]]
 
 
 def _marked(value, **flags):
     """The reply to a request, with what the checker knows of it where it is an object."""
     return Remote(*value._wire_and_number, **flags) if isinstance(value, Remote) else value
-
-
-def _forward(name):
-    def method(self, *arguments):
-        wire, number = self._wire_and_number
-        try:
-            method = wire.ask("get", number, name)[0]
-        except AttributeError as error:  # list() expects TypeError where len() is missing
-            raise TypeError(str(error)) from None
-        return method(*arguments)
-
-    return method
-
-
-for _name in ("__len__", "__str__", "__repr__", "__getitem__"):
-    setattr(Remote, _name, _forward(_name))
 
 
 def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:

@@ -19,13 +19,12 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column be
 # which is the unit that is killed; namespaces and mounts (a new namespace could mount unlimited memory);
 # memory that RLIMIT_AS does not count; large parts of the kernel that no answer needs.
 _REFUSED = """
-socket 41 198
+socket 41 198, bind 49 200, connect 42 203, sendmsg 46 211, sendmmsg 307 269
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
 pidfd_open 434 434, pidfd_getfd 438 438, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138
 rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, setpriority 141 140, ioprio_set 251 30
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
 setsid 112 157, setpgid 109 154
-sendmsg 46 211, sendmmsg 307 269
 unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51
 open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432, mount_setattr 442 442
 memfd_create 319 279, memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
@@ -35,12 +34,13 @@ io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 28
 # Refused with some arguments only. Name, numbers; then the argument, "=" or "&", a constant: refused if they
 # are equal, or have a bit in common. No CLONE_NEW* for clone; prlimit only for the caller, pid 0; no
 # PR_SET_PDEATHSIG; no owner (F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, FIOASYNC) whom a ready
-# descriptor would signal; no packet to an address, which needs no connection.
+# descriptor would signal; no lease (F_SETLEASE), for which others who open the file wait; no pipe that grows
+# (F_SETPIPE_SZ), since RLIMIT_AS does not count its memory; no packet to an address.
 _REFUSED_WITH = """
 clone 56 220 0&0x7E020000
 prlimit64 302 261 0&0xFFFFFFFF
 prctl 157 167 0=1
-fcntl 72 25 1=8 1=10 1=15
+fcntl 72 25 1=8 1=10 1=15 1=1024 1=1031
 ioctl 16 29 1=0x8901 1=0x8902 1=0x5452
 sendto 44 206 4&0xFFFFFFFF 4.5&0xFFFFFFFF
 """

@@ -1,0 +1,62 @@
+"""What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
+
+    python benchmarks/try_hostile_programs.py     # 1.5 minutes; writes benchmarks/hostile_programs.csv
+
+One line per protection and user, root or another: the walls are built differently for them. A run writes its
+user's lines and keeps the others. Columns:
+
+tried           programs that the protection is meant to hold
+paid            programs that scored
+escaped         files outside that were written or changed, and sockets outside that were reached
+outlived        processes and folders that were left
+crashed         programs at which the grader failed or hung
+"""
+
+import csv
+import os
+import sys
+import time
+from pathlib import Path
+
+from machine import processor
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in ("5_GRPO_Maxtext", "tests"):
+    sys.path.insert(0, str(ROOT / folder))
+
+import hostile_programs
+
+TABLE = ROOT / "benchmarks" / "hostile_programs.csv"
+
+
+def line(kind: str, user: str) -> dict[str, str | int]:
+    """Tries all programs under the protection `kind`; a line of the table."""
+    outcomes = hostile_programs.try_all(kind)
+    found = {
+        "paid": outcomes.paid(),
+        "escaped": outcomes.escaped,
+        "outlived": outcomes.outlived,
+        "crashed": outcomes.crashed(),
+    }
+    counts = {name: len(which) for name, which in found.items()}
+    print(kind, counts, *(f"{name}: {which}" for name, which in found.items() if which), sep="\n  ")
+    where = {"machine": processor(), "date": time.strftime("%Y-%m-%d")}
+    return {"protection": kind, "user": user, "tried": len(outcomes.scores)} | counts | where
+
+
+def main() -> None:
+    """Tries them and writes the table."""
+    user = "another" if os.geteuid() else "root"
+    kept = []
+    if TABLE.exists():
+        with open(TABLE, newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["user"] != user]
+    rows = kept + [line(kind, user) for kind in hostile_programs.KINDS]
+    with open(TABLE, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: (row["protection"], row["user"])))
+
+
+if __name__ == "__main__":
+    main()
