@@ -112,10 +112,11 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
         UserError: the run's constants.json is damaged.
     """
     run = next((f for f in (source, *source.parents) if (f / "constants.json").is_file()), None)
-    place = epath.Path(source)
     if run == source:  # its checkpoints may be elsewhere
-        constants = run_files.read_constants(run, "SOURCE")
-        place = epath.Path(checkpoints.root_of(constants.get("CHECKPOINT_DIR", ""), run))
+        root = checkpoints.root_of(run_files.read_constants(run, "SOURCE").get("CHECKPOINT_DIR", ""), run)
+        actor = epath.Path(root) / "actor"
+        return {step: actor / str(step) / "model_params" for step in checkpoints.saved(root)}, run
+    place = epath.Path(source)
     folders = [place] if (place / "_METADATA").exists() else []
     for name in ("model_params", ITEM):
         for depth in range(MAX_DEPTH):  # no "**": a bucket would be listed whole
