@@ -164,10 +164,11 @@ def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, name):
 def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finished, name, capsys):
     damage, words = GOES_ON[name]
     damage(run)
-    demo.main([*RUN, "RUN_DIR=run"])
+    demo.main([*RUN, "RUN_DIR=run", "PROFILE_DIR=trace"])
     said = capsys.readouterr().out
     for word in words:
         assert re.search(word, said), said[-2000:]
+    assert ("trace of steps" in said) == ("going on" in said) == Path("trace").exists()
     whole, again = load_weights(finished / "run", 4), load_weights("run", 4)
     for weight in whole:
         np.testing.assert_array_equal(whole[weight], again[weight], err_msg=weight)

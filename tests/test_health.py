@@ -130,6 +130,18 @@ def test_too_few_steps_and_missing_figures_are_not_judged():
     assert health.check([row | dict.fromkeys(row, float("nan")) for row in rows], constants) == {}
 
 
+def test_steps_without_a_figure_are_passed_over_but_not_most_of_them():
+    """A step whose answers are all masked has no KL."""
+    rows, constants = log("kl")
+    assert "kl" in health.check(rows, constants)
+
+    def without(*last):
+        return [row | ({"kl": float("nan")} if i - len(rows) in last else {}) for i, row in enumerate(rows)]
+
+    assert "kl" in health.check(without(-1, -4), constants)
+    assert "kl" not in health.check(without(-1, -3, -4), constants)
+
+
 def test_the_command_reads_a_runs_folder(tmp_path):
     rows, constants = log("kl")
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -100,6 +101,9 @@ def test_each_rewards_mean_and_their_sum(run):
         for name in names:
             assert row[f"reward_{name}"] == pytest.approx(np.mean(run["rewards"][name][i]), abs=1e-9)
         assert row["reward"] == pytest.approx(sum(row[f"reward_{name}"] for name in names), abs=1e-9)
+        groups = np.sum([run["rewards"][name][i] for name in names], axis=0).reshape(-1, G)
+        spread = [statistics.stdev(group) for group in groups.tolist()]
+        assert row["reward_std"] == pytest.approx(np.mean(spread), abs=1e-6)
 
 
 def test_tensorboard_has_every_figure_of_every_step(run):

@@ -26,7 +26,7 @@ def shipped():
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0):
+def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0, logits_clip=0.0):
     """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
     hf, tokenizer, actor, mesh = shipped()
     engine = rollout.MaxTextRollout(
@@ -40,6 +40,7 @@ def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0):
         hf=hf,
         current_step=lambda: engine.step,
         seed=0,
+        logits_clip=logits_clip,
     )
     engine.step = 0
     return engine
@@ -88,6 +89,23 @@ def test_uncut_samples_have_the_log_probs_of_the_full_forward_pass():
         assert len(log_prob) == len(tokens)
         # two programs sum float32 in another order: 1e-5 of logits of size 10
         np.testing.assert_allclose(log_prob, row[np.arange(len(tokens)), tokens], atol=2e-4)
+
+
+def test_what_is_drawn_with_a_logit_clip_has_the_clipped_policys_log_probs():
+    engine = make_rollout(logits_clip=2.0)
+    output = engine.generate(prompts(16), settings(seed=3))
+    logits, completions = full_forward(engine, output)
+    clipped = np.clip(logits, -2, 2)
+    trained = np.asarray(jax.nn.log_softmax(clipped))
+    clipped[..., engine.pad_id()] = -np.inf  # never drawn
+    drawn = np.asarray(jax.nn.log_softmax(clipped))
+    tokens = jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
+    scored = np.asarray(engine.get_per_token_logps(*tokens))
+    for i, (ids, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
+        at = np.arange(len(ids)), ids
+        np.testing.assert_allclose(log_prob, drawn[i][at], atol=2e-4)  # as above
+        np.testing.assert_allclose(scored[i, : len(ids)], trained[i][at], atol=2e-4)
+    assert np.abs(logits).max() > 5 and drawn.max() < -0.5  # the clip binds
 
 
 def test_greedy_text_is_the_argmax_of_the_full_forward_pass():
