@@ -605,10 +605,16 @@ class Factors:
         self.values = {"a": [2, 2, n], "b": [2, 2, 1]}
     def __getattr__(self, name):
         return self.values[name].pop()
+class Pair:
+    def __init__(self, n):
+        self.of = Factors(n)
 def f(n):
     return Factors(n)
+def pair(n):
+    return Pair(n)
 """,
-        "r = f(91)\nassert r.a * r.b == 91 and 1 < r.a < 91 and 1 < r.b < 91",
+        "r = f(91)\nassert r.a * r.b == 91 and 1 < r.a < 91 and 1 < r.b < 91\n"
+        "p = pair(91)\nassert p.of.a * p.of.b == 91 and 1 < p.of.a < 91 and 1 < p.of.b < 91",
     ),
     "a dict with every key": (
         "class D(dict):\n    __contains__ = __missing__ = get = lambda *a: True\ndef f(x):\n    return D()",

@@ -194,14 +194,16 @@ class Remote:
     Args:
         wire (Wire): connection to it.
         number (int): of the object in the server.
+
+    `_marked` sets its flags:
         own (bool): whether the tests know what it is: a name that they use, or an instance that they made.
         makes (bool): whether calling it makes an instance.
         method (bool): whether it is an attribute of an object of which they do not, and cannot be called.
     """
 
-    def __init__(self, wire, number, own=False, makes=False, method=False):
+    def __init__(self, wire, number):
         object.__setattr__(self, "_wire_and_number", (wire, int(number)))
-        object.__setattr__(self, "_flags", (own, makes, method))
+        object.__setattr__(self, "_flags", (False, False, False))
         object.__setattr__(self, "_seen", {})
 
     def _ask(self, verb, *rest):
@@ -279,9 +281,11 @@ def _number(value):
     return ["object", value._wire_and_number[1]]
 
 
-def _marked(value, **flags):
-    """The reply to a request, with what the checker knows of it where it is an object."""
-    return Remote(*value._wire_and_number, **flags) if isinstance(value, Remote) else value
+def _marked(value, own=False, makes=False, method=False):
+    """The reply to a request; an object gets these flags, and keeps what was seen of it."""
+    if isinstance(value, Remote):
+        object.__setattr__(value, "_flags", (own, makes, method))
+    return value
 
 
 def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:
