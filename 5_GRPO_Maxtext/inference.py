@@ -131,7 +131,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     if checkpoint:
         saved = {name: value for name, value in checkpoint.constants.items() if name in RUNS_CONSTANTS}
     c = settings.read(Constants, given, saved)
-    if checkpoint and checkpoint.constants.get("REWARD_FUNC") and not c.REWARD_FUNC:
+    if not_run(c, checkpoint):
         c = dataclasses.replace(c, REWARDS=task_rewards.built_in_rewards(c.REWARDS))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
@@ -198,6 +198,11 @@ def named_run(path: Path) -> tuple[Path, int | None]:
         f"CHECKPOINT={path}: not in a run of the main script (no constants.json there); give its RUN_DIR, "
         "RUN_DIR/number, or base"
     )
+
+
+def not_run(c: Constants, checkpoint: Checkpoint | None) -> str:
+    """The run's REWARD_FUNC, where the command line does not name one: a stranger's code is not run."""
+    return "" if c.REWARD_FUNC or not checkpoint else checkpoint.constants.get("REWARD_FUNC", "")
 
 
 # %% Questions in -------------------------------------------------------------------------------------------
@@ -614,8 +619,7 @@ def main(arguments: Sequence[str]) -> None:
         trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
         about = f"{root}/actor/{steps[-1]}{trained}, trained from {c.MODEL}"
     print(shown(f"checkpoint: {about}"))
-    own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
-    if own and not c.REWARD_FUNC:
+    if own := not_run(c, checkpoint):
         words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
         print(shown(words))
     add_prompts(c, rows, tokenizer, grader.think_tags)

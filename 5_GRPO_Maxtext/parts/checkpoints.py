@@ -113,6 +113,9 @@ def only_finite(trainer: PeftTrainer, c) -> Iterator[None]:
 
 
 # %% Reading ------------------------------------------------------------------------------------------------
+_tunix_restore = CheckpointManager.maybe_restore  # also while it is replaced
+
+
 def newest_readable(steps: list[int], read: Callable[[int], Any], where: str) -> tuple[int, Any, list[int]]:
     """The newest checkpoint that can be read; says which cannot.
 
@@ -157,9 +160,6 @@ def restore(manager: CheckpointManager, step: int, model, optimizer, lora_only: 
         if items.get(item) is None:  # without moments Tunix would go on with fresh ones
             raise ValueError(f"it has no {item}")
     return _tunix_restore(manager, model, optimizer, step, lora_only)
-
-
-_tunix_restore = CheckpointManager.maybe_restore
 
 
 @contextlib.contextmanager
