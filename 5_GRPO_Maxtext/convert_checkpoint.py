@@ -116,7 +116,7 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
         root = checkpoints.root_of(run_files.read_constants(run, "SOURCE").get("CHECKPOINT_DIR", ""), run)
         actor = epath.Path(root) / "actor"
         return {step: actor / str(step) / "model_params" for step in checkpoints.saved(root)}, run
-    place = epath.Path(source)
+    place = epath.Path(source.resolve())  # Orbax wants whole paths
     folders = [place] if (place / "_METADATA").exists() else []
     for name in ("model_params", ITEM):
         for depth in range(MAX_DEPTH):  # no "**": a bucket would be listed whole

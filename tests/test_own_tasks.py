@@ -86,6 +86,9 @@ class Parrot:
         texts, self.answers = self.answers[: len(prompts)], self.answers[len(prompts) :]
         return type("Output", (), {"text": texts, "tokens": [[0] * 5] * len(texts)})
 
+    def eos_id(self):
+        return 2
+
 
 def asked(*rows):
     names = ("answer", "data_source", "extra_info", "prompts")

@@ -128,9 +128,9 @@ def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
     stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
-    monkeypatch.setattr(inference, "saved_steps", lambda *_: (EVIL, 7))
+    monkeypatch.setattr(inference, "saved_steps", lambda *_: (EVIL, [7]))
     monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
-    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
+    monkeypatch.setattr(inference, "restore", lambda *_, **__: 7)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
@@ -139,7 +139,7 @@ def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
     """A run's folder can be anybody's: its constants are printed, too."""
     monkeypatch.setattr(health, "history", lambda *_: iter([f"DATASET={EVIL}"]))
-    (tmp_path / "constants.json").write_text("{}")
+    (tmp_path / "constants.json").write_text('{"MODEL": "m"}')
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     health.main([str(tmp_path)])
     assert not obeyed(capsys.readouterr().out)

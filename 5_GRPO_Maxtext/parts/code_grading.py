@@ -80,7 +80,8 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
             tests = "\n".join(tests)
         else:
             keys = ("input", "output")
-            pairs = [tuple(map(t.get, keys)) if isinstance(t, dict) else tuple(t) for t in tests]
+            pairs = [[t.get(key) for key in keys] if isinstance(t, dict) else t for t in tests]
+            pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
             if all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
                 return pairs
     if not isinstance(tests, str):
