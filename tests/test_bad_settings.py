@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import task_rewards
 from parts.settings import UserError
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}
-MINE = ["DATASET=mine.jsonl", "TEST_DATASET=other.jsonl"]
-OWN = [*MINE, "REWARD_FUNC=own.py"]
 
 # The setting, and what the line has to say beside its name.
 TABLE = """
@@ -207,9 +207,16 @@ def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(settings_, a_sma
 
 @pytest.mark.parametrize("text", REWARDS)
 def test_a_faulty_reward_file_is_one_line(text):
+    """At the start where the file shows it, else at the first answer; test_guards.py has a whole run."""
     Path("own.py").write_text(text)
-    line = line_of([*OWN, "NUM_BATCHES=1", "BATCH_SIZE=1", "NUM_GENERATIONS=2", "EVAL_EVERY=0"])
-    assert REWARDS[text] in line, line
+    row = {"data_source": "mine", "source": "mine.jsonl", "line": "1", "answer": "2"}
+    with pytest.raises(UserError) as error:
+        grader = task_rewards.make_grader("", "own.py", reward_func, [row])
+        for function in grader.functions:
+            columns = dict(answer=["2"], question=["1 + 1?"], data_source=["mine"], extra_info=[""])
+            function(prompts=["1 + 1?"], completions=["2"], **columns)
+    line = str(error.value)
+    assert REWARDS[text] in line and "\n" not in line, line
     assert "REWARD_FUNC" in line or "compute_score" in line or "own.py" in line
 
 

@@ -103,8 +103,8 @@ def only_finite(trainer: PeftTrainer, c) -> Iterator[None]:
         if due and not all_finite((nnx.state(model, nnx.Param), nnx.state(optimizer, nnx.OptState))):
             raise UserError(
                 f"the weights or their Adam moments after update {step} are not finite; no checkpoint holds "
-                f"them. Lower LEARNING_RATE={c.LEARNING_RATE}, set MAX_GRAD_NORM={c.MAX_GRAD_NORM} to 1, and "
-                "start a new run"
+                f"them. Lower LEARNING_RATE={c.LEARNING_RATE} (MAX_GRAD_NORM={c.MAX_GRAD_NORM} bounds the "
+                "gradient, 0 does not), and start a new run"
             )
         return write(step, model, optimizer, **arguments)
 
