@@ -13,7 +13,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
     """The rows of a `train_log.csv`, none without the file; one that is cut short or garbage is left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    text = path.read_text(encoding="utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1]  # a number that is cut short is another number
     rows = []
     for row in csv.DictReader(whole.splitlines()):
