@@ -698,6 +698,8 @@ def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes()
         np.testing.assert_allclose(combine([whole[name], nothing[name]]), expected, **CLOSE)
         assert np.isnan(combine([nothing[name]]))
     assert not np.isclose(np.mean([mean(part["kl"]) for part in parts]), mean(whole["kl"]), rtol=0.01)
+    largest = [float(part["mismatch/max"]) for part in parts]
+    assert loss_options.LOGGED["mismatch/max"](largest) == float(whole["mismatch/max"]) > min(largest)
 
 
 def test_the_learner_hands_the_whole_batchs_denominator_to_each_part():
