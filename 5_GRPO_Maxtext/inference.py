@@ -603,6 +603,12 @@ def restore(rollout: MaxTextRollout, root: str, steps: list[int], lora_only: boo
     return step
 
 
+def describe(c: Constants, root: str, step: int) -> str:
+    """A checkpoint in words: its folder, and what it was trained from."""
+    trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
+    return f"{root}/actor/{step}{trained}, trained from {c.MODEL}"
+
+
 def main(arguments: Sequence[str]) -> None:
     """Asks; see the module's docstring."""
     c, question, checkpoint = read_arguments(arguments)
@@ -616,8 +622,7 @@ def main(arguments: Sequence[str]) -> None:
     tokenizer = llama.load_tokenizer(folder)
     about = f"base, {c.MODEL} untrained"
     if checkpoint:
-        trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
-        about = f"{root}/actor/{steps[-1]}{trained}, trained from {c.MODEL}"
+        about = describe(c, root, steps[-1])
     print(shown(f"checkpoint: {about}"))
     if own := not_run(c, checkpoint):
         words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
@@ -628,7 +633,7 @@ def main(arguments: Sequence[str]) -> None:
     before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
     if checkpoint:
         step = restore(rollout, root, steps, lora_only=bool(c.LORA_RANK))
-        about = about.replace(f"/actor/{steps[-1]}", f"/actor/{step}")
+        about = describe(c, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         pieces = []
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):

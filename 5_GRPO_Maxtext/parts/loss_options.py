@@ -23,6 +23,7 @@ import numpy as np
 from flax import nnx
 
 from parts import faster_on_cpu, llama
+from parts.questions import GRADED_COLUMNS
 from parts.tunix_api import (
     GRPOConfig,
     GRPOLearner,
@@ -42,7 +43,6 @@ from parts.versions import require
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer; Tunix's limit
-GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of the data, as the rewards get them
 MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
 KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import grain
     import pyarrow
 
+GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
 PROBE_SECONDS = 5  # until the network counts as unreachable
 MAX_BYTES = 2**30  # of a file as it is read; Parquet packs gigabytes into a few kilobytes

@@ -36,6 +36,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from parts import answers, checkpoints, devices, settings
+from parts.questions import GRADED_COLUMNS
 from parts.run_files import read_constants, read_log, read_object
 from parts.settings import UserError
 from parts.tunix_api import TrainingHooks
@@ -52,7 +53,6 @@ HELD_OUT = {  # columns of train_log.csv: figures of `evaluate_both`, on rows wh
     "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
     "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
 }  # fmt: skip
-ASKED = ("question", "answer", "data_source", "extra_info")  # of a row: what is asked and graded
 FLUSH_SECONDS = 10  # between two writes of TensorBoard's file
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
 COMPILED_BYTES = 2**30  # beyond it the programs used longest ago are deleted
@@ -82,7 +82,10 @@ class Run:
         Raises:
             UserError: they are others.
         """
-        asked = {split: [[row[name] for name in ASKED] for row in rows] for split, (rows, _) in data.items()}
+        asked = {
+            split: [[row[name] for name in GRADED_COLUMNS] for row in rows]
+            for split, (rows, _) in data.items()
+        }
         found = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         path = self.logs / "run.json"
         mine = read_object(path) or {}
