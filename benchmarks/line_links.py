@@ -2,8 +2,8 @@
 
 A link like [`td_error = ...`](1_Q_Learning/Q_Learning.py#L207) promises that line 207 holds the text in
 backticks. A block of Python under [`Q_Learning.py`](1_Q_Learning/Q_Learning.py#L200-L207) promises that it
-*is* these lines; a stretch that is left out is the line `# ...`. tests/test_pages.py keeps both promises. Text and
-block must stand at exactly one place of the file: so what has moved is found again.
+*is* these lines; a stretch that is left out is the line `# ...`. tests/test_pages.py keeps both promises.
+Text and block must stand at exactly one place of the file: so what has moved is found again.
 
     python benchmarks/line_links.py      # or `make links`
 """
