@@ -276,6 +276,20 @@ JOBS = [
         into("5_GRPO_Maxtext", "lm_eval.csv"),
         writes_itself=True,
     ),
+    Job(
+        "python benchmarks/eight_answers.py",
+        into("5_GRPO_Maxtext", "eight_answers.json"),
+        1.7,
+        writes_itself=True,
+    ),
+    Job(
+        "python benchmarks/drawings.py",
+        into("1_Q_Learning", "course_map.png", "agent_environment.png")
+        | into("3_Pendulum", "actor_critic.png")
+        | into("5_GRPO_Maxtext", "eight_answers.png", "stack.png", "mesh_4x2.png"),
+        0.3,
+        writes_itself=True,
+    ),
     Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv"), writes_itself=True),
     Job(
         "python benchmarks/pendulum_optimum.py",

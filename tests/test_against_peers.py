@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import against_peers
+import pages
 import peer
 import pytest
 
@@ -25,10 +26,10 @@ def test_the_file_has_the_rows_and_the_columns_that_the_script_writes(folder):
     assert list(rows[0]) == against_peers.COLUMNS
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_readmes_table_is_made_of_the_file(folder, language):
-    lines = (ROOT / folder / language).read_text().splitlines()
+    lines = pages.text(ROOT / folder, language).splitlines()
     for line in against_peers.table(committed(folder)):
         assert line in lines
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import hostile_programs
+import pages
 import pytest
 from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
@@ -69,7 +70,7 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
 
 
 def test_the_limits_that_the_readme_names_are_in_force():
-    text = " ".join((FOLDER / "README.md").read_text().split())
+    text = " ".join(pages.text(FOLDER, "english").split())
     for limit in (
         f"{box.WALL_SECONDS:.0f} s by the clock, {box.CPU_SECONDS} s of processor time",
         f"{box.MEMORY_BYTES >> 20} MiB of memory a process, {box.PROCESSES} processes or threads",
@@ -80,9 +81,9 @@ def test_the_limits_that_the_readme_names_are_in_force():
         assert limit in text
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
-    text = (FOLDER / language).read_text()
+    text = pages.text(FOLDER, language)
     with open(FOLDER.parent / "benchmarks" / "hostile_programs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(row["protection"], row["user"]) for row in rows} == set(

@@ -1,239 +1,128 @@
-"""The course says what is so: links, linked lines of code, both languages, stated times, cells, figures."""
+"""The course says what is so: the door, symbols, drawings, cells, commands, committed figures."""
 
 import ast
 import csv
+import itertools
+import json
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import drawings
 import figures
-import line_links
+import numpy as np
+import pages
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = [ROOT, *sorted(ROOT.glob("[1-5]_*"))]
-READMES = [path for folder in FOLDERS for path in sorted(folder.glob("README*.md"))]
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md"]
-ENGLISH, CHINESE = ((ROOT / name).read_text() for name in ("README.md", "README_ch.md"))
-LANGUAGES = {"README.md": ENGLISH, "README_ch.md": CHINESE}
-FENCE = re.compile(r"^```.*?^```|``.+?``", re.M | re.S)  # blocks of code, and spans that show markup
+PAGES = [*pages.ALL, ROOT / "CONTRIBUTING.md"]
+DOORS = [ROOT / "README.md", ROOT / "README_ch.md"]
 
 
 def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-# --- links
+# --- the door
 
 
-def anchors(page):
-    """What GitHub makes of headings: lower case, no punctuation, hyphens for spaces, -1 for a second one."""
-    found = []
-    for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text()), re.M):
-        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other) is not None for other in found)
-        found.append(f"{slug}-{again}" if again else slug)
-    return found
+@pytest.mark.parametrize("door", DOORS, ids=name_of)
+def test_the_doors_transcript_is_the_committed_one(door):
+    """Eight answers with their points, and advantages that follow from the points: (R - mean) / std."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    text = door.read_text()
+    assert group["question"] in text
+    rewards = np.array([answer["reward"] for answer in group["before"]])
+    advantages = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    for answer, advantage in zip(group["before"], advantages, strict=True):
+        assert answer["advantage"] == pytest.approx(advantage, abs=1e-4)  # Tunix adds 1e-6 to the std
+        shown = f"{advantage:+.2f}".replace("-", "−")
+        assert f"| `{answer['text']}` | {answer['reward']:.1f} | {shown} |" in text
+    assert f" {rewards.mean():.2f}" in text
+    [after] = set(group["after"])  # all eight the same
+    assert len(group["after"]) == 8 and f"`{after}`" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_resolves_with_its_anchor(page):
-    links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text()))
-    assert links
-    for link in links:
-        if link.startswith("http"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        if target.suffix == ".md" and anchor:
-            assert anchor in anchors(target), link
-        elif anchor:
-            line = re.fullmatch(r"L(\d+)", anchor)
-            assert line and int(line[1]) <= len(target.read_text().splitlines()), link
-
-
-@pytest.mark.parametrize("page", READMES, ids=name_of)
-def test_every_linked_line_holds_the_text_that_is_shown(page):
-    for link in line_links.LINE_LINK.finditer(page.read_text()):
-        lines = (page.parent / link["path"]).read_text().splitlines()
-        shown = lines[int(link["line"]) - 1]
-        assert link["text"] in shown, f"{link[0]} is {shown!r}; after a change in a script: make links"
-
-
-def test_lines_that_moved_are_found_again():
-    moved = re.sub(r"#L\d+\)", "#L1)", ENGLISH)
-    assert moved != ENGLISH
-    assert line_links.renewed(moved, ROOT) == ENGLISH
-
-
-@pytest.mark.parametrize("text", ["a text of no script", "import"])
-def test_a_linked_text_must_stand_on_one_line(text):
-    with pytest.raises(ValueError, match="link a text that stands on one"):
-        line_links.line_of(ROOT / "1_Q_Learning" / "Q_Learning.py", text)
-
-
-# --- modules
-
-
-def modules(text):
-    """The text of each module, under its heading of the second level."""
-    parts = re.split(r"^## (.+)$", text, flags=re.M)
-    return [body for title, body in zip(parts[1::2], parts[2::2]) if re.match(r"Module \d|模組", title)]
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_every_formula_links_to_the_line_that_computes_it_and_to_its_test(language):
-    lines = [line for line in LANGUAGES[language].splitlines() if line.strip()]
-    formulas = [i for i, line in enumerate(lines) if line.startswith("$$")]
-    assert len(formulas) >= 15
-    for i in formulas:
-        code, check = line_links.LINE_LINK.finditer(lines[i + 1])
-        assert not code["path"].startswith("tests/"), lines[i + 1]
-        assert re.match(r"tests/test_\w+\.py$", check["path"]), lines[i + 1]
-        assert check["text"].startswith("test_")
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_module_has_a_picture_with_words_and_three_questions_with_folded_answers(language):
-    assert len(modules(LANGUAGES[language])) == 7
-    for number, module in enumerate(modules(LANGUAGES[language]), start=1):
-        pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", module)
-        assert pictures and all(len(words) > 15 for words, _ in pictures)
-        assert re.findall(r"^\*\*(\d\.\d)\*\*", module, re.M) == [f"{number}.{i}" for i in (1, 2, 3)]
-        assert len(re.findall(r"<details><summary>.+?</summary>\n\n.+?\n\n</details>", module, re.S)) == 3
-
-
-@pytest.mark.parametrize("picture", sorted(ROOT.glob("[1-5]_*/assets/*.gif")), ids=name_of)
-def test_an_animation_is_below_a_megabyte(picture):
-    assert picture.stat().st_size < 10**6
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_the_stated_total_is_the_sum_of_the_map_and_below_20_minutes(language):
-    rows = re.findall(r"^\| \[\d\]\(#.*\| (\d+) s \| \[.*$", LANGUAGES[language], re.M)
+@pytest.mark.parametrize("door", DOORS, ids=name_of)
+def test_the_stated_total_is_the_sum_of_the_map_and_below_20_minutes(door):
+    rows = re.findall(r"^\| \[\d.*\| (\d+) s \|$", door.read_text(), re.M)
     assert len(rows) == 7
     total = sum(map(int, rows))
-    assert f" {total} s" in LANGUAGES[language] and total < 20 * 60
+    assert f" {total} s" in door.read_text() and total < 20 * 60
 
 
 def test_the_maps_times_are_not_below_those_of_the_committed_runs():
-    """Imports come on top: a second in folder 1, ten in folder 5, as their READMEs say."""
+    """Imports come on top: a second in folder 1, ten in folder 5, as their pages say."""
 
     def slowest(folder):
         with open(ROOT / folder / "assets" / "seeds.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         return max(float(row["seconds"]) for row in rows if "MNIST_PATH" not in row["command"])
 
-    times = dict(re.findall(r"\[`(\w+)\.py`\].*\| (\d+) s \|", ENGLISH))
+    times = dict(re.findall(r"\[`(\w+)\.py`\].*\| (\d+) s \|", DOORS[0].read_text()))
     assert slowest("1_Q_Learning") + 1 <= int(times["Q_Learning"])
     assert slowest("4_GRPO_MNIST") <= int(times["grpo_mnist"])
     assert slowest("5_GRPO_Maxtext") + 10 <= int(times["grpo_llama3_1_8b_demo"])
 
 
-def test_every_decimal_figure_is_one_of_the_folders():
-    """The root measures nothing itself. 3.12 and 2.0 are versions: of Python, of the licence."""
-    folders = "".join(
-        path.read_text() for path in READMES if path.name == "README.md" and path.parent != ROOT
-    )
-    text = re.sub(r"^\*\*\d\.\d\*\*", "", re.sub(r"\]\([^)]*\)", "", ENGLISH), flags=re.M)
+def test_every_decimal_figure_of_the_door_is_one_of_the_folders():
+    """The root measures nothing itself. 3.12, 2.0 and 3.1 are versions: of Python, the licence, Llama."""
+    folders = "".join(page.read_text() for page in pages.ENGLISH if page.parent != ROOT)
+    transcript = re.compile(r"^\| `<reasoning>.*$", re.M)
+    text = transcript.sub("", re.sub(r"\]\([^)]*\)", "", DOORS[0].read_text()))
     assert set(re.findall(r"\d+\.\d+", text)) <= {*re.findall(r"\d+\.\d+", folders), "3.12", "2.0", "3.1"}
 
 
-def committed(name, **wanted):
-    """The lines of a committed CSV file that have these values."""
-    with open(ROOT / name, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if all(row[k] == v for k, v in wanted.items())]
-    assert rows, (name, wanted)
-    return rows
-
-
-def mean(rows, column, factor=1.0):
-    return factor * statistics.mean(float(row[column]) for row in rows)
-
-
-def spread(rows, column):
-    return statistics.stdev(float(row[column]) for row in rows)
-
-
-def results():
-    """The texts in which the root READMEs tell what was reached, computed again."""
-    rows = committed("1_Q_Learning/assets/seeds.csv")
-    yield f"{max(float(row['max_abs_error']) for row in rows):.3g}"
-    yield f" {mean(rows, 'seconds'):.2f} "
-    rows = committed("3_Pendulum/assets/seeds.csv", command="python 3_Pendulum/pendulum.py")
-    yield f"{mean(rows, 'eval_return'):.1f} ± {spread(rows, 'eval_return'):.1f}"
-    yield f"{mean(committed('benchmarks/pendulum_optimum.csv'), 'return'):.1f}"
-    rows = committed("3_Pendulum/assets/compare.csv", changed="CLIP_EPSILON=1e9")
-    yield f"{mean(rows, 'eval_return'):.1f}"
-    study = "4_GRPO_MNIST/assets/compare.csv"
-    rows = [row for row in committed("4_GRPO_MNIST/assets/seeds.csv") if "MNIST_PATH" in row["command"]]
-    for method in ("grpo", "ppo", "cross_entropy"):
-        yield f" {mean(rows, method, 100):.2f} %"
-    for g in (2, 4, 8, 16, 64):
-        changed = f"NUM_GENERATIONS={g} BATCH_SIZE={1024 // g} NUM_EPOCHS={max(64 // g, 1)}"
-        rows = committed(study, changed=changed, method="grpo")
-        sample_spread = 100 * statistics.stdev(
-            float(row["test_accuracy"]) for row in rows
-        )  # as folder 4 has it
-        accuracy = f"{mean(rows, 'test_accuracy', 100):.2f} ± {sample_spread:.2f}"
-        yield f"| {g} | {1024 // g} | {accuracy} | {mean(rows, 'zero_variance'):.2f} |"
-    rows = committed(study, changed="BETA=1.0", method="grpo")
-    yield f" {mean(rows, 'test_accuracy', 100):.2f} %"
-    yield f" {mean(rows, 'test_sampled_accuracy', 100):.2f} %"
-    rows = committed("5_GRPO_Maxtext/assets/seeds.csv")
-    yield f" {mean(rows, 'before_answer_accuracy', 100):.1f} %"
-    yield f" {mean(rows, 'after_answer_accuracy', 100):.1f} %"
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_what_was_reached_is_what_the_csv_files_say(language):
-    text = re.sub(r"\s+", " ", LANGUAGES[language])
-    for figure in results():
-        assert figure.replace("-", "−") in text or figure in text, figure  # prose has a minus sign
-
-
-# --- languages
-
-
-def skeleton(text):
-    """What must be equal in both languages, in order."""
-    body = FENCE.sub("", text)
-    tables = [row for row in body.splitlines() if row.startswith("|")]
-    return {
-        "headings": [mark for mark in re.findall(r"^(#+) ", body, re.M)],
-        "formulas": re.findall(r"^\$\$.*$", body, re.M),
-        "line links": [link.groups() for link in line_links.LINE_LINK.finditer(body)],
-        "links": [
-            re.sub(r"README(_ch)?\.md", "README", link.split("#")[0])
-            for link in re.findall(r"\]\(([^)\s]+)\)", body)
-        ][1:],  # the first one leads to the other language
-        "pictures": re.findall(r"!\[[^\]]*\]\(([^)]+)\)", body),
-        "commands": [re.sub(r" *#.*", "", block) for block in FENCE.findall(text)],
-        "cells": [row.count("|") for row in tables],
-        "code in tables": [re.findall(r"`[^`]+`", row) for row in tables],
-        "figures in tables": [
-            re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\([^)]*\)", "", row)) for row in tables
-        ],
-        "decimal figures": sorted(re.findall(r"\d+\.\d+", re.sub(r"\]\([^)]*\)", "", body))),
-    }
-
-
-@pytest.mark.parametrize("what", skeleton(ENGLISH))
-def test_both_languages_say_the_same(what):
-    assert skeleton(CHINESE)[what] == skeleton(ENGLISH)[what]
-
-
 def test_every_symbol_is_a_name_in_some_script():
-    table = re.search(r"^\| notation .*?\n\n", ENGLISH, re.M | re.S)[0].strip()
-    names = [name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[2])]
-    assert len(names) > 25
-    code = "".join(path.read_text() for path in ROOT.glob("[1-5]_*/*.py"))
-    for name in names:
-        assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code), name
+    for glossary in ("GLOSSARY.md", "GLOSSARY_ch.md"):
+        table = re.search(r"^\| (?:notation|記號) .*?\n\n", (ROOT / glossary).read_text(), re.M | re.S)[0]
+        names = [
+            name
+            for row in table.strip().splitlines()[2:]
+            for name in re.findall(r"`([^`]+)`", row.split("|")[2])
+        ]
+        assert len(names) > 25
+        code = "".join(path.read_text() for path in ROOT.glob("[1-5]_*/*.py"))
+        for name in names:
+            assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code), name
+
+
+# --- drawings
+
+
+def test_a_dark_twin_is_its_picture_with_the_lightness_turned_round():
+    """Every one that is committed; 256 colours stand for all, and an edge is a mixture of two."""
+    twins = drawings.twins()
+    assert len(twins) > 15
+    for path in twins:
+        light = np.asarray(
+            Image.open(path.with_stem(path.stem.removesuffix("_dark"))).convert("RGB"), dtype=float
+        )
+        dark = np.asarray(Image.open(path).convert("RGB"), dtype=float)
+        assert dark.shape == light.shape, path
+        assert np.abs(dark - drawings.darkened(light)).mean() < 2, path  # of 255
+
+
+def test_darkening_by_hand():
+    """White is the page, black is white, grey turns round, a hue stays: pure red has lightness 1/2."""
+    colours = np.array([[[255, 255, 255], [0, 0, 0], [255, 0, 0], [200, 200, 200]]], np.uint8)
+    white, black, red, grey = drawings.darkened(colours)[0].tolist()
+    assert white == [13, 17, 23] and black == [255, 255, 255] and red == [255, 17, 23]
+    assert grey == [round(p + 55 / 255 * (255 - p)) for p in (13, 17, 23)]
+
+
+def test_the_map_counts_the_weights_of_the_networks():
+    """4 inputs or 3, two hidden layers of 64, 2 outputs; 784 pixels, two layers of 128, 10 digits."""
+
+    def weights(*sizes):
+        return sum((rows + 1) * columns for rows, columns in itertools.pairwise(sizes))
+
+    text = (ROOT / "benchmarks" / "drawings.py").read_text()
+    actor = weights(3, 64, 64) + 2 * weights(64, 1)  # mean and spread are two layers
+    for count in (weights(4, 64, 64, 2), actor + weights(3, 64, 64, 1), weights(784, 128, 128, 10)):
+        assert f"{count:,} weights" in text
 
 
 # --- scripts cell by cell
@@ -336,7 +225,7 @@ def test_contributing_lists_every_job_with_its_minutes():
 def test_every_committed_figure_is_made_by_exactly_one_command():
     made = [name for job in figures.JOBS for name in job.files.values()]
     assert len(made) == len(set(made))
-    assets = {name_of(path) for path in ROOT.glob("[1-5]_*/assets/*")}
+    assets = {name_of(path) for path in ROOT.glob("[1-5]_*/assets/*") if not path.stem.endswith("_dark")}
     tables = {name_of(path) for path in ROOT.glob("benchmarks/*.csv")}
     assert {name for name in made if "/assets/" in name} == assets
     assert tables <= {name for name in made if "/assets/" not in name}

@@ -20,6 +20,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pages
 import pytest
 from flax import nnx
 from folders import load
@@ -981,9 +982,9 @@ def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsy
 
 
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=["README.md", "README_ch.md"])
+@pytest.fixture(params=pages.LANGUAGES)
 def readme(request):
-    return (FOLDER / request.param).read_text()
+    return pages.text(FOLDER, request.param)
 
 
 def summary(values, count=5):

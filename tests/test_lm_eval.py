@@ -7,6 +7,7 @@ import re
 import shlex
 
 import jinja2
+import pages
 import pytest
 import yaml
 
@@ -127,7 +128,7 @@ def test_our_figures_are_those_of_the_runs_tables():
         assert round(gap) <= len(differing) and (len(differing) - round(gap)) % 2 == 0
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_table_is_the_committed_csv(language):
     cells = (
         r"`(strict-match|flexible-extract)` \| ([\d.]+ %) \| ([\d.]+ %) \| (\d+) / (\d+) \| (\d+) / \d+ \|"
@@ -140,4 +141,4 @@ def test_the_readmes_table_is_the_committed_csv(language):
         )
         for row in rows_of("lm_eval.csv")
     ]  # fmt: skip
-    assert re.findall(cells, (HERE / language).read_text()) == wanted
+    assert re.findall(cells, pages.text(HERE, language)) == wanted

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pages
 import pytest
 
 from parts.settings import HERE
@@ -212,10 +213,10 @@ def test_it_shows_all_this_and_leaves_a_picture(probe):
         assert result[table] in probe["text"]
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readme_shows_what_it_prints(probe, language):
     """Rows without words; the last digits of the differences depend on the machine, so up to there."""
-    text = (HERE / language).read_text()
+    text = pages.text(HERE, language)
     result = json.loads((probe["folder"] / "result.json").read_text())
     for row in result["ledger"].splitlines()[2:]:
         assert row.split("|", 2)[2].rsplit("|", 2)[0] in text
@@ -229,8 +230,8 @@ def test_the_readme_names_every_constant_with_its_default(script):
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     constants = re.findall(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:    one of .*)?\n    \S", text, re.M)
     assert len(constants) >= 6
-    for language in ("README.md", "README_ch.md"):
-        rows = [line.split("`")[1] for line in (HERE / language).read_text().splitlines() if "| `" in line]
+    for language in pages.LANGUAGES:
+        rows = [line.split("`")[1] for line in pages.text(HERE, language).splitlines() if "| `" in line]
         for name, value in constants:
             assert f"{name}={value.strip(chr(39))}" in rows
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pages
 import pytest
 from folders import load
 
@@ -456,9 +457,9 @@ def test_a_folder_with_a_result_is_not_written_over(script, tmp_path, monkeypatc
 
 
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=["README.md", "README_ch.md"])
+@pytest.fixture(params=pages.LANGUAGES)
 def readme(request):
-    return (FOLDER / request.param).read_text()
+    return pages.text(FOLDER, request.param)
 
 
 def spread(values, form):

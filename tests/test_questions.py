@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import grain
 import huggingface_hub
 import numpy as np
+import pages
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -805,12 +806,12 @@ def test_reading_and_checking_need_no_heavy_import():
     assert done.stdout == "\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_table_is_the_committed_csv(language):
     with open(HERE / "assets" / "own_tasks.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len({row["command"] for row in rows}) == 4  # LoRA's, too
-    text = (HERE / language).read_text()
+    text = pages.text(HERE, language)
     for row in rows:
         cells = [
             f"{100 * float(row['before_' + key]):.1f} % → {100 * float(row['after_' + key]):.1f} %"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpo_variants
 import mistakes
+import pages
 import pytest
 from folders import load
 
@@ -32,7 +33,6 @@ SCRIPTS = [  # folder 5's have a dataclass
     reinforce := load("3_Pendulum", "reinforce"),
     load("4_GRPO_MNIST", "grpo_mnist"),
 ]
-FOLDERS = [ROOT, *sorted(ROOT.glob("[1-5]_*"))]
 
 
 def shown(value):
@@ -45,10 +45,10 @@ def remarks(kind):
     return dict(re.findall(r"^(\w+) = .*\n    (.*)$", settings.help_text(kind), re.M))
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_constants_table_equals_the_script(language):
     """Two tables, as the block of constants has two parts: names, order, both values, and the remark."""
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$"
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
     tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
@@ -62,19 +62,19 @@ def test_the_constants_table_equals_the_script(language):
                 assert values == [shown(laptop[name]), shown(tpu[name])], name
             choices = ", ".join(map(str, typing.get_args(hints[name])))
             assert remark.endswith(choices), name
-            if language == "README.md":
+            if language == "english":
                 expected = remarks(demo.Constants)[name] + (f"; one of {choices}" if choices else "")
                 assert remark.replace("`", "") == expected
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize(
     "script",
     [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k],
     ids=lambda script: script.__name__,
 )
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
     tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
     own = settings.defaults(script.Constants, "laptop")
@@ -88,10 +88,10 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
     assert said.keys() == settings.defaults(script.Constants, "laptop").keys() and all(said.values())
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_files_has_every_file_of_folder_5(language):
-    text = (settings.HERE / language).read_text()
-    listed = re.findall(r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|", text.split("\n## ")[-2], re.M)
+    text = pages.text(settings.HERE, language)
+    listed = re.findall(r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|", text, re.M)
     paths = [
         *settings.HERE.glob("*.py"),
         *settings.HERE.glob("parts/*.py"),
@@ -102,10 +102,10 @@ def test_the_table_of_files_has_every_file_of_folder_5(language):
     assert sorted(name for name, _ in listed) == sorted(files)
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
 def test_a_constants_table_equals_its_script(script, language):
-    text = (Path(script.__file__).parent / language).read_text()
+    text = pages.text(Path(script.__file__).parent, language)
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
     row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$"
     tables = [dict(re.findall(row, block, re.M)) for block in blocks if re.search(row, block, re.M)]
@@ -115,30 +115,11 @@ def test_a_constants_table_equals_its_script(script, language):
     )
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-def test_both_languages_have_the_same_headings_tables_pictures_and_code(folder):
-    english, chinese = ((folder / name).read_text() for name in ("README.md", "README_ch.md"))
-    for pattern in (r"^#+ ", r"^\|", r"!\[[^\]]*\]\(([^)]*)\)", r"^```"):
-        assert len(re.findall(pattern, english, re.M)) == len(re.findall(pattern, chinese, re.M)), pattern
-    commands = [re.findall(r"^(?:make|python|pip|\.venv).*", text, re.M) for text in (english, chinese)]
-    assert [c.split("#")[0].strip() for c in commands[0]] == [c.split("#")[0].strip() for c in commands[1]]
-    figures = [set(re.findall(r"\d+\.\d+", text)) for text in (english, chinese)]
-    assert figures[0] == figures[1]
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
-def test_every_local_link_resolves(folder, language):
-    for target in re.findall(r"\]\(([^)]+)\)", (folder / language).read_text()):
-        if not target.startswith(("http", "#")):
-            assert (folder / target.split("#")[0]).exists(), target
-
-
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_variants_table_is_the_committed_csv(language):
     with open(settings.HERE / "assets" / "variants.csv", newline="") as file:
         runs = list(csv.DictReader(file))
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     by_variant = {name: list(rows) for name, rows in itertools.groupby(runs, lambda row: row["variant"])}
     assert list(by_variant) == list(grpo_variants.VARIANTS)
     for name, rows in by_variant.items():
@@ -152,14 +133,14 @@ def test_the_variants_table_is_the_committed_csv(language):
         assert f"| {name} | {' | '.join(cells)} |" in text
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_the_mismatch_is_the_committed_csvs(language):
     """Means over the seeds: of the first and the last ten steps, and of the test questions."""
     runs, curves = (
         list(csv.DictReader((settings.HERE / "assets" / name).read_text().splitlines()))
         for name in ("mismatch.csv", "mismatch_curves.csv")
     )
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     assert list(dict.fromkeys(row["variant"] for row in runs)) == list(grpo_variants.MISMATCH)
     for variant in grpo_variants.MISMATCH:
         mine = [row for row in runs if row["variant"] == variant]
@@ -179,12 +160,12 @@ def test_the_table_of_the_mismatch_is_the_committed_csvs(language):
         assert f"| {variant} | {' | '.join(cells)} |" in text
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_results_table_is_the_committed_csv(language):
     with open(settings.HERE / "assets" / "seeds.csv", newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) >= 3
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     for run in runs:
         assert run["command"] in text
         for when in ("before", "after"):
@@ -203,11 +184,11 @@ def test_the_results_table_is_the_committed_csv(language):
     assert all(f"{100 * gain:.1f}" in text for gain in gains)
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_second_rungs_figures_are_the_committed_csvs(language):
     with open(settings.HERE / "assets" / "smollm2_seeds.csv", newline="") as file:
         [run] = csv.DictReader(file)
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     command, seed = run["command"].rsplit(" SEED=", 1)
     assert seed == "0" and f"{command} RUN_DIR=runs/smollm2_seed_0\n" in text
     for key in ("lenient_accuracy", "greedy_lenient_accuracy", "answer_accuracy"):
@@ -230,11 +211,11 @@ def test_the_second_rungs_figures_are_the_committed_csvs(language):
     assert max(float(re.search(r"is ([\d.]+) nats", line)[1]) for line in complaints) == 0.57
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
     """Hours and dollars by the README's own assumptions and the constants of the script."""
     c = settings.defaults(demo.Constants, "tpu")
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     answers, tokens, parameters = c["BATCH_SIZE"] * c["NUM_GENERATIONS"], 200, 8_030_261_248
     padded = c["MAX_PROMPT_LENGTH"] + c["TOTAL_GENERATION_STEPS"]
     assert f"{c['NUM_BATCHES'] * answers:,}" in text
@@ -257,11 +238,11 @@ def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
         assert f"| {sum(hours[:3]) * chips * price:.0f} |" in line
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_pass_at_k_is_the_committed_csv(language):
     with open(settings.HERE / "assets" / "pass_at_k.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    text = (settings.HERE / language).read_text().replace(" 到 ", " to ")
+    text = pages.text(settings.HERE, language).replace(" 到 ", " to ")
     shown = 0
     for k in dict.fromkeys(line["k"] for line in lines):
         cells = []
@@ -365,9 +346,9 @@ def expected_rows():
             yield f"| `{learner}` | {rate} | {cells} |"
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_every_row_of_the_dqn_tables_is_the_committed_csv(language):
-    lines = (DQN / language).read_text().splitlines()
+    lines = pages.text(DQN, language).splitlines()
     expected = list(expected_rows())
     study = load("2_Cart_Pole_DQN", "study")
     rates = {rate for rate, _ in study.GRID}
@@ -434,9 +415,9 @@ def expected_rows_of_folder_3():
         )
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_every_row_of_folder_3s_tables_is_the_committed_csv(language):
-    lines = (PPO / language).read_text().splitlines()
+    lines = pages.text(PPO, language).splitlines()
     expected = list(expected_rows_of_folder_3())
     assert len(expected) > 50
     for start, end in expected:

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pages
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,7 +122,7 @@ def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
     [(line, hashes)] = packages("requirements-build.txt").values()
     assert line.startswith("setuptools==") and len(hashes) == 2
     folder = ROOT / "5_GRPO_Maxtext"
-    files = ROOT / "Makefile", ROOT / "README.md", folder / "README.md", *(folder / "launch").glob("*.sh")
+    files = ROOT / "Makefile", *pages.ENGLISH, *(folder / "launch").glob("*.sh")
     commands = "\n".join(path.read_text() for path in files).replace("$(REQUIREMENTS)", "requirements.txt")
     found = set()
     for match in INSTALLS.finditer(commands):

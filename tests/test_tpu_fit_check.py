@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
@@ -93,9 +94,9 @@ def test_the_default_share_of_vllm_is_right_for_both_slices_of_one_host():
             assert float(row["vllm_least"]) <= share <= float(row["vllm_most"])
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_table_is_the_committed_one(language):
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     for row in table():
         if row["program"] == "step":
             given = f"`{row['constants']}`" if row["constants"] else ""
@@ -233,9 +234,9 @@ def test_the_committed_rungs_are_those_of_the_script_and_the_next_step_does_not_
         assert float(first["left"]) >= 0 or first["answers"] == max(2, chips)
 
 
-@pytest.mark.parametrize("language", ["README.md", "README_ch.md"])
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_readmes_rungs_are_the_committed_ones(language):
-    text = (settings.HERE / language).read_text()
+    text = pages.text(settings.HERE, language)
     for (topology, _), rows in by_rung().items():
         row = rows[0]
         fits = float(row["left"]) >= 0

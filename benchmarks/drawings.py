@@ -1,0 +1,238 @@
+"""The drawings of the course, and a dark twin of every picture of its pages.
+
+    python benchmarks/drawings.py
+
+Draws the map of the course, the loop of agent and environment, actor and critic, eight answers and their
+advantages, the programs that train the language model, and eight chips as a mesh. Then every `name.png`
+that a page shows in a `<picture>` gets its `name_dark.png`: the same picture with its lightness turned round.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+ROOT = Path(__file__).resolve().parent.parent
+BLUE, ORANGE, GREEN, RED, GREY = "#1f77b4", "#d9730d", "#2a8f3c", "#c73a3a", "#6b7280"
+PAGE = np.array([13, 17, 23])  # the background of GitHub's dark pages
+Point = tuple[float, float]
+
+
+# %% Boxes and arrows -------------------------------------------------------------------------------------
+def sheet(width: float, height: float) -> tuple[plt.Figure, Axes]:
+    """An empty picture whose unit is an inch."""
+    figure = plt.figure(figsize=(width, height), dpi=150)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.axis("off")
+    return figure, axes
+
+
+def box(axes: Axes, middle: Point, size: Point, text: str, colour: str = BLUE, **options) -> None:
+    """A box with words in it."""
+    (x, y), (width, height) = middle, size
+    corner = (x - width / 2, y - height / 2)
+    style = "round,pad=0,rounding_size=0.08"
+    axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=style, fc=f"{colour}18", ec=colour, lw=1.6))
+    axes.text(x, y, text, ha="center", va="center", **({"fontsize": 10} | options))
+
+
+def arrow(axes: Axes, start: Point, end: Point, text: str = "", at: Point | None = None, **options) -> None:
+    """An arrow, with words beside it."""
+    look = {"arrowstyle": "-|>", "mutation_scale": 14, "lw": 1.5, "color": GREY} | options
+    axes.add_patch(FancyArrowPatch(start, end, shrinkA=0, shrinkB=0, **look))
+    if text:
+        x, y = at or ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        axes.text(x, y, text, ha="center", va="center", fontsize=9)
+
+
+# %% The drawings -----------------------------------------------------------------------------------------
+def course_map() -> plt.Figure:
+    """Five folders, what each learns, and who says whether an action was good."""
+    figure, axes = sheet(10, 3.3)
+    steps = (
+        ("1  Q-learning", "a table\n64 numbers", "the table\nitself"),
+        ("2  DQN", "a network\n4,610 weights", "a frozen copy\nof the network"),
+        ("3  REINFORCE, PPO", "a policy\n9,027 weights", "a critic that\nlearns along"),
+        ("4  GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses"),
+        ("5  GRPO, MaxText", "a language model\n0.3 million to 8 billion", "the mean of\neight answers"),
+    )
+    for i, (title, what, judge) in enumerate(steps):
+        x = 1.05 + 1.98 * i
+        axes.text(x, 3.0, title, ha="center", va="center", fontsize=10, weight="bold")
+        box(axes, (x, 2.35), (1.72, 0.72), what, BLUE)
+        box(axes, (x, 0.95), (1.72, 0.72), judge, ORANGE)
+        arrow(axes, (x, 1.31), (x, 1.99))
+        if i:
+            arrow(axes, (x - 1.12, 2.35), (x - 0.86, 2.35))
+    axes.text(5, 0.3, "orange: who says whether an action was good      blue: what is learned",
+              ha="center", fontsize=9, color=GREY)  # fmt: skip
+    return figure
+
+
+def agent_environment() -> plt.Figure:
+    """The loop, with a game of coins and enemies."""
+    figure, axes = sheet(7.6, 3.0)
+    box(axes, (1.5, 1.5), (2.0, 1.1), "agent\nthe player who decides", BLUE)
+    box(axes, (6.1, 1.5), (2.0, 1.1), "environment\nthe level of the game", ORANGE)
+    arc = "arc3,rad=-0.35"
+    arrow(axes, (1.5, 2.05), (6.1, 2.05), "action:  step left", (3.8, 2.62), connectionstyle=arc)
+    arrow(axes, (6.1, 0.95), (1.5, 0.95), connectionstyle=arc)
+    axes.text(3.8, 0.38, "next state:  x = 3, y = 7", ha="center", va="center", fontsize=9)
+    axes.text(3.8, 0.62, "reward:  coin +10, enemy −50", ha="center", va="center", fontsize=9, color=GREEN)
+    return figure
+
+
+def actor_critic() -> plt.Figure:
+    """Who tells whom what."""
+    figure, axes = sheet(8.2, 3.7)
+    box(axes, (1.4, 1.85), (1.9, 1.0), "environment\nthe pendulum", ORANGE)
+    box(axes, (6.2, 3.0), (2.3, 0.9), "actor\nwhich torque?", BLUE)
+    box(axes, (6.2, 0.7), (2.3, 0.9), "critic\nhow much is to be\nexpected from here?", GREEN)
+    arrow(axes, (2.35, 2.1), (5.05, 2.82), "state", (3.55, 2.68))
+    arrow(axes, (2.35, 1.6), (5.05, 0.85), "state, reward", (3.3, 1.0))
+    arrow(axes, (5.05, 3.25), (1.4, 2.35), "action", (2.6, 3.2), connectionstyle="arc3,rad=0.22")
+    arrow(axes, (6.2, 1.15), (6.2, 2.55), color=GREEN, lw=2)
+    axes.text(6.35, 1.85, "advantage:\nbetter or worse\nthan expected", ha="left", va="center", fontsize=9)
+    return figure
+
+
+def eight_answers() -> plt.Figure:
+    """A group of the main job's first step: rewards, their mean, and the advantages."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    rewards, advantages = (
+        np.array([answer[name] for answer in group["before"]]) for name in ("reward", "advantage")
+    )
+    rows = np.arange(len(rewards))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 3.9), dpi=150, sharey=True, width_ratios=(1, 1), layout="constrained"
+    )
+    figure.suptitle(f"{group['question']}   (right: {group['answer']})", fontsize=10)
+    left.barh(rows, rewards, color=GREY, height=0.6)
+    left.axvline(rewards.mean(), color=ORANGE, lw=2)
+    left.text(rewards.mean() + 0.1, -0.75, f"mean {rewards.mean():.2f}", color=ORANGE, fontsize=9)
+    left.set(xlabel="reward, points", xlim=(0, 10), ylim=(7.6, -1.1))
+    left.set_yticks(rows, [answer["text"] for answer in group["before"]], family="monospace", fontsize=7.5)
+    right.barh(rows, advantages, color=np.where(advantages > 0, GREEN, RED), height=0.6)
+    right.axvline(0, color=GREY, lw=1)
+    right.set(xlabel="advantage, standard deviations", xlim=(-2.2, 2.2))
+    for row, advantage in zip(rows, advantages):
+        side = 1 if advantage > 0 else -1
+        right.text(advantage + 0.08 * side, row, f"{advantage:+.2f}".replace("-", "−"),
+                   ha="left" if side > 0 else "right", va="center", fontsize=8)  # fmt: skip
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def stack() -> plt.Figure:
+    """Who calls whom when the language model is trained."""
+    figure, axes = sheet(9.2, 4.6)
+    box(
+        axes, (4.6, 4.15), (4.6, 0.66), "grpo_llama3_1_8b_demo.py\nprompts, advantage, loss, evaluation", BLUE
+    )
+    box(axes, (4.6, 3.05), (3.6, 0.66), "Tunix: RLCluster, GRPOLearner\nthe loop of a training step", ORANGE)
+    box(axes, (1.45, 3.05), (2.0, 0.66), "Grain\nshuffles questions", GREY)
+    box(axes, (7.9, 3.05), (2.1, 0.66), "reward_func.py\npoints per answer", GREEN)
+    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/rollout.py (laptop)\nvLLM (TPU)", ORANGE)
+    box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
+    box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
+    box(axes, (4.6, 0.45), (8.4, 0.6), "JAX and XLA: one program for the CPU, the TPU or the GPU", BLUE)
+    arrow(axes, (4.6, 3.82), (4.6, 3.38))
+    arrow(axes, (2.45, 3.05), (2.8, 3.05))
+    arrow(axes, (6.4, 3.15), (6.85, 3.15))
+    arrow(axes, (6.85, 2.95), (6.4, 2.95))
+    arrow(axes, (3.6, 2.72), (2.1, 2.15))
+    arrow(axes, (4.7, 2.72), (4.8, 2.15))
+    arrow(axes, (5.6, 2.72), (7.3, 2.15))
+    for x in (1.75, 4.85, 7.75):
+        arrow(axes, (x, 1.25), (x, 0.75))
+    return figure
+
+
+def mesh_4x2() -> plt.Figure:
+    """A list of eight chips becomes a grid; what each axis cuts, and what travels along it."""
+    figure, axes = sheet(9.2, 4.4)
+    for i in range(8):
+        box(axes, (0.62 + 0.42 * i, 3.95), (0.36, 0.4), f"c{i}", GREY, fontsize=9)
+    axes.text(0.44, 4.27, "a list of eight chips", fontsize=9)
+    arrow(axes, (3.85, 3.95), (4.45, 3.95))
+    for row in range(4):
+        for column in range(2):
+            place = (5.1 + 1.5 * column, 3.3 - 0.85 * row)
+            box(axes, place, (1.15, 0.62), f"c{2 * row + column}", (BLUE, ORANGE)[column])
+        axes.text(4.35, 3.3 - 0.85 * row, f"data {row}", ha="right", va="center", fontsize=9)
+    for column, half in enumerate(("left half", "right half")):
+        axes.text(5.1 + 1.5 * column, 3.75, f"model {column}", ha="center", fontsize=9)
+        axes.text(5.1 + 1.5 * column, 0.22, f"{half}\nof the weights", ha="center", va="center", fontsize=8.5)
+    for row in range(4):
+        arrow(axes, (5.68, 3.3 - 0.85 * row), (6.02, 3.3 - 0.85 * row), arrowstyle="<|-|>")
+    arrow(axes, (7.45, 3.55), (7.45, 0.55), arrowstyle="<|-|>", color=GREEN, lw=2)
+    axes.text(7.6, 2.05, "along data:\ngradients are\nadded up,\nonce per step", va="center", fontsize=9)
+    axes.text(5.85, 4.1, "along model: activations, in every layer", ha="center", fontsize=9)
+    axes.text(0.44, 2.9, "each row of chips\ngets a quarter of the batch", va="center", fontsize=9)
+    axes.text(0.44, 1.9, "each column of chips\nkeeps one half of the weights:\nall four keep the same",
+              va="center", fontsize=9)  # fmt: skip
+    return figure
+
+
+DRAWINGS = {
+    "1_Q_Learning/assets/course_map.png": course_map,
+    "1_Q_Learning/assets/agent_environment.png": agent_environment,
+    "3_Pendulum/assets/actor_critic.png": actor_critic,
+    "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,
+    "5_GRPO_Maxtext/assets/stack.png": stack,
+    "5_GRPO_Maxtext/assets/mesh_4x2.png": mesh_4x2,
+}
+
+
+# %% Dark twins -------------------------------------------------------------------------------------------
+def darkened(pixels: np.ndarray) -> np.ndarray:
+    """A picture with its lightness turned round and its hues kept; white becomes the dark page.
+
+    Lightness is HSL's, (max + min) / 2: adding 1 - 2 * lightness to every channel turns it round and leaves
+    hue and chroma as they are.
+
+    Args:
+        pixels: [height, width, 3], uint8.
+
+    Returns:
+        [height, width, 3], uint8.
+    """
+    colours = pixels / 255.0
+    lightness = (colours.max(axis=2, keepdims=True) + colours.min(axis=2, keepdims=True)) / 2  # [H, W, 1]
+    turned = np.clip(colours + 1 - 2 * lightness, 0, 1)
+    return np.round(PAGE + turned * (255 - PAGE)).astype(np.uint8)
+
+
+def twins() -> list[Path]:
+    """Every dark picture that a page names."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]
+    return sorted(
+        {
+            (page.parent / name).resolve()
+            for page in pages
+            for name in re.findall(r'srcset="([^"]+_dark\.png)"', page.read_text())
+        }
+    )
+
+
+def main() -> None:
+    """Draws everything."""
+    for name, draw in DRAWINGS.items():
+        draw().savefig(ROOT / name)
+    for path in twins():
+        light = Image.open(path.with_stem(path.stem.removesuffix("_dark"))).convert("RGB")
+        Image.fromarray(darkened(np.asarray(light))).quantize(256).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A question, its eight answers in the first step of the main job, and the answers after training.
+
+    python benchmarks/eight_answers.py              # runs the main job first: about two minutes
+    python benchmarks/eight_answers.py RUN=folder   # takes a run of it with its default constants
+
+Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README shows, and which
+benchmarks/drawings.py draws.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "5_GRPO_Maxtext"
+QUESTION = "Tom has 14 coins and gives away 7. How many coins are left?"  # in step 1 with SEED=0
+
+
+def transcript(run: Path) -> dict:
+    """The group of QUESTION in a run's first step, and eight answers of its last checkpoint.
+
+    Returns:
+        question, answer; before: a list of text, reward (points) and advantage (standard deviations) per
+        answer; after: a list of texts.
+    """
+    lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
+    [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "asked.jsonl", Path(folder) / "answered.jsonl"
+        asked.write_text(json.dumps({"question": QUESTION, "answer": f"#### {group['answer']}"}))
+        words = [f"CHECKPOINT={run}", f"INPUT={asked}", f"OUTPUT={answered}", "SAMPLES=8"]
+        subprocess.run([sys.executable, FOLDER / "inference.py", *words], check=True)
+        after = json.loads(answered.read_text())
+    return {
+        "question": QUESTION,
+        "answer": group["answer"],
+        "before": [{name: c[name] for name in ("text", "reward", "advantage")} for c in group["completions"]],
+        "after": after["completions"],
+    }
+
+
+def main() -> None:
+    """Runs the main job, or takes RUN, and writes the file."""
+    given = [argument.removeprefix("RUN=") for argument in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(given[0] if given else folder).resolve()
+        if not given:
+            job = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run / 'run'}"]
+            subprocess.run(job, check=True)
+            run /= "run"
+        text = json.dumps(transcript(run), indent=1)
+    (FOLDER / "assets" / "eight_answers.json").write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()
