@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 
 BLUE, ORANGE, GREY, RED = "#1f77b4", "#ff7f0e", "#888888", "#d62728"
 ARROWS = "↑↓←→"  # in the order of the actions
+TIE = 1e-6  # points; actions closer than this are equally good
 FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
 
 
@@ -47,6 +48,7 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
     chance.plot(episodes, epsilon, color=GREY)
     chance.set(ylim=(0, 1.05), ylabel="epsilon")
     left.set_xticks(np.linspace(0, episodes[-1], 5))
+    left.xaxis.set_major_formatter("{x:,.0f}")
     left.legend(frameon=False, loc="center right")
     right.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
     right.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs")
@@ -57,7 +59,9 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
 def draw_q_table(
     path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]], start: int, goal: int
 ) -> None:
-    """The grid: each cell split into one triangle per action, colored and labeled by Q; the greedy arrow.
+    """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
+
+    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
 
     Args:
         path: of the PNG file.
@@ -85,14 +89,14 @@ def draw_q_table(
             x, y = center + 0.34 * np.array([columns, rows])
             color = "white" if q < middle else "black"
             axes.text(x, y, f"{q:.1f}", ha="center", va="center", fontsize=8.5, color=color)
-        rows, columns = moves[q_table[state].argmax()]
-        direction = np.array([columns, rows])
-        axes.annotate(
-            "",
-            xy=center + 0.2 * direction,
-            xytext=center - 0.14 * direction,
-            arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
-        )
+        for action in np.flatnonzero(q_table[state] >= q_table[state].max() - TIE):
+            rows, columns = moves[action]
+            axes.annotate(
+                "",
+                xy=center + 0.24 * np.array([columns, rows]),
+                xytext=center,
+                arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
+            )
     axes.text(goal % 4 + 0.5, goal // 4 + 0.5, "goal", ha="center", va="center", fontsize=13)
     axes.text(start % 4 + 0.5, start // 4 - 0.04, "start", ha="center", va="bottom", fontsize=13)
     axes.set(xlim=(0, 4), ylim=(4, 0), aspect="equal", xticks=[], yticks=[])

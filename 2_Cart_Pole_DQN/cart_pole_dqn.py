@@ -474,7 +474,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     print(f"last policy: {summary(last)}\nbest policy: {summary(best)}")
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
-    pictures.record_gif(run_dir / "cart_pole.gif", first_seed)
+    pictures.record_gif(run_dir / "cart_pole.gif", QNetwork(nnx.Rngs(SEED)), first_seed)
     result = {
         "eval_return": last.tolist(),
         "best_eval_return": best.tolist(),

@@ -37,20 +37,35 @@ def draw_learning_curve(path: Path, log: Any) -> None:
     draw_band(right, x, log.discounted_return, BLUE, "what came of it")
     right.set(xlabel="environment step", ylabel="discounted return")
     right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def record_gif(path: Path, network: Any) -> None:
-    """One greedy episode, rendered by Gymnasium at half size, every fourth frame (12.5 per second)."""
+def record_gif(path: Path, untrained: Any, trained: Any) -> None:
+    """500 steps of two greedy policies side by side, every fourth frame (12.5 per second).
+
+    An episode that ends begins anew: the untrained pole falls many times while the trained one stands.
+    """
     greedy = jax.jit(lambda network, obs: network(obs).argmax())
-    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    obs, _ = env.reset(seed=0)
-    frames, steps, terminated, truncated = [], 0, False, False
-    while not (terminated or truncated):
-        if steps % 4 == 0:
-            frames.append(Image.fromarray(env.render()).resize((300, 200)).quantize(16))
-        obs, _, terminated, truncated, _ = env.step(int(greedy(network, obs)))
-        steps += 1
-    env.close()
+    films = []
+    for network in (untrained, trained):
+        env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+        obs, _ = env.reset(seed=0)
+        film = []
+        for step in range(500):
+            if step % 4 == 0:
+                film.append(Image.fromarray(env.render()).resize((450, 300)))
+            obs, _, terminated, truncated, _ = env.step(int(greedy(network, obs)))
+            if terminated or truncated:
+                obs, _ = env.reset()
+        env.close()
+        films.append(film)
+    frames = []
+    for left, right in zip(*films, strict=True):
+        frame = Image.new("RGB", (910, 300), "white")  # 10 pixels between the two
+        frame.paste(left, (0, 0))
+        frame.paste(right, (460, 0))
+        frames.append(frame.quantize(16))
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)

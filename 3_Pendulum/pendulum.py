@@ -558,8 +558,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     print(f"best policy: {settings.summary(best_eval_return)}")
     actor, critic = (jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic))
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
-    pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective)
-    played = pictures.record_gif(run_dir / "pendulum.gif", actor)
+    pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective, CLIP_EPSILON)
+    played = pictures.record_gif(run_dir / "pendulum.gif", Actor(nnx.Rngs(SEED)), actor)
     pictures.draw_value_function(run_dir / "value_function.png", critic, played)
     result = {
         "eval_return": eval_return.tolist(),

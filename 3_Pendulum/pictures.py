@@ -45,27 +45,37 @@ def draw_learning_curve(path: Path, log: Any) -> None:
     right.set(ylim=(-0.1, None))
     for axes in (left, middle, right):
         axes.set_xlabel("environment step")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def record_gif(path: Path, actor: Any) -> np.ndarray:
-    """One greedy episode on Pendulum-v1 that starts hanging, every third frame at half size.
+def record_gif(path: Path, untrained: Any, trained: Any) -> np.ndarray:
+    """One greedy episode of two policies side by side, on a Pendulum-v1 that starts hanging.
 
     Returns:
-        Angle and speed before each step, [200, 2], rad and rad/s.
+        Angle and speed of the trained one before each step, [200, 2], rad and rad/s.
     """
     greedy = jax.jit(lambda actor, obs: actor(obs).mean())
-    env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
-    obs, _ = env.reset(seed=34)  # starts hanging
-    played, frames, truncated = [], [], False
-    while not truncated:
-        if len(played) % 3 == 0:
-            frames.append(Image.fromarray(env.render()).resize((250, 250)).quantize(16))
-        played.append(env.unwrapped.state)
-        obs, _, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
-    env.close()
+    films = []
+    for actor in (untrained, trained):
+        env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
+        obs, _ = env.reset(seed=34)  # starts hanging
+        played, film, truncated = [], [], False
+        while not truncated:
+            if len(played) % 3 == 0:
+                film.append(Image.fromarray(env.render()).resize((350, 350)))
+            played.append(env.unwrapped.state)
+            obs, _, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
+        env.close()
+        films.append(film)
+    frames = []
+    for left, right in zip(*films, strict=True):
+        frame = Image.new("RGB", (710, 350), "white")  # 10 pixels between the two
+        frame.paste(left, (0, 0))
+        frame.paste(right, (360, 0))
+        frames.append(frame.quantize(16))
     # 150 ms per frame of 3 steps of 0.05 s: as fast as it is
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, loop=0)
     return np.array(played)
@@ -90,18 +100,24 @@ def draw_value_function(path: Path, critic: Callable, played: np.ndarray) -> Non
     plt.close(figure)
 
 
-def draw_clipped_objective(path: Path, clipped_objective: Callable) -> None:
-    """PPO's objective and its slope against the ratio, for an advantage of +1 and of -1."""
-    ratio = jnp.linspace(0.5, 1.5, 400)  # none on a corner, where the slope is anybody's
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.4), facecolor="white", layout="constrained")
+def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> None:
+    """PPO's objective against the ratio, for an advantage of +1 and of -1; the band of the clip is shaded."""
+    ratio = jnp.linspace(0.5, 1.5, 401)
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
     for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
-        slope = jax.vmap(jax.grad(clipped_objective), (0, None))(ratio, advantage)
+        clipped = clipped_objective(ratio, advantage)
+        axes.axvspan(max(1 - epsilon, 0.5), min(1 + epsilon, 1.5), color=GREY, alpha=0.15, linewidth=0)
         axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio x advantage")
-        axes.plot(ratio, clipped_objective(ratio, advantage), color=color, linewidth=2, label="clipped")
-        axes.plot(ratio, slope, color=GREEN, linewidth=1, label="slope: what moves the actor")
-        axes.axvline(1, color=GREY, linewidth=0.5)
-        axes.set(xlabel="ratio: new probability / old", title=f"advantage {advantage:+.0f}")
-        axes.legend(frameon=False)
+        axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: what is maximised")
+        for end, side in ((0, "left"), (-1, "right")):
+            steps = (clipped[-1] - clipped[-2]) if end else (clipped[1] - clipped[0])
+            words = "flat: no pull" if abs(float(steps)) < 1e-6 else "full pull"
+            axes.annotate(words, (ratio[end], clipped[end]), (0, -14), ha=side, textcoords="offset points")
+        title = f"advantage {advantage:+.0f}: the action was {'better' if advantage > 0 else 'worse'}"
+        axes.set(xlabel="ratio: new probability / old", ylabel="objective", title=title)
+        axes.text(1, axes.get_ylim()[0], "1 ± ε", ha="center", va="bottom", color=GREY)
+        axes.margins(y=0.15)
+        axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -118,5 +134,7 @@ def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> None:
     right.axhline(0, color=GREY, linewidth=1)
     right.set(xlabel="environment step", ylabel="explained variance")
     right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.savefig(path, dpi=110)
     plt.close(figure)

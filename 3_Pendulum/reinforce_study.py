@@ -185,26 +185,32 @@ def draw_comparison(path: Path, logs: dict[str, reinforce.Log]) -> None:
 
 
 def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Left: variance of the estimate at each policy. Right: the same, as a multiple of what it estimates."""
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.9), facecolor="white", layout="constrained")
-    for reward_to_go, baseline in ESTIMATORS:
-        mine = [
-            line for line in lines if (line["reward_to_go"], line["baseline"]) == (reward_to_go, baseline)
-        ]
-        style = {"color": COLORS[baseline], "linestyle": "-" if reward_to_go else ":", "marker": "o"}
-        label = f"{baseline}, {'return to go' if reward_to_go else 'whole return'}"
-        for axes, key in zip(both, ("trace", "ratio")):
-            axes.plot(range(len(mine)), [line[key] for line in mine], label=label, **style)
-    ticks = [f"{line['env_step']:,}\n({line['episode_return']:.0f})" for line in mine]
-    for axes in both:
-        axes.set_yscale("log")
-        axes.set_xticks(range(len(mine)), ticks, fontsize=8)
-        axes.set_xlabel("policy frozen at environment step (its return)")
-    both[0].set_ylabel("variance of the gradient estimate\n(trace of its covariance)")
-    both[1].set_ylabel("variance / squared length\nof the mean gradient")
-    both[1].set_title("missing: the noise hides the mean", fontsize=9)
-    both[0].set_ylim(bottom=100)  # where all episodes reach the limit, the mean leaves exactly nothing
-    both[0].legend(frameon=False, fontsize=8)
+    """Left: variance of the five estimates at one policy. Right: of two of them, along the training."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.9), facecolor="white", layout="constrained")
+    steps = list(dict.fromkeys(line["env_step"] for line in lines))
+    step = steps[min(2, len(steps) - 1)]  # it has learned a good part, and still falls
+    bars = [line for line in lines if line["env_step"] == step]
+    labels = [
+        f"{line['baseline'].replace('_', ' ')},\n{'return to go' if line['reward_to_go'] else 'whole return'}"
+        for line in bars
+    ]
+    left.barh(labels, [line["trace"] for line in bars], color=[COLORS[line["baseline"]] for line in bars])
+    for y, line in enumerate(bars):
+        left.text(line["trace"] * 1.15, y, f"{line['trace']:,.0f}", va="center", fontsize=9)
+    left.set(
+        xscale="log",
+        xlim=(100, 4e7),
+        title=f"policy at step {step:,}, return {bars[0]['episode_return']:.0f}",
+    )
+    left.set_xlabel("variance of the gradient estimate (trace of its covariance)")
+    left.invert_yaxis()
+    for baseline in ("no_baseline", "critic_baseline"):
+        mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == (True, baseline)]
+        label = f"{baseline.replace('_', ' ')}, return to go"
+        right.plot(steps, [line["trace"] for line in mine], color=COLORS[baseline], marker="o", label=label)
+    right.set(xlabel="policy frozen at environment step", yscale="log", title="along one training")
+    right.xaxis.set_major_formatter("{x:,.0f}")
+    right.legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

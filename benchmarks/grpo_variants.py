@@ -120,6 +120,7 @@ def plot(axes, curves: list[dict[str, Any]], variants: Sequence[str], figure: st
         band = mean.min(axis=0), mean.max(axis=0)
         axes.fill_between(graded, *band, color=line.get_color(), alpha=0.15, lw=0)
     axes.set_xlabel("answers graded")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
 
 
@@ -128,7 +129,9 @@ def draw_variants(curves: list[dict[str, Any]]) -> None:
     figure, halves = plt.subplots(1, 2, figsize=(13, 4.8), sharey=True, layout="constrained")
     for axes, variants in zip(halves, PANELS):
         plot(axes, curves, variants, "correct")
-    halves[0].set(ylabel=f"answers right, mean of {WINDOW} steps", ylim=(0, 1.02))
+    halves[0].set(ylabel=f"answers right, mean of {WINDOW} steps", ylim=(0.7, 1.005))
+    for axes in halves:  # DAPO, which asks until groups differ, goes on to four times as many
+        axes.set_xlim(0, 15_000)
     save(figure, "variants")
 
 
