@@ -56,7 +56,7 @@ COMPARISON = [  # what to change on the command line, or WRONG
 ]
 FAILURES = {  # the rows from which most is to be learned
     "CLIP_EPSILON=1e9": "no lock at all",
-    WRONG: "the end of the film taken for the end of the world",
+    WRONG: "truncated is taken for terminated",
     "NORMALIZE_ADVANTAGES=False": "advantages of any size",
     "GAE_LAMBDA=0.0": "the critic is trusted after one step",
     "CRITIC_LEARNING_RATE=1e-3": "the critic learns too slowly",
@@ -167,6 +167,7 @@ def draw_failures(path: Path, logs: dict[str, pendulum.Log]) -> None:
         if label in logs:  # a shorter COMPARISON
             draw_band(axes, logs[label].env_step[0], logs[label].eval_return, BLUE)
         axes.set_title(f"{words}\n{label}", fontsize=9)
+        axes.set_xticks([25_000, 50_000, 75_000, 100_000])
         axes.xaxis.set_major_formatter("{x:,.0f}")
     for axes in panels[:, 0]:
         axes.set_ylabel("return")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]
+PAGES = [*ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]  # the door quotes no code
 LINE_LINK = re.compile(r"\[`(?P<text>[^`]+)`\]\((?P<path>[^)#\s]+)#L(?P<line>\d+)\)")
 QUOTATION = re.compile(
     r"^\[`(?P<text>[^`]+)`\]\((?P<path>[^)#\s]+)#L(?P<first>\d+)-L(?P<last>\d+)\)\n\n"
