@@ -91,7 +91,8 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_files_has_every_file_of_folder_5(language):
     text = pages.text(settings.HERE, language)
-    listed = re.findall(r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|", text, re.M)
+    row = r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|"
+    listed = max((re.findall(row, block, re.M) for block in re.findall(r"(?:^\|.*\n)+", text, re.M)), key=len)
     paths = [
         *settings.HERE.glob("*.py"),
         *settings.HERE.glob("parts/*.py"),
