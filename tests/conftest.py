@@ -1,12 +1,17 @@
 """The folders are no packages: tests import folder 5's scripts from the path, the others' by folders.load."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT / "5_GRPO_Maxtext", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
+
+# A suite that a shell started in the background (`make test &`) ignores Ctrl-C, and so would the scripts that
+# tests start: those that are to be interrupted would never end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Most of the suite's time is compilation, and its programs run a few times: XLA skips its expensive passes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

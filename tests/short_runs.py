@@ -19,7 +19,7 @@ SHORT = [
     "LOG_ANSWERS_EVERY=2",
     "EVAL_CONFIG=liberal",  # the same program as in training, at another temperature
 ]
-HANGS = 3600  # seconds; only against a process that never ends
+HANGS = 900  # seconds; only against a process that never ends
 
 
 def start(folder, *arguments, **environment):
