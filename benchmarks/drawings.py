@@ -61,7 +61,7 @@ def course_map() -> plt.Figure:
     steps = (
         ("1  Q-learning", "a table\n64 numbers", "the table\nitself"),
         ("2  DQN", "a network\n4,610 weights", "a frozen copy\nof the network"),
-        ("3  REINFORCE, PPO", "a policy\n9,027 weights", "a critic that\nlearns along"),
+        ("3  REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along"),
         ("4  GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses"),
         ("5  GRPO, MaxText", "a language model\n0.3 million to 8 billion", "the mean of\neight answers"),
     )
