@@ -199,7 +199,8 @@ def darkened(pixels: np.ndarray) -> np.ndarray:
     """A picture with its lightness turned round and its hues kept; white becomes the dark page.
 
     Lightness is HSL's, (max + min) / 2: adding 1 - 2 * lightness to every channel turns it round and leaves
-    hue and chroma as they are.
+    hue and chroma as they are. Where a colour stands for a value, as in a map of V(s), it would say something
+    else: such a picture has no twin.
 
     Args:
         pixels: [height, width, 3], uint8.
