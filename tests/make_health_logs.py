@@ -91,7 +91,7 @@ CASES = {
     "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
     "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
     "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
-    "worse": (None, ["LEARNING_RATE=0.1", "MAX_GRAD_NORM=100.0"]),
+    "worse": (None, ["LEARNING_RATE=0.03", "WARMUP_FRACTION=0.9", "MAX_GRAD_NORM=100.0"]),
 }
 
 

@@ -26,7 +26,7 @@ SHOWN = {  # what the line has to say: the cause, and the constants to turn
     "clipped": ["clipped", "NUM_ITERATIONS=8", "LEARNING_RATE=0.005"],
     "gradient": ["nearly every update is cut", "MAX_GRAD_NORM=0.01"],
     "mismatch": ["another distribution", "TOP_K=5", "SAMPLER_CORRECTION=0.0"],
-    "worse": ["training does harm", "LEARNING_RATE=0.1"],
+    "worse": ["training does harm", "LEARNING_RATE=0.03"],
 }
 
 
