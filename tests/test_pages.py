@@ -282,3 +282,15 @@ def test_the_glossary_has_the_same_words_as_the_chapters(language):
     assert len(words) > 50
     missing = [word for word in words if word.lower() not in book]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name_of)
+def test_no_asterisk_is_left_of_what_should_be_bold(page):
+    """CommonMark's rule for **: none stands between a punctuation mark inside and a letter outside."""
+    text = re.sub(r"`[^`\n]*`", "·", prose(page.read_text()))
+    for line in text.splitlines():
+        parts = line.split("**")
+        assert len(parts) % 2, line
+        for before, bold, after in zip(parts[::2], parts[1::2], parts[2::2]):
+            assert bold[-1].isalnum() or not after[:1].isalnum(), f"{bold[-9:]}**{after[:9]}"
+            assert bold[0].isalnum() or not before[-1:].isalnum(), f"{before[-9:]}**{bold[:9]}"
