@@ -75,7 +75,7 @@ class Constants:
     LEARNING_RATE: float = pair(laptop=1e-3, tpu=3e-5)  # peak; for all weights of 8 B (LORA_RANK=0) 1e-6
     MAX_GRAD_NORM: float = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     LORA_RANK: int = pair(laptop=0, tpu=32)  # r of A [in, r], B [r, out] beside each weight (0 = train all)
-    NUM_TEST_QUESTIONS: int = pair(laptop=512, tpu=1_319)  # held-out questions, from the top of the test set
+    NUM_TEST_QUESTIONS: int = pair(laptop=512, tpu=1_319)  # test questions, from the top of the test set
     EVAL_CONFIG: Literal["greedy", "standard", "liberal"] = "standard"  # how test answers are drawn
     EVAL_EVERY: int = pair(laptop=25, tpu=20)  # steps between evaluations during training (0 = none)
     EVAL_QUESTIONS: int = pair(laptop=128, tpu=512)  # held out for it; not trained on, not in the test
