@@ -65,7 +65,7 @@ test-slurm:
 	needs $$program; on Debian: apt-get install slurm-wlm munge" >&2; exit 2; }; done
 	$(BIN)/python -m pytest tests/slurm_job.py
 
-# The README's pictures of the page, of a run of the main script with its default constants: RUN=its folder
+# The pictures of the page in docs/seeing_a_run.md, of a run of the main script with its default constants: RUN=its folder
 page-pictures: setup
 	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures
 
@@ -101,7 +101,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# After a change in a script: the line numbers in the READMEs' links
+# After a change in a script: the line numbers in the pages' links
 links: setup
 	$(BIN)/python benchmarks/line_links.py
 

@@ -19,7 +19,7 @@ A run with LORA_RANK above 0 saved A and B alone: they are merged into the weigh
 With a run's weights comes a model card, README.md: data, constants, figures, how to use it.
 
 One array is in memory at a time, filled or emptied layer by layer: 1.2 B parameters take 64 s and 2.7 GiB to
-MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); README.md says what 8 B should need.
+MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); docs/checkpoints.md says what 8 B should need.
 
 MaxText's own name map, layout hooks and lazy arrays are used. Its two converters (0.2.5) know only the sizes
 of its model table, round the query weights to bfloat16, and save their lazy arrays through a part of Orbax

@@ -76,7 +76,7 @@ class Constants:
     WRITE: bool = False  # True: all of TABLE (with LARGEST: of RUNGS) to assets/; takes no other constant
 
 
-# The README's table: topology, algorithm, constants other than the defaults of the TPU column.
+# The table of docs/tpu_and_gpu.md: topology, algorithm, constants other than the defaults of the TPU column.
 FULL = ("LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=0")  # all weights, in one gradient pass
 ON_32 = ("LORA_RANK=0", "BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=0")  # sequences divide evenly among the chips
 TABLE = [

@@ -28,7 +28,7 @@ and steps to the threshold come from each one's own training log: greedy episode
 with exploration for the others (the last 100 for Stable-Baselines3, the last 20 for CleanRL).
 
 Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per trained seed, and prints the
-README's table. Where seeds are trained together, `seconds` are those of all.
+table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.
 """
 
 import csv
@@ -57,7 +57,7 @@ ONE_THREAD = {
 
 
 class Entry(NamedTuple):
-    """One line of the README's table."""
+    """One line of the table of MEASUREMENTS.md."""
 
     who: str
     script: str  # in this folder
@@ -171,7 +171,7 @@ def rows_of(entry: Entry, seeds: list[int], result: dict[str, Any], threshold: f
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The README's rows. Seconds are the mean of the commands; the spread is the sample standard deviation.
+    """The rows of MEASUREMENTS.md. Seconds are the commands' mean, the spread is the sample standard deviation.
 
     The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
     return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.

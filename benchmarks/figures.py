@@ -103,7 +103,7 @@ class Job(NamedTuple):
 
     command: str
     files: dict[str, str]  # file in the run's folder -> committed file
-    minutes: float | None = None  # as the folders' READMEs have it; None: not measured as a whole
+    minutes: float | None = None  # as the folders' pages have it; None: not measured as a whole
     writes_itself: bool = False  # the command writes the committed files; no RUN_DIR
     rows: Callable | None = None  # for a table that several runs share: repeats the runs it names
 
@@ -118,7 +118,7 @@ PEERS = (
     "PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl "
     "CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl"
 )
-SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's README says
+SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's docs/rungs.md says
     "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=runs/smollm2 "
     "DATASET=5_GRPO_Maxtext/examples/small_numbers REWARD_FUNC=5_GRPO_Maxtext/examples/last_number.py "
     "REWARDS=compute_score,last_number 'TEMPLATE={question} Answer in one short sentence.' "

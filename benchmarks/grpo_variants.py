@@ -4,8 +4,8 @@
     python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; continues where it stopped
 
 Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
-`variants.png`, and the same for `mismatch`. The constants are explained in folder 5's README, under "Options
-of the loss" and "The sampler is not the trainer".
+`variants.png`, and the same for `mismatch`. The constants are explained in folder 5's
+docs/loss_options.md and docs/sampler_and_trainer.md.
 """
 
 import csv

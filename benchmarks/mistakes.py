@@ -6,7 +6,7 @@
 
 Each row below replaces pieces of the script's text and runs the copy, with its default constants or with
 those given. Writes FOLDER/assets/mistakes.csv (rows M) and exercises.csv (rows E): one line a row and seed,
-which the folder's README sums up.
+which the folder's MEASUREMENTS.md sums up.
 """
 
 import csv
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 class Row(NamedTuple):
     """One changed copy."""
 
-    name: str  # as in the README's tables
+    name: str  # as in the tables of MEASUREMENTS.md
     what: str
     changes: tuple[tuple[str, str], ...] = ()  # (a piece of the script that stands there once, its successor)
     constants: tuple[str, ...] = ()

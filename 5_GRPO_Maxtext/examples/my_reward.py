@@ -1,4 +1,4 @@
-"""A reward of your own, to copy and change. The folder's README has the command.
+"""A reward of your own, to copy and change. docs/own_data_and_rewards.md has the command.
 
 REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions count only when REWARDS
 names them; built-in names may stand beside them: REWARDS=compute_score,few_tokens,match_format_exactly.

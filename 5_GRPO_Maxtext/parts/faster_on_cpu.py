@@ -8,7 +8,7 @@ Modules of a loaded model get a subclass of their MaxText class, which computes 
     SharedPromptAttention  a question with G answers is one row: its prompt is computed once, not G times
 
 On other devices nothing of this is done: it was measured on CPUs, and flash attention takes no such rows.
-What each is worth stands in README.md, "Speed". Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does
+What each is worth stands in docs/speed.md. Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does
 without it.
 """
 
