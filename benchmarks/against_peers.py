@@ -171,7 +171,7 @@ def rows_of(entry: Entry, seeds: list[int], result: dict[str, Any], threshold: f
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of MEASUREMENTS.md. Seconds are the commands' mean, the spread is the sample standard deviation.
+    """The rows of MEASUREMENTS.md. Seconds are the commands' mean, ± is the sample standard deviation.
 
     The interval is Student's, 95 % for the mean over the seeds: wide for three, and blind to the fact that no
     return exceeds 500. Steps and seconds to the threshold are the median of the seeds that reach it.
