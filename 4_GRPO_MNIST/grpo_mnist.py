@@ -19,7 +19,7 @@ do), no discount, GAE or bootstrapping (an episode has one step), no refilling o
 (DAPO draws others in their place), no reward model (the label is the judge), no entropy bonus (the KL to the
 untrained network keeps the entropy up).
 
-    python 4_GRPO_MNIST/grpo_mnist.py                        # packaged subset: 9 s, and 17 to compile
+    python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: 9 s, and 17 to compile
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 ADVANTAGE=group
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=mnist.npz   # all of MNIST: 107 s, and 17 to compile
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
@@ -49,7 +49,7 @@ import settings
 
 # %% Constants ------------------------------------------------------------------------------------------
 # Data
-MNIST_PATH = ""  # an .npz file as Keras distributes it; empty: tensorflow-datasets, or the packaged subset
+MNIST_PATH = ""  # empty: tensorflow-datasets (offline: the subset); subset; or an .npz file as Keras has it
 DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
 
 # The group
@@ -437,26 +437,26 @@ def clipped_objective(ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-# log_ratio = log pi_ref(a) - log pi(a) of a guess drawn from pi; the mean over guesses estimates
+# log_ref_ratio = log pi_ref(a) - log pi(a) of a guess drawn from pi; the mean over guesses estimates
 # KL(pi || pi_ref). Schulman 2020, "Approximating KL Divergence".
-def k1(log_ratio: jax.Array) -> jax.Array:
+def k1(log_ref_ratio: jax.Array) -> jax.Array:
     """Unbiased, often negative. As a loss it does nothing: its expected gradient is 0."""
-    return -log_ratio
+    return -log_ref_ratio
 
 
-def k2(log_ratio: jax.Array) -> jax.Array:
+def k2(log_ref_ratio: jax.Array) -> jax.Array:
     """Biased, never negative. As a loss it is right: its expected gradient is that of KL(pi || pi_ref)."""
-    return log_ratio**2 / 2
+    return log_ref_ratio**2 / 2
 
 
-def k3(log_ratio: jax.Array) -> jax.Array:
+def k3(log_ref_ratio: jax.Array) -> jax.Array:
     """Unbiased, never negative, low variance (DeepSeekMath eq. 4). As a loss it is another KL.
 
     Its value estimates KL(pi || pi_ref), but its expected gradient is that of KL(pi_ref || pi). The guesses
     are held fixed, so grad k3 = (1 - pi_ref / pi) grad log pi, of which the mean over pi is
     sum_a (pi - pi_ref) grad log pi = -sum_a pi_ref grad log pi, since sum_a pi grad log pi = 0.
     """
-    return jnp.expm1(log_ratio) - log_ratio  # r - 1 - log r
+    return jnp.expm1(log_ref_ratio) - log_ref_ratio  # e^x - 1 - x
 
 
 KL_ESTIMATORS = {function.__name__: function for function in (k1, k2, k3)}

