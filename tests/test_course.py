@@ -50,7 +50,7 @@ def test_the_stated_total_is_the_sum_of_the_map_and_below_20_minutes(door):
     rows = re.findall(r"^\| \[\d.*\| (\d+) s \|$", door.read_text(), re.M)
     assert len(rows) == 7
     total = sum(map(int, rows))
-    assert f" {total} s" in door.read_text() and total < 20 * 60
+    assert f" {total} s" in " ".join(door.read_text().split()) and total < 20 * 60
 
 
 def test_the_maps_times_are_not_below_those_of_the_committed_runs():
