@@ -258,6 +258,7 @@ JOBS = [
             "5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png", "mismatch.csv",
             "mismatch_curves.csv", "mismatch.png",
         ),
+        46,
         writes_itself=True,
     ),
     Job(
