@@ -19,7 +19,7 @@ do), no discount, GAE or bootstrapping (an episode has one step), no refilling o
 (DAPO draws others in their place), no reward model (the label is the judge), no entropy bonus (the KL to the
 untrained network keeps the entropy up).
 
-    python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: 9 s, and 17 to compile
+    python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: 9 s, and 18 to compile
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 ADVANTAGE=group
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=mnist.npz   # all of MNIST: 107 s, and 17 to compile
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes

@@ -221,7 +221,7 @@ JOBS = [
         rows=mnist_rows,
     ),
     Job(
-        "python 4_GRPO_MNIST/grpo_mnist.py",
+        "python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset",
         into("4_GRPO_MNIST", "exercises.csv"),
         rows=mnist_exercise_rows,
     ),

@@ -155,7 +155,8 @@ def test_every_module_has_three_questions_with_folded_answers(side):
             mine
         )
         numbers += mine
-    assert sorted(numbers) == [f"{module}.{i}" for module in range(1, 8) for i in (1, 2, 3)]
+    expected = [f"{module}.{i}" for module in range(1, 8) for i in (1, 2, 3)]
+    assert sorted(numbers) == expected + ["7.4", "7.5", "7.6"]  # module 7 has two chapters
 
 
 @pytest.mark.parametrize("page", pages.ALL, ids=name_of)
