@@ -49,7 +49,7 @@ import settings
 
 # %% Constants ------------------------------------------------------------------------------------------
 # Data
-MNIST_PATH = ""  # empty: tensorflow-datasets (offline: the subset); subset; or an .npz file as Keras has it
+MNIST_PATH = ""  # empty: tensorflow-datasets (offline: the subset); subset: that one; or Keras's .npz file
 DATA_DIR = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
 
 # The group
