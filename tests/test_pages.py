@@ -156,7 +156,7 @@ def test_every_module_has_three_questions_with_folded_answers(side):
         )
         numbers += mine
     expected = [f"{module}.{i}" for module in range(1, 8) for i in (1, 2, 3)]
-    assert sorted(numbers) == expected + ["7.4", "7.5", "7.6"]  # module 7 has two chapters
+    assert sorted(numbers) == [*expected, "7.4", "7.5", "7.6"]  # module 7 has two chapters
 
 
 @pytest.mark.parametrize("page", pages.ALL, ids=name_of)
