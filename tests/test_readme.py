@@ -188,8 +188,13 @@ def test_the_results_table_is_the_committed_csv(language):
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_second_rungs_figures_are_the_committed_csvs(language):
     with open(settings.HERE / "assets" / "smollm2_seeds.csv", newline="") as file:
-        [run] = csv.DictReader(file)
+        run, second = csv.DictReader(file)
     text = pages.text(settings.HERE, language)
+    assert second["command"] == run["command"].replace("SEED=0", "SEED=1")
+    for key in ("lenient_accuracy", "greedy_lenient_accuracy"):
+        assert all(f"{100 * float(second[f'{when}_{key}']):.1f} %" in text for when in ("before", "after"))
+    for figure in (f"{float(second['seconds']):,.0f} s", f"{float(second['seconds_per_step']):.1f} s"):
+        assert figure in text, figure
     command, seed = run["command"].rsplit(" SEED=", 1)
     assert seed == "0" and f"{command} RUN_DIR=runs/smollm2_seed_0\n" in text
     for key in ("lenient_accuracy", "greedy_lenient_accuracy", "answer_accuracy"):
