@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parts import checks, questions, run_files, settings, task_rewards
+from parts import settings
+from parts.data import questions
 from parts.plain_text import shown
-from parts.settings import UserError, at_least, pair
+from parts.rewards import task_rewards
+from parts.run import checks, run_files
+from parts.settings import Count, CountOrOff, Seed, UserError, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -37,17 +40,17 @@ class Constants:
     CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = the newest run, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training beside those of CHECKPOINT
-    SAMPLES: int = 1  # answers per question, as --samples N; above 1 the most frequent answer is the vote
+    SAMPLES: Count = 1  # answers per question, as --samples N; above 1 the most frequent answer is the vote
     PAGE: bool = False  # True, or --page: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
     SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""  # (empty = greedy; standard if SAMPLES > 1)
-    SEED: int = 0  # draws the samples; greedy answers do not depend on it
+    SEED: Seed = 0  # draws the samples; greedy answers do not depend on it
     INPUT: str = ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
     OUTPUT: str = ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
-    BATCH_SIZE: int = 64  # answers decoded at once; more: faster, and more memory
+    BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory
     # --- the run's, where there is a run; the defaults are those of the main script
-    MAX_PROMPT_LENGTH: int = pair(laptop=28, tpu=256)  # tokens, chat template included
-    TOTAL_GENERATION_STEPS: int = pair(laptop=28, tpu=768)  # tokens per answer; longer answers are cut off
+    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens, chat template included
+    TOTAL_GENERATION_STEPS: Count = pair(laptop=28, tpu=768)  # tokens per answer; longer answers are cut off
     TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
         laptop="{question}", tpu="{system_prompt}\n\n{question}"
     )  # the user's message, put inside the tokenizer's chat template
@@ -62,7 +65,7 @@ class Constants:
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
     REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
     LOGITS_CLIP: float = 0.0  # largest absolute logit (0 = off)
-    LORA_RANK: int = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
+    LORA_RANK: CountOrOff = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
     LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
     LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that have A and B
 
@@ -113,7 +116,6 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
     """
     question, given = split_arguments(arguments)
     c = settings.read(Constants, given)
-    at_least(c, SAMPLES=1, BATCH_SIZE=1, SEED=0)
     if question and c.INPUT:
         raise UserError(f"INPUT={c.INPUT}: there is a question on the command line, too; give one of the two")
     if c.ANSWER and not question:
@@ -135,7 +137,6 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         c = dataclasses.replace(c, REWARDS=task_rewards.built_in_rewards(c.REWARDS))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
-    at_least(c, MAX_PROMPT_LENGTH=1, TOTAL_GENERATION_STEPS=1, LORA_RANK=0)
     checks.template(c)
     return c, question, checkpoint
 
@@ -249,11 +250,6 @@ if __name__ == "__main__":  # what is wrong is refused here, before seconds of i
 
 import jax
 import numpy as np
-
-import reward_func
-from parts import answers, checkpoints, llama, lora, page, run_log
-from parts.grading import grade, grade_lenient
-from parts.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
 from parts.tunix_api import (
     CheckpointManager,
     RolloutConfig,
@@ -261,7 +257,14 @@ from parts.tunix_api import (
     TokenizerAdapter,
     compute_advantages,
 )
-from parts.versions import check_versions
+
+import reward_func
+from parts.machine.versions import check_versions
+from parts.machine import process
+from parts.model import llama, lora
+from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
+from parts.rewards.grading import grade, grade_lenient
+from parts.run import answers, checkpoints, page
 
 
 # %% Answers out --------------------------------------------------------------------------------------------
@@ -615,7 +618,7 @@ def main(arguments: Sequence[str]) -> None:
     rows, path = read_rows(c, question), output_path(c)
     settings.quiet()
     check_versions()
-    run_log.keep_compiled()
+    process.keep_compiled()
     grader = make_grader(c, rows)
     root, steps = saved_steps(c, checkpoint) if checkpoint else ("", [0])
     folder, hf = llama.load_hf_config(c.MODEL)

@@ -37,7 +37,7 @@ class Constants:
     EMBED: int = 16  # its columns; rows of the weights
     MLP: int = 32  # columns of the weights, and of the output
     LEARNING_RATE: float = 0.1  # of the one SGD step
-    SEED: int = 0  # of weights, inputs and targets
+    SEED: settings.Seed = 0  # of weights, inputs and targets
     RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
 
 
@@ -79,7 +79,6 @@ def refuse(c: Constants) -> None:
     for name in ("BATCH_SIZE", "EMBED", "MLP"):
         if getattr(c, name) < 1 or getattr(c, name) % DEVICES:
             raise UserError(f"{name}={getattr(c, name)}: {DEVICES} devices share it, use a multiple of that")
-    settings.at_least(c, SEED=0)
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
@@ -96,9 +95,9 @@ from maxtext.configs import pyconfig
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts import llama
-from parts.memory import HBM_GIB
-from parts.versions import check_versions
+from parts.machine.memory import HBM_GIB
+from parts.machine.versions import check_versions
+from parts.model import llama
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------

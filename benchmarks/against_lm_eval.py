@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
 
-from parts import grading, settings
+from parts import settings
+from parts.rewards import grading
 from parts.settings import UserError
 
 OUT = Path("runs/lm_eval")

@@ -1,4 +1,4 @@
-"""What each change of parts/faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
+"""What each change of parts/model/faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
 
     python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]     # constants of the main script
 
@@ -30,7 +30,8 @@ from flax.linen import partitioning as nn_partitioning
 from machine import clocks, processor
 
 import grpo_llama3_1_8b_demo as demo
-from parts import faster_on_cpu, llama, loss_options, settings
+from parts import loss_options, settings
+from parts.model import faster_on_cpu, llama
 from parts.tunix_api import common
 
 WARM_UP = 3  # rounds left out

@@ -28,7 +28,10 @@ from flax.linen import partitioning as nn_partitioning
 from machine import clocks
 
 import grpo_llama3_1_8b_demo as demo
-from parts import answers, checks, faster_on_cpu, llama, loss_options, run_log, settings, task_rewards
+from parts import loss_options, settings
+from parts.model import faster_on_cpu, llama
+from parts.rewards import task_rewards
+from parts.run import answers, checks, run_log
 from parts.tunix_api import PeftTrainer
 
 COMPILING = 3  # first steps, left out

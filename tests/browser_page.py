@@ -23,7 +23,7 @@ from short_runs import SHORT
 from test_page import with_hostile_texts
 
 import grpo_llama3_1_8b_demo as demo
-from parts import answers, page
+from parts.run import answers, page
 
 WIDTHS = {"phone": (360, 800), "desk": (1400, 1000)}
 FLAGS = (

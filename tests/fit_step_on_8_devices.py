@@ -17,8 +17,11 @@ from flax import nnx
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-import tpu_fit_check as fit
-from parts import llama, run_log, settings, task_rewards
+from tools import tpu_fit_check as fit
+from parts import settings
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import run_log
 from parts.tunix_api import Role, TrainExample, sharding_utils
 
 

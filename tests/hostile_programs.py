@@ -20,7 +20,7 @@ from unittest import mock
 
 import psutil
 
-from parts import code_grading
+from parts.rewards import code_grading
 from sandbox import box
 
 SECRET = f"7777{secrets.randbelow(10**8):08d}"  # impossible to guess, easy to recognize

@@ -13,9 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import answers, llama, settings
-from parts.grading import format_ok, grade, last_number
-from parts.run_files import read_log
+from parts import settings
+from parts.model import llama
+from parts.run import answers
+from parts.rewards.grading import format_ok, grade, last_number
+from parts.run.run_files import read_log
 from parts.settings import HERE
 
 G, STEPS = 4, 8

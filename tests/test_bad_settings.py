@@ -11,7 +11,7 @@ import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import task_rewards
+from parts.rewards import task_rewards
 from parts.settings import UserError
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}

@@ -15,9 +15,9 @@ import pages
 import pytest
 from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
-import code_reward
-from parts import code_grading
-from parts.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
+from tools import code_reward
+from parts.rewards import code_grading
+from parts.rewards.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
 from parts.settings import UserError
 from sandbox import box, warden
 
@@ -150,7 +150,7 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
     for name, text in (("answer.py", "x = 1"), ("tests.py", "assert x == 1")):
         (tmp_path / name).write_text(text)
     program = """
-import code_reward
+from tools import code_reward
 from parts import settings
 from sandbox import warden
 warden._REFUSED, warden._REFUSED_WITH = "unshare 272 97", "clone 56 220 0&0x7E020000"

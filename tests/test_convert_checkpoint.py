@@ -18,9 +18,10 @@ from flax import nnx
 from maxtext.utils import model_creation_utils
 from test_load_llama import logits_of, tolerance
 
-import convert_checkpoint as convert
+from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
-from parts import llama, settings
+from parts import settings
+from parts.model import llama
 from parts.settings import HERE, UserError
 from parts.tunix_api import CheckpointManager
 

@@ -24,14 +24,17 @@ from flax import nnx
 from short_runs import HANGS, SCRIPT
 from test_guards import load_weights
 
-import convert_checkpoint as convert
+from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
-import health
+from parts.run import health
 import inference
 import reward_func
-import show_run
-from parts import checkpoints, llama, run_log, settings, task_rewards
-from parts.run_files import read_log
+from tools import show_run
+from parts import settings
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import checkpoints, run_log
+from parts.run.run_files import read_log
 from parts.settings import UserError
 from parts.tunix_api import RLTrainingConfig, trainer
 

@@ -17,7 +17,10 @@ import pytest
 from test_guards import SMALL
 
 import grpo_llama3_1_8b_demo as demo
-from parts import checkpoints, llama, memory, run_log, settings
+from parts import settings
+from parts.machine import memory
+from parts.model import llama
+from parts.run import checkpoints, run_log
 from parts.settings import UserError
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"

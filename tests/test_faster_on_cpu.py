@@ -13,7 +13,8 @@ from flax import nnx
 from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
-from parts import faster_on_cpu, llama, loss_options
+from parts import loss_options
+from parts.model import faster_on_cpu, llama
 from parts.settings import UserError
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
@@ -149,7 +150,7 @@ def test_which_modules_are_replaced():
     )
     theirs = modules(loaded("grouped_kv_heads", False)[0])
     assert {faster_on_cpu.LLaMARotaryEmbedding, faster_on_cpu.DenseGeneral} <= theirs
-    assert not any(module.__module__ == "parts.faster_on_cpu" for module in theirs)
+    assert not any(module.__module__ == "parts.model.faster_on_cpu" for module in theirs)
 
 
 def test_nothing_is_replaced_on_another_kind_of_device():
@@ -162,7 +163,7 @@ def test_nothing_is_replaced_on_another_kind_of_device():
         devices, size = np.array([Chip()]), 1
 
     faster_on_cpu.adapt(adapter.base, Chips())
-    assert not any(module.__module__ == "parts.faster_on_cpu" for module in modules(adapter))
+    assert not any(module.__module__ == "parts.model.faster_on_cpu" for module in modules(adapter))
 
 
 @pytest.mark.parametrize(("hardware", "ours"), [("cpu", True), ("tpu", False)])

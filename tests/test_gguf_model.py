@@ -10,8 +10,8 @@ import safetensors.numpy
 from test_convert_checkpoint import GOLDEN, load_weights
 from test_load_llama import maxtext_logits, tolerance
 
-import convert_checkpoint as convert
-from parts import gguf_model, llama
+from tools import convert_checkpoint as convert
+from parts.model import gguf_model, llama
 from parts.settings import UserError
 
 MODELS = ["grouped_kv_heads", "tied_embeddings"]

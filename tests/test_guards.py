@@ -29,7 +29,12 @@ from tunix.rl import common
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import answers, devices, llama, questions, run_log, settings, task_rewards, versions
+from parts import settings
+from parts.data import questions
+from parts.machine import devices, versions
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import answers, run_log
 from parts.settings import HERE, UserError
 
 GOOD_ROW = {
@@ -153,7 +158,7 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == code and len(said) == (code != 0)
     assert not said or said[0].startswith(words)
-    assert "parts.checks" in imported
+    assert "parts.run.checks" in imported
     heavy = {
         "jax",
         "numpy",

@@ -9,8 +9,8 @@ import sys
 import make_health_logs
 import pytest
 
-import health
-from parts.run_files import read_log
+from parts.run import health
+from parts.run.run_files import read_log
 from parts.settings import HERE
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn

@@ -39,7 +39,7 @@ ARROWS = {name: imported(path) for name, path in FILES.items()}
 
 def test_the_rules_see_the_folder():
     assert {MAIN, "inference", "reward_func", "parts.settings", "sandbox.box"} <= FILES.keys()
-    assert "parts.settings" in ARROWS[MAIN] and "parts.run_log" in ARROWS["parts.report"]
+    assert "parts.settings" in ARROWS[MAIN] and "parts.run.run_log" in ARROWS["parts.run.report"]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -77,7 +77,7 @@ def test_tunix_is_imported_in_one_file_only():
             modules += [node.module] if isinstance(node, ast.ImportFrom) else []
             if any(module.split(".")[0] == "tunix" for module in modules):
                 # vLLM's engine is a class that needs the TPU packages as soon as it is imported
-                assert name in ("parts.tunix_api", "parts.vllm_rollout"), name
+                assert name in ("parts.tunix_api", "parts.model.vllm_rollout"), name
 
 
 def test_the_main_script_tells_its_story_in_order():

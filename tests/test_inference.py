@@ -13,10 +13,13 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import llama, run_log, settings, task_rewards
-from parts.grading import extract_answer, grade, last_number
+from parts import settings
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import run_log
+from parts.rewards.grading import extract_answer, grade, last_number
 from parts.settings import HERE, UserError
-from parts.task_rewards import COURSE_REWARDS
+from parts.rewards.task_rewards import COURSE_REWARDS
 
 RUN = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0",
        "LEARNING_RATE=3e-3", "BETA=0.0"]  # fmt: skip

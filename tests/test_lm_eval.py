@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 import grpo_llama3_1_8b_demo as demo
-from parts import questions, settings, task_rewards
-from parts.grading import grade, grade_lenient
+from parts import settings
+from parts.data import questions
+from parts.rewards import task_rewards
+from parts.rewards.grading import grade, grade_lenient
 from parts.settings import HERE
 
 ROOT = HERE.parent

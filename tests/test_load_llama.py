@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from parts import llama
+from parts.model import llama
 from parts.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

@@ -13,12 +13,16 @@ import pytest
 from flax import nnx
 from test_guards import load_weights
 
-import convert_checkpoint as convert
+from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import llama, lora, memory, run_log, settings, task_rewards
-from parts.rollout import MaxTextRollout
+from parts import settings
+from parts.machine import memory
+from parts.model import llama, lora
+from parts.rewards import task_rewards
+from parts.run import run_log
+from parts.model.rollout import MaxTextRollout
 from parts.settings import HERE, UserError
 from parts.tunix_api import RolloutConfig, TokenizerAdapter
 

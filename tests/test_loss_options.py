@@ -22,7 +22,10 @@ from tunix.rl.rl_cluster import Mode, RLTrainingConfig, Role
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import checks, llama, lora, loss_options, run_log, settings, task_rewards
+from parts import loss_options, settings
+from parts.model import llama, lora
+from parts.rewards import task_rewards
+from parts.run import checks, run_log
 
 PAD, EOS, VOCABULARY = 0, 1, 6
 PROMPTS = np.array([[2], [3]])

@@ -18,8 +18,11 @@ from test_guards import load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import llama, report, run_log, settings, task_rewards
-from parts.grading import grade
+from parts import settings
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import report, run_log
+from parts.rewards.grading import grade
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
 # a test then need not be faster than the run. It also counts what jax finds among the compiled programs.

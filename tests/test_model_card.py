@@ -11,8 +11,9 @@ import yaml
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import grpo_llama3_1_8b_demo as demo
-from parts import model_card, settings
-from parts.report import wilson
+from parts import settings
+from parts.model import model_card
+from parts.run.report import wilson
 from parts.settings import HERE
 
 BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}

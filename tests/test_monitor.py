@@ -21,10 +21,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
-import health
-from parts import answers, run_log, settings, task_rewards
-from parts.rollout import MaxTextRollout
-from parts.run_files import read_log
+from parts.run import health
+from parts import settings
+from parts.rewards import task_rewards
+from parts.run import answers, run_log
+from parts.model.rollout import MaxTextRollout
+from parts.run.run_files import read_log
 
 STEPS, B, G, T = 6, 4, 4, 13
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",

@@ -9,7 +9,10 @@ from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import llama, report, settings, task_rewards
+from parts import settings
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import report
 from parts.settings import HERE, UserError
 
 EXAMPLES = HERE / "examples"

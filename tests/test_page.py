@@ -16,8 +16,8 @@ from hostile import HOSTILE
 from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
-import show_run
-from parts import answers, page
+from tools import show_run
+from parts.run import answers, page
 from parts.settings import HERE, UserError
 
 

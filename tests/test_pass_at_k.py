@@ -11,10 +11,10 @@ import pytest
 from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
-import pass_at_k
+from tools import pass_at_k
 from parts import settings
-from parts.grading import grade, last_number
-from parts.rollout import MaxTextRollout
+from parts.rewards.grading import grade, last_number
+from parts.model.rollout import MaxTextRollout
 from parts.settings import HERE, UserError
 
 NUM_QUESTIONS, SAMPLES = 6, 8

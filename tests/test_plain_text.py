@@ -11,9 +11,12 @@ import pytest
 from hostile import HOSTILE
 
 import grpo_llama3_1_8b_demo as demo
-import health
+from parts.run import health
 import inference
-from parts import code_grading, model_card, page, plain_text, report, run_log, settings
+from parts import plain_text, settings
+from parts.model import model_card
+from parts.rewards import code_grading
+from parts.run import page, report, run_log
 from parts.settings import HERE, UserError
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
@@ -159,7 +162,7 @@ def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
 
 
 def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, capsys):
-    from parts import questions
+    from parts.data import questions
 
     monkeypatch.chdir(tmp_path)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]

@@ -27,7 +27,9 @@ import pytest
 import transformers
 
 import reward_func
-from parts import checks, questions, task_rewards
+from parts.data import questions
+from parts.rewards import task_rewards
+from parts.run import checks
 from parts.settings import HERE, UserError
 
 EXAMPLES = HERE / "examples"
@@ -798,7 +800,7 @@ def test_a_reward_file_may_import_the_courses_rewards():
 
 def test_reading_and_checking_need_no_heavy_import():
     code = (
-        "import sys, parts.checks, parts.questions, parts.task_rewards\n"
+        "import sys, parts.run.checks, parts.data.questions, parts.rewards.task_rewards\n"
         "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
     heavy = ["jax", "transformers", "grain", "numpy", "tensorflow_datasets", "huggingface_hub", "pyarrow"]

@@ -9,10 +9,10 @@ import safetensors.numpy
 from short_runs import SHORT
 from test_rollout import full_forward, prompts, settings
 
-import convert_checkpoint as convert
+from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
 import inference
-from parts import llama, rollout
+from parts.model import llama, rollout
 from parts.tunix_api import RolloutConfig, TokenizerAdapter
 
 

@@ -17,12 +17,12 @@ import pages
 import pytest
 from folders import load
 
-import convert_checkpoint
+from tools import convert_checkpoint
 import grpo_llama3_1_8b_demo as demo
-import health
+from parts.run import health
 import inference
 import mesh_and_axis_rules
-import pass_at_k
+from tools import pass_at_k
 from parts import settings
 
 ROOT = Path(__file__).resolve().parent.parent

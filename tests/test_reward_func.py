@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import reward_func
-from parts import grading
-from parts.grading import (
+from parts.rewards import grading
+from parts.rewards.grading import (
     extract_answer,
     extract_hash_answer,
     format_ok,

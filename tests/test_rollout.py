@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from parts import llama, questions, rollout
+from parts.data import questions
+from parts.model import llama, rollout
 from parts.settings import HERE
 from parts.tunix_api import RolloutConfig, TokenizerAdapter
 

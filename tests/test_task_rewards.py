@@ -18,9 +18,10 @@ import pytest
 from test_reward_func import OWN_CASES, cases, completion_of
 
 import reward_func
-from parts import checks, code_grading, grading, task_rewards
+from parts.rewards import code_grading, grading, task_rewards
+from parts.run import checks
 from parts.settings import HERE, UserError
-from parts.task_rewards import (
+from parts.rewards.task_rewards import (
     compute_score,
     correctness_reward,
     digit_reward,

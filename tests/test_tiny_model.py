@@ -9,7 +9,7 @@ import sys
 import pytest
 import transformers
 
-from parts.grading import extract_hash_answer
+from parts.rewards.grading import extract_hash_answer
 from parts.settings import HERE
 
 SCRIPT = HERE / "make_tiny_llama.py"

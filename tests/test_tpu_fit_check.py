@@ -11,8 +11,9 @@ import pages
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
-import tpu_fit_check as fit
-from parts import memory, settings
+from tools import tpu_fit_check as fit
+from parts import settings
+from parts.machine import memory
 from parts.settings import UserError
 
 HERE = Path(__file__).resolve().parent

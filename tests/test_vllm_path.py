@@ -23,9 +23,11 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
-from parts import devices, llama, settings
-from parts.vllm_config import engine_config
-from parts.vllm_weights import check_mapping, engine_mapping
+from parts import settings
+from parts.machine import devices
+from parts.model import llama
+from parts.model.vllm_config import engine_config
+from parts.model.vllm_weights import check_mapping, engine_mapping
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -111,7 +113,9 @@ import sys
 import numpy as np
 import grpo_llama3_1_8b_demo as demo
 import jax, jax.numpy as jnp
-from parts import devices, llama, settings
+from parts import settings
+from parts.machine import devices
+from parts.model import llama
 
 c = settings.read(demo.Constants, [
     "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
@@ -156,9 +160,10 @@ import sys
 import grpo_llama3_1_8b_demo as demo
 import jax
 
-from parts import devices, settings
+from parts import settings
+from parts.machine import devices
 
-assert not {"vllm", "tpu_inference", "parts.vllm_rollout"} & set(sys.modules)  # TPU packages: on demand
+assert not {"vllm", "tpu_inference", "parts.model.vllm_rollout"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
 with devices.all_hosts(settings.read(demo.Constants, [])):
     print(jax.config.jax_enable_compilation_cache)

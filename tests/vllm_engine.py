@@ -28,9 +28,12 @@ from test_vllm_path import GOLDEN, LLAMA_8B
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import checks, llama, lora, loss_options, run_log, settings, task_rewards
-from parts.rollout import MaxTextRollout
-from parts.run_files import read_log
+from parts import loss_options, settings
+from parts.model import llama, lora
+from parts.rewards import task_rewards
+from parts.run import checks, run_log
+from parts.model.rollout import MaxTextRollout
+from parts.run.run_files import read_log
 from parts.tunix_api import Role
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",

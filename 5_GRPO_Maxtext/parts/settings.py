@@ -1,11 +1,12 @@
 """Constants of a script: a frozen dataclass on top of the file, `NAME=value` on the command line, `--help`.
 
     @dataclass(frozen=True, kw_only=True)
-    class Constants:
+    class Constants(Variants):  # with the constants of a block that stands beside the script
         SEED: int = 0  # order of the questions, and of the answers drawn
-        BATCH_SIZE: int = pair(laptop=16, tpu=2)  # questions per step
+        BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
 
-Editing a default and `python script.py SEED=1` do the same. pydantic reads the values and checks their types.
+Editing a default and `python script.py SEED=1` do the same. pydantic reads the values and checks their types
+and ranges, which stand beside each constant.
 Nothing here imports jax: a mistyped name is answered at once.
 """
 
@@ -23,15 +24,28 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import annotated_types
 import pydantic
 
-from parts import late_imports
+from parts.machine import late_imports
 from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
+
+# Types of constants that have a range.
+Count = Annotated[int, pydantic.Field(ge=1)]
+TwoOrMore = Annotated[int, pydantic.Field(ge=2)]
+CountOrOff = Annotated[int, pydantic.Field(ge=0)]
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, pydantic.Field(gt=0, le=1)]
+BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
+Seed = Annotated[
+    int, pydantic.Field(ge=0, le=4_000_000_000)
+]  # numpy's end at 2^32; some are SEED + 1,000,003
 
 
 class UserError(Exception):
@@ -116,35 +130,59 @@ def read[Constants](
 
 
 def wanted(kind: type, name: str) -> str:
-    """What a constant takes, in words."""
+    """What a constant takes, in words: "one of a, b", "a whole number, 1 or more"."""
+    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    marks = hint.__metadata__[0].metadata if typing.get_origin(hint) is Annotated else ()
     hint = typing.get_type_hints(kind)[name]
-    choices = typing.get_args(hint)
-    return (
-        f"one of {', '.join(filter(None, map(str, choices)))}"
-        if choices
-        else f"a value of type {hint.__name__}"
-    )
+    if choices := typing.get_args(hint):
+        return f"one of {', '.join(filter(None, map(str, choices)))}"
+    words = [{int: "a whole number", float: "a finite number", bool: "True or False"}.get(hint, "a text")]
+    for mark in marks:
+        match mark:
+            case annotated_types.Ge(low):
+                words.append(f"{low} or more")
+            case annotated_types.Gt(low):
+                words.append(f"above {low}")
+            case annotated_types.Le(high):
+                words.append(f"at most {high}")
+            case annotated_types.Lt(high):
+                words.append(f"below {high}")
+    return ", ".join(words)
 
 
-def help_text(kind: type) -> str:
-    """Every constant of `kind` with its default and the remark beside it."""
+def blocks(kind: type) -> list[type]:
+    """The dataclass and those it takes constants from, the script's own first."""
+    return [block for block in kind.__mro__ if dataclasses.is_dataclass(block)]
+
+
+def remarks(kind: type) -> dict[str, str]:
+    """The remark beside each constant that stands in the source of `kind` itself."""
     source = textwrap.dedent(inspect.getsource(kind))
     code = source.splitlines()
     [definition] = ast.parse(source).body
-    remarks = {
+    return {
         node.target.id: code[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip(" #")
         for node in definition.body
         if isinstance(node, ast.AnnAssign)
     }
-    hints = typing.get_type_hints(kind)
+
+
+def help_text(kind: type) -> str:
+    """Every constant of `kind` with its default and the remark beside it."""
+    hints, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     lines = ["NAME=value changes a constant for one run; so does editing it on top of the script."]
-    for field in dataclasses.fields(kind):
-        value = repr(field.default)
-        if field.metadata:
-            value = f"{field.metadata['laptop']!r} (laptop), {field.metadata['tpu']!r} (TPU)"
-        choices = typing.get_args(hints[field.name])
-        value += f"    one of {', '.join(map(repr, choices))}" if choices else ""
-        lines.append(f"\n{field.name} = {value}\n    {remarks[field.name]}")
+    for block in blocks(kind):
+        if block is not kind:
+            place = Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)
+            lines.append(f"\n--- {block.__name__}, in {place}")
+        for name, remark in remarks(block).items():
+            field = fields[name]
+            value = repr(field.default)
+            if field.metadata:
+                value = f"{field.metadata['laptop']!r} (laptop), {field.metadata['tpu']!r} (TPU)"
+            choices = typing.get_args(hints[name])
+            value += f"    one of {', '.join(map(repr, choices))}" if choices else ""
+            lines.append(f"\n{name} = {value}\n    {remark}")
     return "\n".join(lines)
 
 
@@ -153,17 +191,6 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.rename(path)
-
-
-def at_least(c: Any, **lowest: float) -> None:
-    """Refuses constants below a lowest value: `at_least(c, SEED=0, BATCH_SIZE=1)`.
-
-    Raises:
-        UserError: names the first constant that is too small.
-    """
-    for name, low in lowest.items():
-        if getattr(c, name) < low:
-            raise UserError(f"{name}={getattr(c, name)}: use {low} or more")
 
 
 def quiet() -> None:

@@ -10,10 +10,11 @@ import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from parts import questions, task_rewards
+from parts.data import questions
 from parts.plain_text import shown
-from parts.report import comparison_table
-from parts.run_files import read_constants, read_object
+from parts.rewards import task_rewards
+from parts.run.report import comparison_table
+from parts.run.run_files import read_constants, read_object
 from parts.settings import find_path
 
 HUB_NAMES = {"gsm8k": "openai/gsm8k"}  # what DATASET and the hub call it

@@ -17,12 +17,12 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
+from parts.loss_options import completion_log_probs
+from parts.tunix_api import RolloutConfig, RolloutOutput
 from tpu_inference.utils import get_padded_head_dim
 from tunix.rl.rollout import vllm_rollout
 
-from parts.loss_options import completion_log_probs
-from parts.tunix_api import RolloutConfig, RolloutOutput
-from parts.vllm_weights import check_mapping, engine_mapping
+from parts.model.vllm_weights import check_mapping, engine_mapping
 
 
 class VllmRollout(vllm_rollout.VllmRollout):

@@ -24,7 +24,8 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import model_creation_utils
 
-from parts import faster_on_cpu, versions
+from parts.machine import versions
+from parts.model import faster_on_cpu
 from parts.settings import UserError, find_path
 
 ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
@@ -223,7 +224,7 @@ def to_maxtext_config(
         enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
         convert_checkpoint_if_possible=False,
         log_config=False,
-        jax_cache_dir="",  # run_log.keep_compiled decides where compiled programs are kept
+        jax_cache_dir="",  # process.keep_compiled decides where compiled programs are kept
         run_name="grpo",
         base_output_directory="runs",
     )
@@ -395,3 +396,18 @@ def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
 def count_parameters(model: nnx.Module) -> int:
     """Numbers in all weights of a model."""
     return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def used_columns(model: nnx.Module, limit: int, longest: int) -> int:
+    """How many columns of answers [N, limit] are computed: on one CPU a quarter, half, 7/8 or all of them.
+
+    Each width is a program of its own; on other devices that takes minutes to compile: there it is `limit`.
+
+    Args:
+        model: that computes.
+        limit: T.
+        longest: tokens of the longest answer.
+    """
+    if not faster_on_cpu.shares_prompts(model):
+        return limit
+    return next(width for width in (limit // 4, limit // 2, 7 * limit // 8, limit) if longest <= width)

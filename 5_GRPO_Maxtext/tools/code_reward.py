@@ -3,7 +3,7 @@
     python 5_GRPO_Maxtext/code_reward.py                               # which protection this machine gives
     python 5_GRPO_Maxtext/code_reward.py ANSWER=answer.py TESTS=tests.py
 
-`parts/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert statements
+`parts/rewards/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert statements
 takes 0.7 s on one busy core of an AMD EPYC (no accelerator, 2026-11-21).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parts import settings
-from parts.code_grading import compute_score
+from parts.rewards.code_grading import compute_score
 from sandbox import box
 
 

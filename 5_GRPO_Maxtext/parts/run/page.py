@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parts.answers import read_lines
-from parts.run_files import read_constants, read_log, read_object
-from parts.run_log import HELD_OUT
+from parts.run.answers import read_lines
+from parts.run.run_files import read_constants, read_log, read_object
+from parts.run.train_log import HELD_OUT
 from parts.settings import write_whole
 
 WEB = Path(__file__).resolve().parent / "web"

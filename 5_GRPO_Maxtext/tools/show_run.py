@@ -7,7 +7,8 @@ The main script makes the same page when it ends. A browser opens it from the di
 
 from pathlib import Path
 
-from parts import page, settings
+from parts import settings
+from parts.run import page
 from parts.settings import UserError
 
 

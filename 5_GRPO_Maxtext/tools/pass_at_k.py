@@ -21,9 +21,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from parts import settings
-from parts.settings import UserError, at_least
+from parts.settings import Count, Seed, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -32,10 +35,10 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     CHECKPOINT: str = ""  # a run's folder, or several of one MODEL, comma-separated (empty = the newest run)
-    SAMPLES: int = 256  # n, answers per question; k goes up to n in powers of two
-    NUM_QUESTIONS: int = 512  # from the top of the run's test set
-    BATCH_SIZE: int = 512  # answers decoded at once; more: faster, and more memory
-    SEED: int = 0  # draws the answers
+    SAMPLES: Annotated[int, Field(ge=2)] = 256  # n, answers per question; k goes up to n in powers of two
+    NUM_QUESTIONS: Count = 512  # from the top of the run's test set
+    BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
+    SEED: Seed = 0  # draws the answers
     REWARD_FUNC: str = ""  # Python file with the runs' own compute_score; none is run unless named here
     RUN_DIR: str = "runs/pass_at_k"  # folder for counts, CSV and picture
 
@@ -45,14 +48,9 @@ COLORS = {"untrained": "#888888", "trained": "#1f77b4"}
 READINGS = {"strict": "right, in the form asked for", "lenient": "right by the last number"}
 
 
-def refuse(c: Constants) -> None:
-    """Checks the constants; raises UserError."""
-    at_least(c, SAMPLES=2, NUM_QUESTIONS=1, BATCH_SIZE=1, SEED=0)
-
-
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
-    settings.refuse_early(Constants, refuse)
+    settings.refuse_early(Constants)
 
 import jax
 import numpy as np
@@ -60,9 +58,12 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from parts import llama, questions, run_log, task_rewards
-from parts.rollout import rollout_config
-from parts.versions import check_versions
+from parts.data import questions
+from parts.machine import process
+from parts.machine.versions import check_versions
+from parts.model import llama
+from parts.model.rollout import rollout_config
+from parts.rewards import task_rewards
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
@@ -218,10 +219,9 @@ def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Counts, estimates, writes; see the module's docstring."""
     c = settings.read(Constants, arguments)
-    refuse(c)
     settings.quiet()
     check_versions()
-    run_log.keep_compiled()
+    process.keep_compiled()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     runs = [run.strip() for run in c.CHECKPOINT.split(",")]

@@ -85,7 +85,7 @@ def trained_parameters(c, hf, parameters: int) -> int:
     """Numbers that are trained: LoRA's A and B, or all `parameters` of a model with the config `hf`."""
     if not c.LORA_RANK:
         return parameters
-    from parts import lora
+    from parts.model import lora
 
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
 
@@ -102,7 +102,7 @@ def check_disk(c, hf, model, checkpoints: str) -> None:
     Raises:
         UserError: too little space.
     """
-    from parts import llama
+    from parts.model import llama
 
     # LoRA's count comes from `hf`, so A and B in `model` do no harm
     check_checkpoint_disk(c, trained_parameters(c, hf, llama.count_parameters(model)), checkpoints)
@@ -171,7 +171,7 @@ def plan_memory(c, hf, parameters: int) -> None:
     """
     import jax
 
-    from parts import devices
+    from parts.machine import devices
 
     if settings.is_small(c.MODEL):
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
@@ -212,7 +212,7 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
     Raises:
         UserError: it does not fit.
     """
-    from parts import devices
+    from parts.machine import devices
 
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
     # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.grading import SOLUTION_END, extract_answer
 from parts.plain_text import shown
+from parts.rewards.grading import SOLUTION_END, extract_answer
 from sandbox import box
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail

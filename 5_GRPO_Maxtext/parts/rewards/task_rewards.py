@@ -47,7 +47,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from parts.grading import (
+from parts.rewards.grading import (
     MAX_EQUATION,
     MAX_LENGTH,
     SOLUTION_END,
@@ -63,7 +63,7 @@ from parts.grading import (
 from parts.settings import UserError, find_path
 
 if TYPE_CHECKING:
-    import numpy as np  # imported where used: parts/checks.py needs only the names
+    import numpy as np  # imported where used: parts/run/checks.py needs only the names
 
 Reward = Callable[..., list[float]]  # Tunix's form: f(prompts, completions, **columns)
 
@@ -217,7 +217,7 @@ def math_score(solution_str: str, ground_truth: str) -> float:
 
 def code_score(solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None) -> float:
     """The share of the tests in `ground_truth` that the answer's code passes, from 0.0 to 1.0."""
-    from parts import code_grading  # here: it looks for bubblewrap
+    from parts.rewards import code_grading  # here: it looks for bubblewrap
 
     return code_grading.compute_score(solution_str, ground_truth, extra_info)
 
@@ -265,7 +265,7 @@ def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = ""
     if grader is math_score and not math_verifier.reads(ground_truth):
         return f"ground_truth {ground_truth!r:.60} is nothing that math-verify can read"
     if grader is code_score:
-        from parts import code_grading  # here, as above
+        from parts.rewards import code_grading  # here, as above
 
         return code_grading.tests_fault(ground_truth, json.loads(extra_info or "null"))
     return None
@@ -632,7 +632,7 @@ def by_row(score: Callable[..., float]) -> Reward:
             scored.clear()
         new = [row for row in dict.fromkeys(rows) if row not in scored]
         if score is compute_score and any(GRADERS.get(row[0]) is code_score for row in new):
-            from parts import code_grading
+            from parts.rewards import code_grading
 
             scored.update(zip(new, code_grading.side_by_side(score_of, new), strict=True))
         else:

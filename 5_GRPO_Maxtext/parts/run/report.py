@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from parts import answers, checkpoints, llama, lora, page
+from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run_log import PROFILE_STEPS, Run
+from parts.run import answers, checkpoints, page
+from parts.run.run_folder import Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
 HELD_OUT_COLOR = "#2ca02c"
@@ -50,6 +51,7 @@ def introduce(
     grader,
     rows: dict[str, list[dict[str, str]]],
     sources: dict[str, str],
+    done: int,
 ) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
@@ -62,8 +64,10 @@ def introduce(
         grader: from `task_rewards.make_grader`.
         rows: the questions by what they are for: train, validation (there may be none), test.
         sources: where they come from.
+        done: steps that an earlier process has done.
     """
-    trainer, sequences = cluster.actor_trainer, c.BATCH_SIZE * c.NUM_GENERATIONS
+    parameters = llama.count_parameters(cluster.actor_trainer.model)
+    sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
     trained = ""
     if c.LORA_RANK:
         count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
@@ -74,8 +78,7 @@ def introduce(
         if rows[split]
     )
     print(
-        f"model    {folder}: {llama.count_parameters(trainer.model):,} parameters, {hf.num_hidden_layers} "
-        f"layers, {c.WEIGHT_DTYPE}{trained}\n"
+        f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, {c.WEIGHT_DTYPE}{trained}\n"
         f"data     {data}\n"
         f"rewards  {grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "
@@ -83,12 +86,11 @@ def introduce(
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
         f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
     )
-    done = trainer.train_steps // c.NUM_ITERATIONS
     if done:
         print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 
 
-def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config: str, num_passes: int) -> str:
+def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config: str) -> str:
     """The before/after table in Markdown, shares with 95 % Wilson intervals."""
     n = before["questions"]
 
@@ -104,7 +106,6 @@ def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config:
         "greedy_answer_accuracy": "greedy: answers right",
         "greedy_lenient_accuracy": "greedy: right by the last number",
         "greedy_format_accuracy": "greedy: format right",
-        "pass_at_k": f"pass@{num_passes}", "majority_at_k": f"majority@{num_passes}",
         "cut_off": "cut off at the limit", "mean_score": "mean score",
         "completion_length": "mean length, tokens",
     }  # fmt: skip
@@ -155,13 +156,13 @@ def sample_answers(before: dict[str, Any], after: dict[str, Any]) -> str:
 def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, run: Run) -> str:
     """Names the kept checkpoint that was best during training, and says by which questions; or nothing."""
     saved = set(checkpoints.saved(run.checkpoints))
-    kept = [result for result in evaluations if result["step"] * c.NUM_ITERATIONS in saved]
+    kept = [result for result in evaluations if result["step"] in saved]
     if not kept:
         return ""
     strict, lenient = (operator.itemgetter(f"{kind}_accuracy") for kind in ("answer", "lenient"))
     best = max(kept, key=lambda result: (strict(result), lenient(result)))  # the first of several
     return (
-        f"Of the checkpoints kept, {run.folder}/{best['step'] * c.NUM_ITERATIONS} was the best on the "
+        f"Of the checkpoints kept, {run.folder}/{best['step']} was the best on the "
         f"{best['questions']} questions asked during training: {strict(best):.1%} right ({lenient(best):.1%} "
         f"by the last number), the last {strict(kept[-1]):.1%} ({lenient(kept[-1]):.1%}). None of them is "
         "among the test questions above, which the last checkpoint answered.\n\n"
@@ -242,7 +243,7 @@ def write(
     """
     folder = run.logs
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
-    table = comparison_table(before, after, c.EVAL_CONFIG, c.NUM_PASSES)
+    table = comparison_table(before, after, c.EVAL_CONFIG)
     flips = flip_table(before["correct"], after["correct"])
     sample, by_data_source = sample_answers(before, after), data_source_table(before, after)
     title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
@@ -278,5 +279,4 @@ def write(
     print(f"every answer: open {page.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
-        steps = f"{PROFILE_STEPS[0]}-{PROFILE_STEPS[-1]}"
-        print(f"trace of steps {steps}: tensorboard --logdir {c.PROFILE_DIR}")
+        print(f"trace of one step: tensorboard --logdir {c.PROFILE_DIR}")

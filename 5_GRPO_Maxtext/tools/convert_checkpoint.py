@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parts import settings
-from parts.settings import UserError, at_least
+from parts.settings import Count, UserError
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: nothing is computed here
 
@@ -57,7 +57,7 @@ class Constants:
     WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""  # (empty = MODEL's; for MaxText float32)
     SCAN_LAYERS: bool = True  # layout of the MaxText checkpoint to write; one that is read shows its own
     MAX_SHARD_SIZE: str = "2GB"  # of one *.safetensors file; twice that is in memory while it is written
-    CHUNK_BYTES: int = 2**28  # bytes per stored piece of a MaxText array; a chip reads only those it needs
+    CHUNK_BYTES: Count = 2**28  # bytes per stored piece of a MaxText array; a chip reads only those it needs
 
 
 def refuse(c: Constants) -> None:
@@ -71,7 +71,6 @@ def refuse(c: Constants) -> None:
             raise UserError(f"{name} is empty; give it on the command line: {name}=folder")
     if Path(c.TARGET).exists():
         raise UserError(f"TARGET={c.TARGET}: exists already; choose another name, or remove it")
-    at_least(c, CHUNK_BYTES=1)
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
@@ -89,9 +88,10 @@ from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
-from parts import checkpoints, llama, lora, model_card, run_files
-from parts.memory import refuse_full_disk
-from parts.versions import check_versions
+from parts.machine.memory import refuse_full_disk
+from parts.machine.versions import check_versions
+from parts.model import llama, lora, model_card
+from parts.run import checkpoints, run_files
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint
 MAX_DEPTH = 5  # folders; MaxText's output is base/run/checkpoints/0/items
@@ -445,7 +445,7 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
     Raises:
         UserError: a file that is not whole or not supported, or a disk that is too small.
     """
-    from parts import gguf_model  # here: the package gguf is not among the TPU's
+    from parts.model import gguf_model  # here: the package gguf is not among the TPU's
 
     model = gguf_model.GGUFLlama(path)
     tokenizer = model.tokenizer()

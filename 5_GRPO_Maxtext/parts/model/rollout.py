@@ -15,6 +15,7 @@ Three things differ from Tunix's vanilla sampler. Each would spoil learning sile
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -24,10 +25,11 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 from maxtext.utils import model_creation_utils
+from tunix.generate.sampler import sample_top_p
+from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
-from parts import faster_on_cpu, llama
-from parts.loss_options import completion_log_probs
-from parts.tunix_api import BaseRollout, RolloutConfig, RolloutOutput, sample_top_p
+from parts.model import faster_on_cpu, llama
+from parts.model.log_probs import completion_log_probs
 
 GENERATION_CONFIGS = {
     "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
@@ -54,6 +56,14 @@ def rollout_config(
         kv_cache_size=prompt_tokens + new_tokens,
         **changes,
     )
+
+
+def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:
+    """Rows of at most `width` values as an array [N, width], `fill` behind them."""
+    padded = np.full((len(rows), width), fill, dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded
 
 
 def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
@@ -343,14 +353,9 @@ class MaxTextRollout(BaseRollout):
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """Log-probs [B, T] of the completions under the current weights, at the step's temperature."""
         return completion_log_probs(
-            self._actor,
-            prompt_tokens,
-            completion_tokens,
-            pad_id=self.pad_id(),
-            eos_id=self.eos_id(),
-            temperature=self._rollout_config.temperature,
-            logits_clip=self._logits_clip,
-        )
+            self._actor, prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
+            temperature=self._rollout_config.temperature, logits_clip=self._logits_clip,
+        )[0]  # fmt: skip
 
     def update_params(self, params, filter_types=None) -> None:
         """Puts new weights into the model that decodes (a no-op while it shares the actor's)."""
@@ -372,3 +377,56 @@ class MaxTextRollout(BaseRollout):
     def model(self):
         """The model whose weights generate: the actor itself."""
         return self._actor
+
+
+class OneStepAhead:
+    """Answers that are one step old: while a step trains on its own, the next step's are being drawn.
+
+    vLLM has weights of its own, and draws beside the training. `MaxTextRollout` shares the trainer's, which
+    the update gives away: there a step's draw ends before its update begins.
+
+    Args:
+        cluster: Tunix's.
+        batches: of questions, by step.
+        num_generations: G.
+        saved: from `to_json`, where a run goes on.
+    """
+
+    def __init__(self, cluster, batches, num_generations: int, saved: dict[str, Any] | None):
+        self._cluster, self._batches, self._num_generations = cluster, batches, num_generations
+        self._drawer = futures.ThreadPoolExecutor(max_workers=1)
+        self._ahead: futures.Future | None = None
+        if saved:
+            arrays = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
+            prompts = np.array(saved["left_padded_prompt_tokens"], np.int32)
+            self._ahead = futures.Future()
+            self._ahead.set_result(
+                RolloutOutput(text=saved["text"], logits=None, left_padded_prompt_tokens=prompts, **arrays)
+            )
+
+    def take(self, step: int, prompts: list[str]) -> RolloutOutput:
+        """The answers of step `step`, counted from 0; those of the next one are begun."""
+        drawn = self._ahead.result() if self._ahead else self._cluster.generate(prompts)
+        self._ahead = None
+        if step + 1 < len(self._batches):
+            following = np.repeat(self._batches[step + 1]["prompts"], self._num_generations).tolist()
+            self._ahead = self._drawer.submit(self._cluster.generate, following)
+            if isinstance(self._cluster.rollout, MaxTextRollout):
+                self.wait()
+        return drawn
+
+    def wait(self) -> None:
+        """Until the answers ahead are drawn."""
+        futures.wait([self._ahead] if self._ahead else [])
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The answers ahead, for a checkpoint: the weights that drew them are gone when a run goes on."""
+        if not self._ahead:
+            return None
+        output = self._ahead.result()
+        return {
+            "text": output.text,
+            "tokens": [np.asarray(row).tolist() for row in output.tokens],
+            "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
+            "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
+        }

@@ -25,7 +25,7 @@ from maxtext.layers.attentions import Attention
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.layers.linears import DenseGeneral
 
-from parts.versions import require
+from parts.machine.versions import require
 
 # Of the KV cache: heads before tokens, as the matrix products of attention read it. MaxText's own order,
 # which suits a TPU, is transposed for each token.

@@ -11,9 +11,6 @@ one per token, the end-of-sequence token included:
         "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
         "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
         "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
-
-The lines of a step need two moments: the batch before its update, and the model after it. In between they
-wait in answers.pending.json, so that SIGKILL loses none: a resumed run has the very weights that are missing.
 """
 
 import contextlib
@@ -24,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from parts import devices
-from parts.run_files import read_object
+from parts.data.questions import GRADED_COLUMNS
+from parts.machine import devices
 from parts.settings import write_whole
-from parts.tunix_api import Mode
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
 CONTEXT = 8  # tokens before a token that can change its text: spaces, and the bytes of one character
@@ -106,7 +102,7 @@ def question_rows(
         grader: from `task_rewards.make_grader`.
         num_generations: G.
         completions: int32 [N, T], right-padded; the G answers to a question side by side.
-        graded: as `loss_options.Learner` gives it.
+        graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].
         advantages: float [N].
         counts: bool [N], whether the answer is in the loss.
         log_prob: float [N, T]; so are the others.
@@ -144,86 +140,50 @@ def question_rows(
 
 
 # %% Log of the answers -------------------------------------------------------------------------------------
-class AnswerLog:
-    """Writes answers.jsonl while a run goes on; with LOG_ANSWERS_EVERY=0 it does nothing.
+def keeps(c, step: int) -> bool:
+    """Whether the answers of a step, counted from 1, are kept: the first, the last, and every N-th."""
+    every = c.LOG_ANSWERS_EVERY
+    return every > 0 and (step in (1, c.NUM_BATCHES) or step % every == 0)
+
+
+def append_step(
+    path: Path, c, tokenizer, grader, drawn, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
+) -> None:
+    """Adds the lines of a step.
 
     Args:
-        path: of the file. Lines of steps after `first_step`, which a kill has undone, are dropped.
+        path: of answers.jsonl.
         c: the constants of the run.
-        first_step: steps already done.
-        cluster: Tunix's; its actor gives the log-probs.
-        grader: from `task_rewards.make_grader`.
+        tokenizer: Tunix's adapter.
+        grader: of the run.
+        drawn: the main script's `Drawn`.
+        batch: its `Batch`.
+        row: of the log; gives step, beta and temperature.
+        log_prob: [passes, N / passes, T] by model: "before" the update, "after" it, "reference" or None.
     """
 
-    def __init__(self, path: Path, c, first_step: int, cluster, grader):
-        self._path, self._pending_path = path, path.with_suffix(".pending.json")
-        self._c, self._cluster, self._grader = c, cluster, grader
-        self._pending: dict[str, Any] | None = None
-        if not c.LOG_ANSWERS_EVERY:
-            return
-        pending = read_object(self._pending_path)
-        if devices.all_agree(pending is not None and pending["step"] == first_step):
-            self._pending = pending
-        keep_lines(path, first_step - 1 if self._pending else first_step)
+    def flat(x):  # [passes, n, ...] to NumPy [N, ...]
+        return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
 
-    def keeps(self, step: int) -> bool:
-        """Whether the answers of a step, counted from 1, are kept: the first, the last, and every N-th."""
-        every = self._c.LOG_ANSWERS_EVERY
-        return every > 0 and (step in (1, self._c.NUM_BATCHES) or step % every == 0)
-
-    def on_batch(self, done: int, batch, graded: dict[str, Any], beta: float) -> None:
-        """Before the update: keeps what is trained on. Arguments as `Learner` gives them."""
-        if not self.keeps(done + 1):
-            return
-        prompts, completions = devices.whole(batch.prompt_ids), devices.whole(batch.completion_ids)
-        old, reference = batch.old_per_token_logps, batch.ref_per_token_logps
-        mask = devices.whole(batch.completion_mask)
-        rows = question_rows(
-            self._cluster.tokenizer,
-            self._grader,
-            self._c.NUM_GENERATIONS,
-            completions,
-            graded,
-            advantages=devices.whole(batch.advantages),
-            counts=mask.any(axis=1),
-            log_prob=self._log_probs(prompts, completions) if old is None else devices.whole(old),
-            log_prob_reference=None if reference is None else devices.whole(reference),
-        )
-        shared = {
-            "step": done + 1,
-            "beta": beta,
-            "temperature": float(self._cluster.get_rollout_config(Mode.TRAIN).temperature),
-            "tokens_in_step": int(mask.sum()),
-            "completions_in_step": int(mask.any(axis=1).sum()),
-        }
-        self._pending = {
-            "step": done + 1,
-            "prompts": prompts.tolist(),
-            "completions": completions.tolist(),
-            "rows": [shared | row for row in rows],
-        }
-        write_whole(self._pending_path, json.dumps(self._pending))
-
-    def finish(self) -> None:
-        """After the update: adds what it did to the tokens, and writes the lines."""
-        if self._pending is None:
-            return
-        rows = self._pending["rows"]
-        self._cluster.set_temperature(rows[0]["temperature"])  # after a resume it is not yet the step's
-        tokens = (np.array(self._pending[name], np.int32) for name in ("prompts", "completions"))
-        after = self._log_probs(*tokens)
-        written = [completion for row in rows for completion in row["completions"]]
-        for completion, values in zip(written, after, strict=True):
-            completion["log_prob_after"] = rounded(values[: len(completion["tokens"])])
-        append_lines(self._path, rows)
-        self._pending_path.unlink()
-        self._pending = None
-
-    def _log_probs(self, prompts: np.ndarray, completions: np.ndarray) -> np.ndarray:
-        """Log-probs [N, T] under the weights of now, at the temperature of the step."""
-        c = self._c
-        size = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
-        return devices.whole(self._cluster.get_old_per_token_logps(prompts, completions, size))
+    mask = flat(batch.completion_mask)
+    rows = question_rows(
+        tokenizer,
+        grader,
+        c.NUM_GENERATIONS,
+        drawn.completion_ids,
+        {name: drawn.asked[name] for name in GRADED_COLUMNS}
+        | {"completions": drawn.texts, "points": drawn.points, "rewards": drawn.rewards},
+        advantages=flat(batch.advantages),
+        counts=mask.any(axis=1),
+        log_prob=flat(log_prob["before"]),
+        log_prob_after=flat(log_prob["after"]),
+        log_prob_reference=flat(log_prob["reference"]),
+    )
+    shared = {name: row[name] for name in ("step", "beta", "temperature")} | {
+        "tokens_in_step": int(mask.sum()),
+        "completions_in_step": int(mask.any(axis=1).sum()),
+    }
+    append_lines(path, [shared | line for line in rows])
 
 
 def rounded(values: np.ndarray) -> list[float]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from parts import settings
 from parts.plain_text import shown
-from parts.run_files import read_constants, read_log
+from parts.run.run_files import read_constants, read_log
 from parts.settings import UserError
 
 WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late

@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.linen import partitioning as nn_partitioning
 from jax.experimental import multihost_utils
-from jax.interpreters import pxla
+from tunix.rl import utils as rl_utils
+from tunix.rl.rl_cluster import RLCluster, Role
 
+from parts.machine.versions import patched
 from parts.settings import UserError
-from parts.tunix_api import PeftTrainer, RLCluster, rl_utils, sharding_utils
-from parts.versions import patched
 
 # %% GPU ----------------------------------------------------------------------------------------------------
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a container, also under Windows
@@ -82,7 +83,7 @@ def all_hosts(c) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
             join()
-            stack.enter_context(distributed_tunix())
+            stack.enter_context(no_host_copies())
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         check_gpu()  # not before `join`, which has to come before the first look at a device
@@ -119,58 +120,54 @@ def join() -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def distributed_tunix() -> Iterator[None]:
-    """Two functions of Tunix that assume one host, replaced while the block runs.
+def no_host_copies() -> contextlib.AbstractContextManager:
+    """While the block runs, Tunix makes no copy of the weights in host memory, which only its agents use.
 
-    Drop the first when Tunix takes a batch that every host holds whole, the second when it no longer copies
-    the weights to host memory for agents: jax cannot copy there what is sharded over several hosts.
+    jax cannot copy there what is sharded over several hosts. Drop this when Tunix copies for agents alone.
     """
+    return patched(
+        rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None, RLCluster.sync_weights
+    )
+
+
+# %% The devices that train ---------------------------------------------------------------------------------
+@contextlib.contextmanager
+def trainer_mesh(cluster: RLCluster) -> Iterator[None]:
+    """Inside the block jax computes on the actor's mesh, by the actor's axis rules."""
+    config = cluster.cluster_config
     with (
-        patched(
-            sharding_utils,
-            "shard_input",
-            shard_input,
-            RLCluster.get_ref_per_token_logps,
-            PeftTrainer.train,
-        ),
-        patched(
-            rl_utils,
-            "put_params_on_memory_kind",
-            lambda params, memory_kind: None,
-            RLCluster._init_cluster,
-        ),
+        config.role_to_mesh[Role.ACTOR],
+        nn_partitioning.axis_rules(config.role_to_logical_axis_rule[Role.ACTOR]),
     ):
         yield
 
 
-def shard_input(batch: Any, axes: tuple[str, ...]) -> Any:
-    """Tunix's function of that name, for hosts that all hold the whole batch.
+def place(cluster: RLCluster, batch: Any, passes: int) -> Any:
+    """NumPy arrays [N, ...], the same on every host, as arrays [passes, N / passes, ...] of the actor's mesh.
 
-    Tunix takes what a host holds for a part of a larger batch: with two hosts it would train on every answer
-    twice, and compare it with reference log-probs of the wrong half.
-
-    Args:
-        batch: any tree of arrays, the same on every host.
-        axes: mesh axes along which the first dimension is sharded.
+    The rows of a pass are divided among the devices.
     """
-    mesh = pxla.thread_resources.env.physical_mesh
-    pspec = jax.sharding.PartitionSpec(*axes)
+    mesh = cluster.cluster_config.role_to_mesh[Role.ACTOR]
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
 
     def put(x):
-        sharding = sharding_utils.get_sharding(x, mesh=mesh, pspec=pspec)
-        if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            return jax.device_put(x, sharding)
+        x = x.reshape(passes, -1, *x.shape[1:])
         # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
         # process can overtake another one; both hosts then abort.
-        return jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)
+        return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
     return jax.tree.map(put, batch)
 
 
+# %% Hosts --------------------------------------------------------------------------------------------------
 def is_first() -> bool:
     """Whether this process writes the report and talks to the terminal."""
     return jax.process_index() == 0
+
+
+def no_bar() -> bool | None:
+    """What tqdm's `disable` takes: no bar on other hosts than the first, and none where nobody looks."""
+    return None if is_first() else True
 
 
 def start_time() -> int:

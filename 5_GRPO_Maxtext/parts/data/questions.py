@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from parts.grading import extract_hash_answer
 from parts.plain_text import shown
+from parts.rewards.grading import extract_hash_answer
 from parts.settings import HERE, UserError, find_path
 
 if TYPE_CHECKING:

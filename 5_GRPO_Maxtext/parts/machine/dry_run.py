@@ -23,19 +23,12 @@ import jax
 from etils import epath
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts import (
-    checkpoints,
-    checks,
-    devices,
-    llama,
-    memory,
-    questions,
-    run_files,
-    run_log,
-    settings,
-    task_rewards,
-    versions,
-)
+from parts import settings
+from parts.data import questions
+from parts.machine import devices, memory, versions
+from parts.model import llama
+from parts.rewards import task_rewards
+from parts.run import checkpoints, checks, run_files, run_folder
 from parts.settings import UserError, find_path
 
 PROBE_SECONDS = 5  # until a server counts as unreachable
@@ -230,7 +223,7 @@ def check_paths(c, trained: int) -> None:
     """
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
-        run_log.check_same_constants(c, run_files.read_constants(folder), folder)
+        run_folder.check_same_constants(c, run_files.read_constants(folder), folder)
     refuse_unwritable("RUN_DIR", folder)
     if c.CHECKPOINT_DIR.startswith("gs://"):
         check_bucket(c.CHECKPOINT_DIR)

@@ -25,9 +25,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from parts import settings
-from parts.settings import HERE, UserError, at_least
+from parts.settings import HERE, Count, CountOrOff, Seed, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -36,20 +39,24 @@ class Constants:
     """What ships is what the defaults make: give other values together with another FOLDER."""
 
     FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = beside this script)
-    SEED: int = 0  # of the questions, the demonstrations and the first weights
-    TRAIN_QUESTIONS: int = 4_000  # in tiny_gsm8k/train.jsonl
-    TEST_QUESTIONS: int = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
-    VALIDATION_QUESTIONS: int = 128  # in tiny_gsm8k/validation.jsonl; demonstrations may, as with the train's
-    HIDDEN: int = 96  # width of the residual stream
-    LAYERS: int = 3  # transformer blocks
-    HEADS: int = 4  # query heads; each has HIDDEN / HEADS dimensions
-    KV_HEADS: int = 2  # key/value heads, shared by HEADS / KV_HEADS query heads each
-    MLP: int = 256  # width of the MLP inside a block
-    TRAINING_STEPS: int = 2_500  # each on one batch of new demonstrations
-    TRAINING_BATCH: int = 64  # demonstrations per step
+    SEED: Seed = 0  # of the questions, the demonstrations and the first weights
+    TRAIN_QUESTIONS: Count = 4_000  # in tiny_gsm8k/train.jsonl
+    TEST_QUESTIONS: Count = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
+    VALIDATION_QUESTIONS: CountOrOff = (
+        128  # in tiny_gsm8k/validation.jsonl; demonstrations may, as with the train's
+    )
+    HIDDEN: Count = 96  # width of the residual stream
+    LAYERS: Count = 3  # transformer blocks
+    HEADS: Count = 4  # query heads; each has HIDDEN / HEADS dimensions
+    KV_HEADS: Count = 2  # key/value heads, shared by HEADS / KV_HEADS query heads each
+    MLP: Count = 256  # width of the MLP inside a block
+    TRAINING_STEPS: Count = 2_500  # each on one batch of new demonstrations
+    TRAINING_BATCH: Count = 64  # demonstrations per step
     LEARNING_RATE: float = 3e-3  # peak, after WARMUP_STEPS; decays to 0 along a cosine
-    WARMUP_STEPS: int = 100  # steps in which the learning rate rises from 0
-    MAX_TOKENS: int = 52  # of the longest prompt and demonstration together; a longer one stops the script
+    WARMUP_STEPS: CountOrOff = 100  # steps in which the learning rate rises from 0
+    MAX_TOKENS: Annotated[int, Field(ge=2)] = (
+        52  # of the longest prompt and demonstration together; a longer one stops the script
+    )
 
 
 MOST_QUESTIONS = 40_000  # in all splits; `make_problem` knows about 59,000 different ones
@@ -61,9 +68,6 @@ def refuse(c: Constants) -> None:
     Raises:
         UserError: names the constant, its value and the remedy.
     """
-    at_least(c, SEED=0, WARMUP_STEPS=0, TRAINING_STEPS=1, TRAINING_BATCH=1, MAX_TOKENS=2)
-    at_least(c, TRAIN_QUESTIONS=1, TEST_QUESTIONS=1, VALIDATION_QUESTIONS=0)
-    at_least(c, HIDDEN=1, LAYERS=1, HEADS=1, KV_HEADS=1, MLP=1)
     if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS + c.VALIDATION_QUESTIONS > MOST_QUESTIONS:
         raise UserError(
             f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with test and validation at most {MOST_QUESTIONS:,}"
@@ -91,8 +95,8 @@ from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
-from parts import llama
-from parts.versions import check_versions
+from parts.machine.versions import check_versions
+from parts.model import llama
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.

@@ -55,15 +55,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation_utils
+from parts.loss_options import Example
+from parts.tunix_api import PeftTrainer, Role, common, transfer_state_with_mappings
+from parts.tunix_api import trainer as rl_trainer
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import checks, devices, dry_run, llama, lora, memory, task_rewards, versions
-from parts.loss_options import Example
-from parts.memory import GIB
+from parts.machine import devices, dry_run, memory, versions
+from parts.machine.memory import GIB
+from parts.model import llama, lora
+from parts.rewards import task_rewards
+from parts.run import checks
 from parts.settings import UserError
-from parts.tunix_api import PeftTrainer, Role, common, transfer_state_with_mappings
-from parts.tunix_api import trainer as rl_trainer
 
 
 # %% Constants ----------------------------------------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""The variants of GRPO: functions of a few lines that take the place of a named piece of the page's loss.
+
+`PLAIN` in the main script names the pieces of plain GRPO; `pieces` here exchanges those that a constant asks
+for. There is no second loss. What else a constant of that block changes (schedules, groups that are filled
+up, tokens that do not count) is a function here, too, which the loop calls.
+The constants that ask for them stand in parts/constants.py.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer
+MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
+REFILL_SEED = 1_000_003  # added to SEED: these questions come in another order
+KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
+
+
+# %% Pieces of the loss -------------------------------------------------------------------------------------
+class Pieces(NamedTuple):
+    """What `grpo_loss` is put together from; arrays are [N, T] where nothing else is said.
+
+    Attributes:
+        advantage: of rewards [B * G] and G, NumPy: [B * G].
+        ratio: of log_prob, old_log_prob and the mask.
+        objective: of ratio, advantage [N, 1], log_prob, epsilon and upper epsilon: the objective, and which
+            tokens the clip changes (bool).
+        kl: of log pi_ref - log pi.
+        answer_sum: of values, the mask and the limit of tokens: [N].
+        count: of the mask: what the sum over the answers is divided by, [].
+    """
+
+    advantage: Callable[..., np.ndarray]
+    ratio: Callable[..., Any]
+    objective: Callable[..., tuple[Any, Any]]
+    kl: Callable[..., Any]
+    answer_sum: Callable[..., Any]
+    count: Callable[..., Any]
+
+
+def pieces(c, plain: Pieces) -> Pieces:
+    """The pieces that the constants ask for.
+
+    Args:
+        c: the constants of the run.
+        plain: those of the page.
+    """
+    chosen = {}
+    if c.ADVANTAGE == "rloo":
+        chosen["advantage"] = leave_one_out_advantage
+    elif not c.NORM_ADV_BY_STD:
+        chosen["advantage"] = centered_advantage
+    if c.LOSS_ALGO == "gspo-token":
+        chosen["ratio"] = sequence_ratio
+    if c.LOSS_ALGO == "cispo":
+        chosen["objective"] = cispo_objective
+    if c.KL_LOSS_MODE != "low_var_kl":
+        chosen["kl"] = {"kl": k1, "mse_kl": k2}[c.KL_LOSS_MODE]
+    if c.LOSS_AGG_MODE != "seq-mean-token-mean":
+        chosen["answer_sum"] = sum_by_limit if c.LOSS_AGG_MODE.endswith("norm") else token_sum
+    if c.LOSS_AGG_MODE == "token-mean":
+        chosen["count"] = count_tokens
+    return plain._replace(**chosen)
+
+
+def leave_one_out_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """RLOO (arXiv 2402.14740): R - mean of the other G - 1 answers; [B * G]."""
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    others = (groups.sum(axis=1, keepdims=True) - groups) / (num_generations - 1)
+    return (groups - others).ravel()
+
+
+def centered_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Dr. GRPO (arXiv 2503.20783): R - mean of the group, not divided by its std; [B * G]."""
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+
+
+def sequence_ratio(log_prob, old_log_prob, mask):
+    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio, with each token's own gradient."""
+    log_ratio = log_prob - old_log_prob
+    mean = (log_ratio * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
+    own_gradient = log_prob - jax.lax.stop_gradient(log_prob)  # zero, with the gradient of log_prob
+    return jnp.exp(jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
+
+
+def cispo_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
+
+    The ratio is a weight without a gradient. Capped, it weighs a token less, where PPO's clip drops it: the
+    tokens whose weight is capped keep a gradient. The paper sets no lower bound, and neither is there one
+    here: `epsilon` is not used.
+    """
+    weight = jax.lax.stop_gradient(jnp.minimum(ratio, 1 + epsilon_high))
+    return weight * A * log_prob, ratio > 1 + epsilon_high
+
+
+def k1(log_ref_ratio):
+    """The KL's plain estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref."""
+    return -log_ref_ratio
+
+
+def k2(log_ref_ratio):
+    """Half the squared log-ratio (same source)."""
+    return log_ref_ratio**2 / 2
+
+
+def token_sum(values, mask, limit: int):
+    """Sum over an answer's tokens: DAPO (arXiv 2503.14476, eq. 8) divides it by all tokens."""
+    return (values * mask).sum(axis=1)
+
+
+def sum_by_limit(values, mask, limit: int):
+    """Dr. GRPO (arXiv 2503.20783): divided by the same number for every answer, not by its length."""
+    return (values * (mask / limit)).sum(axis=1)
+
+
+def count_tokens(mask):
+    """DAPO: the tokens that count."""
+    return mask.sum()
+
+
+# %% What does not count, and what only the tokens tell -----------------------------------------------------
+def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
+    """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
+
+    0 up to `limit - buffer` tokens, then down in a straight line to `-penalty` at the limit.
+
+    Args:
+        limit: L_max, tokens per answer.
+        buffer: L_cache, tokens.
+        penalty: points; 1 in the paper, whose rewards are 1 and -1.
+    """
+
+    def overlong(prompts, completions, completion_ids: Sequence[Sequence[int]], **columns) -> list[float]:
+        over = np.array([len(ids) for ids in completion_ids]) - (limit - buffer)  # [B * G], tokens
+        return (-penalty * np.maximum(over / buffer, 0)).tolist()
+
+    return overlong
+
+
+def has_signal(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Whether the answers of a group differ in reward: bool [B]."""
+    return np.ptp(rewards.reshape(-1, num_generations), axis=1) > 0
+
+
+def what_counts(c, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """Which answers are trained on: bool [B * G].
+
+    Args:
+        c: the constants of the run.
+        rewards: float [B * G].
+        ended: whether an answer has an end-of-sequence token, bool [B * G].
+    """
+    counts = np.ones(len(rewards), bool)
+    if c.ZERO_VARIANCE_GROUPS != "keep":
+        counts &= np.repeat(has_signal(rewards, c.NUM_GENERATIONS), c.NUM_GENERATIONS)
+    if c.MASK_OVERLONG:
+        counts &= ended
+    return counts
+
+
+def filled_up(c, drawn, others: Iterable[Any]):
+    """DAPO's dynamic sampling: asks other questions until every group of the batch has a signal.
+
+    Args:
+        c: the constants of the run.
+        drawn: a tuple of arrays [B * G, ...], with `rewards`.
+        others: more of them, drawn when asked for; where they end it takes what there is.
+
+    Returns:
+        As many groups, those with a signal first.
+    """
+    G = c.NUM_GENERATIONS
+    parts, size = [drawn], len(drawn.rewards) // G
+    signal = has_signal(drawn.rewards, G)
+    others = iter(others)
+    while signal.sum() < size and (more := next(others, None)) is not None:
+        parts.append(more)
+        signal = np.append(signal, has_signal(more.rewards, G))
+    chosen = np.argsort(~signal, kind="stable")[:size]  # those with a signal first, in their order
+    rows = (chosen[:, None] * G + np.arange(G)).ravel()
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[rows], *parts)
+
+
+# %% Schedules: pure functions of the step ------------------------------------------------------------------
+def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
+    """The KL weight after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+
+        e = clip(KL / target - 1, -0.2, 0.2)        beta <- beta * (1 + 0.1 e)
+
+    A KL that is not finite (an update that was skipped), and a target of 0 (off), change nothing.
+    """
+    if not target_kl or not math.isfinite(kl):
+        return beta
+    return beta * (1 + KL_GAIN * min(max(kl / target_kl - 1, -KL_ERROR_LIMIT), KL_ERROR_LIMIT))
+
+
+def temperature_of(c, step: int) -> float:
+    """TEMPERATURE at step 0, in a straight line to TEMPERATURE_END at the last step (0 = it stays)."""
+    if not c.TEMPERATURE_END:
+        return c.TEMPERATURE
+    return c.TEMPERATURE + (c.TEMPERATURE_END - c.TEMPERATURE) * step / max(1, c.NUM_BATCHES - 1)

@@ -1,0 +1,215 @@
+"""The folder of a run: its constants, its lock, what was asked before and after training.
+
+RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
+RUN_DIR/run.json          its number, and the checksum of its questions
+RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
+RUN_DIR/tensorboard/      the same figures
+RUN_DIR/evaluations.jsonl the evaluations during training, one per line
+RUN_DIR/answers.jsonl     every answer of some steps (answers.py)
+RUN_DIR/before.json       the evaluation before training; after.json the one after it
+RUN_DIR/checkpoints/      Orbax's (checkpoints.py)
+"""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parts import settings
+from parts.data.questions import GRADED_COLUMNS
+from parts.machine import devices
+from parts.run import checkpoints
+from parts.run.run_files import read_constants, read_object
+from parts.run.train_log import in_words
+from parts.settings import UserError
+
+FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The folders of a run.
+
+    Attributes:
+        folder: RUN_DIR, or one named after the time.
+        logs: where this process writes: `folder`; on the second, third, ... host a folder of its own in it.
+        checkpoints: folder or gs:// address.
+    """
+
+    folder: Path
+    logs: Path
+    checkpoints: str
+
+    def same_questions(self, data: Mapping[str, tuple[Sequence[Mapping[str, str]], str]]) -> None:
+        """Checks by their SHA-256 that the questions are those the run was started with.
+
+        Args:
+            data: as `read_data` gives it; names and places of the files may change.
+
+        Raises:
+            UserError: they are others.
+        """
+        asked = {
+            split: [[row[name] for name in GRADED_COLUMNS] for row in rows]
+            for split, (rows, _) in data.items()
+        }
+        found = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        path = self.logs / "run.json"
+        mine = read_object(path) or {}
+        if mine.setdefault("questions_sha256", found) != found:
+            raise UserError(
+                f"RUN_DIR={self.folder}: its run was started with other questions than DATASET and "
+                "TEST_DATASET have now; put the files back, or choose another RUN_DIR"
+            )
+        settings.write_whole(path, json.dumps(mine) + "\n")
+
+    def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
+        """The evaluation that `ask()` makes, kept in `name`.json: a resumed run does not ask again.
+
+        Args:
+            name: "before" or "after".
+            ask: asks the test questions.
+            trained: steps that are done, of a run that is to be asked before the first.
+
+        Raises:
+            UserError: what was asked before training is lost, and the model has been trained since.
+        """
+        path = self.logs / f"{name}.json"
+        kept = read_object(path)
+        if devices.all_agree(kept is not None):
+            return kept
+        if trained:
+            raise UserError(
+                f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {trained} steps the model "
+                "can no longer be asked as it was before training; put the file back, or start another run "
+                "(inference.py and convert_checkpoint.py take this one's checkpoints as they are)"
+            )
+        result = ask()
+        print(f"{name} training: {in_words(result)}")
+        settings.write_whole(path, json.dumps(result) + "\n")
+        return result
+
+
+@contextlib.contextmanager
+def open_run(c) -> Iterator[Run]:
+    """Makes the folder of a run, or checks that the run in it was started with the same constants.
+
+    Raises:
+        UserError: other constants; a folder that cannot be written, that another process is using, or whose
+            constants.json is damaged; another run's checkpoints.
+        Stopped: Ctrl-C in the block.
+    """
+    started = time.localtime(devices.start_time())
+    folder = Path(c.RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started))
+    logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
+    root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
+    with contextlib.ExitStack() as stack:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(logs, folder))
+            new = not (logs / "constants.json").exists()
+            mine = {"run_id": secrets.token_hex(8)} if new else read_run_file(logs, root)
+            if devices.is_first():
+                checkpoints.claim(root, mine["run_id"], folder, c.CHECKPOINT_DIR)
+            if new:
+                kept = {k: v for k, v in dataclasses.asdict(c).items() if k not in FREE_TO_CHANGE}
+                settings.write_whole(logs / "run.json", json.dumps(mine) + "\n")
+                settings.write_whole(logs / "constants.json", json.dumps(kept, indent=1) + "\n")
+            (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
+        except OSError as error:
+            raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+        check_same_constants(c, read_constants(logs), folder)
+        try:
+            yield Run(folder, logs, root)
+        except KeyboardInterrupt:
+            raise settings.Stopped(folder) from None
+
+
+def read_run_file(logs: Path, root: str) -> dict[str, str]:
+    """What run.json says: `run_id`, and `questions_sha256`.
+
+    Raises:
+        UserError: it is lost or damaged.
+    """
+    found = read_object(logs / "run.json")
+    if found is None or "run_id" not in found:
+        raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; copy {root}/run.json over it")
+    return found
+
+
+@contextlib.contextmanager
+def locked(logs: Path, folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder while the block runs; the kernel forgets it with a kill.
+
+    Raises:
+        UserError: another process has it.
+    """
+    lock = os.open(logs, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(
+            f"RUN_DIR={folder}: another process is running in it; wait for its end, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
+    """Refuses to go on with a run that was started with other constants, or by another version.
+
+    Raises:
+        UserError: names the constant and both values.
+    """
+    mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
+    if odd := sorted(mine.keys() ^ saved.keys()):
+        raise UserError(
+            f"RUN_DIR={folder}: its run was started by another version of this script (it differs in "
+            f"{', '.join(odd[:3])}); start another run"
+        )
+    for name, value in mine.items():
+        old = saved[name]
+        if name == "MODEL" and ("@" in old) != ("@" in value):  # a dry run does not know the hub's commit
+            old, value = old.partition("@")[0], value.partition("@")[0]
+        if old != value:
+            raise UserError(
+                f"{name}={value}: the run in RUN_DIR={folder} was started with {old}; use that, or "
+                "another RUN_DIR"
+            )
+
+
+def log_too_long(
+    too_long: Sequence[tuple[str, int, int]], source: str, total: int, limit: int, path: Path
+) -> None:
+    """Says which questions are left out because they are too long, and keeps all of them in a CSV file.
+
+    Args:
+        too_long: (file, row, tokens) of each.
+        source: where the questions come from.
+        total: how many there are.
+        limit: MAX_PROMPT_LENGTH, in tokens.
+        path: of the CSV file.
+    """
+    if not too_long:
+        return
+    several = "," in source
+    named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
+    print(
+        f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and "
+        f"left out: {named}" + (f", ... (all in {path})" if len(too_long) > 3 else "")
+    )
+    with open(path, "a", newline="") as file:
+        csv.writer(file).writerows(too_long)
