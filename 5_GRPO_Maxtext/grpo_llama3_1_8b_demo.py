@@ -26,28 +26,15 @@ parts/; the tools are in tools/.
 
 import contextlib
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from parts import settings
 from parts.constants import Machine, Variants
 from parts.run import checks
-from parts.settings import (
-    BelowOne,
-    Count,
-    CountOrOff,
-    NonNegative,
-    Positive,
-    Seed,
-    Share,
-    TwoOrMore,
-    UserError,
-    pair,
-)
+from parts.settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, Share, TwoOrMore, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -125,73 +112,26 @@ import numpy as np
 import optax
 from flax import nnx
 from tqdm import tqdm
-from tunix.rl.rl_cluster import ClusterConfig, Mode, RLCluster, RLTrainingConfig, Role
+from tunix.rl.rl_cluster import Mode, RLCluster
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
 import reward_func
 from parts import loss_variants
 from parts.data import questions
-from parts.machine import devices, memory, process
+from parts.data.prompts import make_prompts, read_data
+from parts.machine import devices, process
 from parts.machine.versions import check_versions
-from parts.model import llama, lora
-from parts.model.log_probs import completion_log_probs, entropy_of, log_probs, mean_figures, token_figures
-from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, OneStepAhead, right_padded, rollout_config
+from parts.model import llama
+from parts.model.cluster import batch_log_probs, make_cluster, place, trainer_mesh
+from parts.model.log_probs import entropy_of, log_probs, mean_figures, token_figures
+from parts.model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
 from parts.rewards import task_rewards
-from parts.rewards.grading import is_close
-from parts.run import answers, checkpoints, health, report, run_folder, train_log
+from parts.run import answers, checkpoints, evaluation, health, memory, report, run_folder, train_log
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 
 
 # %% Prompts ------------------------------------------------------------------------------------------------
-def read_data(c: Constants) -> dict[str, tuple[list[dict[str, str]], str]]:
-    """Questions with their right answers, and where they came from, by what they are for.
-
-    Returns:
-        `train`; `test`, asked before and after; `validation`, asked during training, where there are any.
-
-    Raises:
-        UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
-    """
-    read = functools.partial(
-        questions.read_questions,
-        bad_rows=c.BAD_ROWS,
-        fault=None if c.REWARD_FUNC else task_rewards.ground_truth_fault,
-        tiny=settings.is_small(c.MODEL),
-    )
-    test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
-    train = read(c.DATASET, "train", constant="DATASET")
-    test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
-    questions.say_overlap(train[0], test[0])
-    validation = questions.read_validation(train[0], read) if c.EVAL_EVERY else ([], "")
-    return {"train": train, "test": test, "validation": validation}
-
-
-def make_prompts(c: Constants, rows, source: str, tokenizer, think_tags: bool, too_long: Path):
-    """Adds `prompts`: TEMPLATE inside the tokenizer's own chat template.
-
-    Args:
-        rows: from `read_data`.
-        source: where they came from.
-        tokenizer: of MODEL.
-        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
-        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out.
-
-    Returns:
-        The rows that are short enough, with `prompts`.
-
-    Raises:
-        UserError: no question of a source is short enough.
-    """
-    system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
-    kept, left_out = questions.with_prompts(
-        rows, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
-    )
-    run_folder.log_too_long(left_out, source, len(rows), c.MAX_PROMPT_LENGTH, too_long)
-    questions.refuse_lost_sources(kept, left_out, c.MAX_PROMPT_LENGTH)
-    return kept
-
-
 def training_batches(c: Constants, rows: list[dict[str, str]], start_step: int):
     """Batches of BATCH_SIZE questions from training step `start_step` on, the sources mixed by weight."""
     return questions.mixed_batches(rows, c.SEED, c.BATCH_SIZE)[start_step : c.NUM_BATCHES]
@@ -377,14 +317,9 @@ def evaluate(
         config_name: entry of GENERATION_CONFIGS in parts/model/rollout.py.
 
     Returns:
-        Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
-        number, wherever it stands), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
-        `completion_length` (tokens) and, where compute_score grades, `mean_score`; where there are several,
-        `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
-        `correct_lenient`, `format_ok`.
+        As `evaluation.figures`.
     """
     prompts = [row["prompts"] for row in rows]
-    columns = {name: [row[name] for row in rows] for name in ("answer", "data_source", "extra_info")}
     chunk = c.BATCH_SIZE * c.NUM_GENERATIONS
     if c.ROLLOUT_ENGINE == "vllm":  # it makes up its batches itself
         chunk = len(prompts)
@@ -400,32 +335,7 @@ def evaluate(
         lengths += [len(tokens) for tokens in output.tokens]
         cut_off += [rollout.eos_id() not in tokens for tokens in output.tokens]
 
-    scores = grader.score(texts, **columns)
-    correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
-    formed = np.array([grader.format_right(text) for text in texts])
-    shares = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
-    close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
-    result = {"questions": len(rows)} | {name: float(found.mean()) for name, found in shares.items()}
-    result |= {
-        "partial_accuracy": float(np.mean(close)),
-        "completion_length": float(np.mean(lengths)),
-        "cut_off": float(np.mean(cut_off)),
-        "completions": texts,
-        "correct": correct.tolist(),
-        "correct_lenient": lenient.tolist(),
-        "format_ok": formed.tolist(),
-    }
-    if "compute_score" in grader.names:
-        result["mean_score"] = float(scores.mean())
-    sources = np.array(columns["data_source"])
-    if len(set(sources)) > 1:
-        masks = {name: sources == name for name in sorted(set(sources))}
-        result["by_data_source"] = {
-            name: {"questions": int(mask.sum())}
-            | {share: float(found[mask].mean()) for share, found in shares.items()}
-            for name, mask in masks.items()
-        }
-    return result
+    return evaluation.figures(grader, rows, texts, lengths, cut_off)
 
 
 def evaluate_both(c: Constants, rollout, rows: Sequence[dict[str, str]], grader) -> dict[str, Any]:
@@ -450,68 +360,9 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     optimizer = optax.adamw(schedule, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
-    # One NaN would otherwise be in every weight, and in the next checkpoint. `refuse_nonfinite` stops the run
-    # before optax gives up skipping.
+    # One NaN would otherwise be in every weight, and in the next checkpoint. `count_nonfinite` stops the
+    # run before optax gives up skipping.
     return optax.apply_if_finite(optimizer, max_consecutive_errors=c.MAX_NONFINITE_UPDATES + updates)
-
-
-def make_cluster(c: Constants, folder: Path, hf, tokenizer) -> RLCluster:
-    """Loads MODEL, copies it for the reference (not with LoRA), and hands both to Tunix.
-
-    Tunix's cluster holds the models on their devices, generates, and brings new weights to the sampler.
-    """
-    trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
-    config = llama.to_run_config(c, hf)
-    base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
-    actor, merge = base, None
-    if c.LORA_RANK:  # the weights are frozen, and shared with the reference: no second copy
-        actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
-    reference = None
-    if c.BETA:
-        reference = base if c.LORA_RANK else llama.copy_of(base)
-    if c.REFERENCE_OFFLOAD:
-        reference = llama.to_memory(reference, "pinned_host")
-
-    if c.ROLLOUT_ENGINE == "vllm":
-        from parts.model import vllm  # needs the TPU packages
-
-        engine = functools.partial(vllm.VllmRollout, maxtext_config=config, merge=merge)
-        engine_config = vllm.engine_config(c, folder, rollout_mesh)
-    else:
-        engine = functools.partial(
-            MaxTextRollout,
-            maxtext_config=config,
-            hf=hf,
-            current_step=lambda: cluster.global_steps,
-            seed=c.SEED,
-            logits_clip=c.LOGITS_CLIP,
-            merge=merge,
-        )
-        rollout_mesh, engine_config = mesh, {}
-    cluster = RLCluster(
-        actor=actor,
-        reference=reference,
-        tokenizer=tokenizer,
-        cluster_config=ClusterConfig(
-            role_to_mesh={Role.ACTOR: mesh, Role.REFERENCE: mesh, Role.ROLLOUT: rollout_mesh},
-            role_to_logical_axis_rule={
-                role: config.logical_axis_rules for role in (Role.ACTOR, Role.REFERENCE)
-            },
-            rollout_engine=engine,
-            rollout_config=sampling(c, **engine_config),
-            # `update` trains: the optimizer of Tunix's trainer holds nothing, and is never called.
-            training_config=RLTrainingConfig(actor_optimizer=optax.identity(), eval_every_n_steps=1),
-        ),
-    )
-    return cluster
-
-
-def reward_functions(c: Constants, grader) -> list[Callable[..., list[float]]]:
-    """What an answer is paid for: the functions of REWARDS and, with OVERLONG_BUFFER, its length."""
-    if not c.OVERLONG_BUFFER:
-        return grader.functions
-    limit, penalty = c.TOTAL_GENERATION_STEPS, c.OVERLONG_PENALTY
-    return [*grader.functions, loss_variants.overlong_penalty(limit, c.OVERLONG_BUFFER, penalty)]
 
 
 class Drawn(NamedTuple):
@@ -528,18 +379,16 @@ class Drawn(NamedTuple):
     rewards: np.ndarray  # their sum, float [N]
 
 
-def ask(
-    c: Constants, questions_: dict[str, np.ndarray], generate, rewards, pad_id: int, eos_id: int
-) -> Drawn:
+def ask(c: Constants, columns: dict[str, np.ndarray], generate, rewards, pad_id: int, eos_id: int) -> Drawn:
     """Asks each of B questions G times, and grades the answers.
 
     Args:
-        questions_: columns [B], as `training_batches` gives them.
+        columns: of the questions [B], as `training_batches` gives them.
         generate: of prompts [B * G], Tunix's `RolloutOutput`.
-        rewards: from `reward_functions`.
+        rewards: functions, each one float per answer.
         pad_id, eos_id: padding and end-of-sequence token.
     """
-    asked = {name: np.repeat(column, c.NUM_GENERATIONS) for name, column in questions_.items()}  # [B * G]
+    asked = {name: np.repeat(column, c.NUM_GENERATIONS) for name, column in columns.items()}  # [B * G]
     output = generate(asked["prompts"].tolist())
     points = {
         reward.__name__: np.array(reward(completions=output.text, completion_ids=output.tokens, **asked))
@@ -570,36 +419,7 @@ def to_batch(c: Constants, cluster: RLCluster, drawn: Drawn, advantages: np.ndar
         drawn.prompt_ids, drawn.completion_ids[:, :width], mask,
         advantages.astype(np.float32), drawn.sampler_log_prob[:, :width],
     )  # fmt: skip
-    return devices.place(cluster, arrays, c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE))
-
-
-def batch_log_probs(c: Constants, batch: Batch, temperature: float, pad_id: int, model) -> jax.Array:
-    """Log-probs of the answers under a model, pass by pass: float32 [passes, N / passes, T]."""
-    if c.REFERENCE_OFFLOAD:  # a no-op for a model that is on the device
-        model = llama.to_memory(model, "device")
-    log_prob = completion_log_probs(
-        model, batch.prompt_ids, batch.completion_ids,
-        pad_id=pad_id, temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
-    )  # fmt: skip
-    return jax.block_until_ready(log_prob) if c.REFERENCE_OFFLOAD else log_prob  # before the copy is freed
-
-
-def count_nonfinite(c: Constants, step: int, before: int, loss: float, grad_norm: float) -> int:
-    """How many updates in a row were not finite, this one included; they were not applied.
-
-    Raises:
-        UserError: more than MAX_NONFINITE_UPDATES.
-    """
-    # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
-    bad = {n: v for n, v in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(v)}
-    if bad and before + 1 > c.MAX_NONFINITE_UPDATES:
-        name, value = next(iter(bad.items()))
-        raise UserError(
-            f"the {name} of step {step} is {value}; that update was not applied, and no checkpoint holds it. "
-            f"Lower LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
-            f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
-        )
-    return before + 1 if bad else 0
+    return place(cluster, arrays, c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE))
 
 
 def train(
@@ -622,7 +442,7 @@ def train(
         KeyboardInterrupt: stopped by the user, checkpoint saved.
         UserError: a faulty reward function, a loss that is not finite, a full disk.
     """
-    G, rewards, use = c.NUM_GENERATIONS, reward_functions(c, grader), loss_variants.pieces(c, PLAIN)
+    rewards, use = loss_variants.reward_functions(c, grader.functions), loss_variants.pieces(c, PLAIN)
     pad_id, eos_id = cluster.rollout.pad_id(), cluster.rollout.eos_id()
     model = cluster.actor_trainer.model
     reference = cluster.inference_worker.get_model("reference") if c.BETA else None
@@ -638,12 +458,12 @@ def train(
     cluster.global_steps = start  # the sampling key of a step follows from it
     beta, nonfinite = loop["beta"], 0
     ahead = (
-        OneStepAhead(cluster, training_batches(c, rows, 0), G, loop["ahead"]) if c.OFF_POLICY_STEPS else None
+        OneStepAhead(cluster, training_batches(c, rows, 0), c, loop["ahead"]) if c.OFF_POLICY_STEPS else None
     )
     log = train_log.TrainingLog(run.logs, c, start)
     answers.keep_lines(run.logs / "answers.jsonl", start)
 
-    def evaluation(done: int) -> dict[str, float]:
+    def held_out(done: int) -> dict[str, float]:
         if not validation_rows or not log.evaluation_due(done):
             return {}
         return log.add_evaluation(done, evaluate_both(c, cluster.rollout, validation_rows, grader))
@@ -658,7 +478,7 @@ def train(
         contextlib.closing(log),
         process.stop_after_step() as stop,
     ):
-        evaluation(start)
+        held_out(start)
         steps = enumerate(training_batches(c, rows, start), start)
         for step, batch_of_questions in process.traced(steps, c.PROFILE_DIR):
             if not devices.all_agree(not stop.is_set()):
@@ -670,20 +490,21 @@ def train(
 
             # Each question G times; the answers, and what each earns.
             generate = functools.partial(ahead.take, step) if ahead else cluster.generate
-            drawn = ask(c, batch_of_questions, generate, rewards, pad_id, eos_id)
+            asking = functools.partial(
+                ask, c, generate=generate, rewards=rewards, pad_id=pad_id, eos_id=eos_id
+            )
+            drawn = all_drawn = asking(batch_of_questions)
             if c.ZERO_VARIANCE_GROUPS == "refill":
-                others = refill_batches(c, rows, step)
-                drawn = loss_variants.filled_up(
-                    c, drawn, (ask(c, other, generate, rewards, pad_id, eos_id) for other in others)
-                )
+                others = map(asking, refill_batches(c, rows, step))
+                drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
 
             # Each answer against its group.
-            advantages = use.advantage(drawn.rewards, G)  # [B * G]
+            advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)  # [B * G]
             if c.ADVANTAGE_CLIP:
                 advantages = np.clip(advantages, -c.ADVANTAGE_CLIP, c.ADVANTAGE_CLIP)
 
-            # The log-probs it is compared with; NUM_ITERATIONS updates; the new weights to the sampler.
-            with devices.trainer_mesh(cluster):
+            # Log-probs of the reference, and of pi_old where answers are used again; NUM_ITERATIONS updates.
+            with trainer_mesh(cluster):
                 batch = to_batch(c, cluster, drawn, advantages)  # [passes, N / passes, ...]
                 under = functools.partial(batch_log_probs, c, batch, temperature, pad_id)
                 kept = answers.keeps(c, done)
@@ -697,12 +518,13 @@ def train(
                         graphdef, weights, frozen, moments, batch, beta, temperature, c, pad_id
                     )
                     nnx.update(model, weights)
-                    nonfinite = count_nonfinite(c, done, nonfinite, float(loss), float(grad_norm))
+                    nonfinite = train_log.count_nonfinite(c, done, nonfinite, float(loss), float(grad_norm))
+            # The new weights to the sampler.
             if ahead:
                 ahead.wait()  # the answers being drawn are the old weights' to the end
             cluster.sync_weights()
-            seconds = time.perf_counter() - started
 
+            # What the step leaves: a row of the log, its answers, a checkpoint.
             row = {
                 "step": done,
                 "loss": loss,
@@ -710,16 +532,17 @@ def train(
                 "beta": beta,
                 "temperature": temperature,
             }
-            row |= train_log.answer_figures(grader, drawn, G) | mean_figures(figures)
-            row |= {"seconds": seconds, "tokens_per_second": drawn.lengths.sum() / seconds}
-            row |= process.memory_gib()
+            row |= mean_figures(figures) | process.memory_gib()
+            row |= train_log.answer_figures(
+                grader, all_drawn, c.NUM_GENERATIONS, time.perf_counter() - started
+            )
             if kept:
-                with devices.trainer_mesh(cluster):
+                with trainer_mesh(cluster):
                     log_prob = {"before": before, "after": under(model), "reference": batch.ref_log_prob}
                 answers.append_step(
                     run.logs / "answers.jsonl", c, cluster.tokenizer, grader, drawn, batch, row, log_prob
                 )
-            log.add(row | evaluation(done))
+            log.add(row | held_out(done))
             beta = loss_variants.adaptive_beta(beta, c.TARGET_KL, row["kl"])
             if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
                 save(done)
@@ -736,13 +559,13 @@ def main(arguments: list[str]) -> None:
     check_versions()
     process.keep_compiled()
     if c.DRY_RUN:
-        from parts.machine import dry_run
+        from parts.run import dry_run
 
         return dry_run.dry_run(c, reward_func)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
-    data = read_data(c)
+    data = read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     everything = [question for asked, _ in data.values() for question in asked]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
@@ -767,7 +590,7 @@ def main(arguments: list[str]) -> None:
                 rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
                     rows["train"], rows["validation"], c.EVAL_QUESTIONS
                 )
-            cluster = make_cluster(c, folder, hf, tokenizer)
+            cluster = make_cluster(c, folder, hf, tokenizer, functools.partial(sampling, c))
             memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
             done = max(checkpoints.saved(run.checkpoints), default=0)  # by an earlier process
             report.introduce(c, run, cluster, folder, hf, grader, rows, sources, done)

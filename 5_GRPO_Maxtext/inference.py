@@ -37,7 +37,7 @@ from parts.settings import Count, CountOrOff, Seed, UserError, pair
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = the newest run, else base)
+    CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training beside those of CHECKPOINT
     SAMPLES: Count = 1  # answers per question, as --samples N; above 1 the most frequent answer is the vote
@@ -182,11 +182,9 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
     if c.CHECKPOINT:
         run, step = named_run(Path(c.CHECKPOINT))
     else:
-        runs = Path("runs/grpo_llama3_1_8b_demo").glob("*/checkpoints/actor/*/model_params")
-        newest = max(runs, key=lambda path: path.stat().st_mtime, default=None)
-        if newest is None or c.MODEL:
+        run, step = run_files.newest_run(), None
+        if run is None or c.MODEL:
             return None
-        run, step = newest.parents[3], None
     return Checkpoint(run, step, run_files.read_constants(run, "CHECKPOINT"))
 
 
@@ -250,19 +248,16 @@ if __name__ == "__main__":  # what is wrong is refused here, before seconds of i
 
 import jax
 import numpy as np
-from parts.tunix_api import (
-    CheckpointManager,
-    RolloutConfig,
-    RolloutOutput,
-    TokenizerAdapter,
-    compute_advantages,
-)
+from flax import nnx
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.algo_core import compute_advantages
+from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 import reward_func
-from parts.machine.versions import check_versions
 from parts.machine import process
+from parts.machine.versions import check_versions
 from parts.model import llama, lora
-from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, rollout_config
+from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, right_padded, rollout_config
 from parts.rewards.grading import grade, grade_lenient
 from parts.run import answers, checkpoints, page
 
@@ -447,14 +442,6 @@ def token_log_probs(
     return np.concatenate(parts)
 
 
-def padded_tokens(c: Constants, rollout: MaxTextRollout, output: RolloutOutput) -> np.ndarray:
-    """The answers' tokens, right-padded: int32 [N, T]."""
-    padded = np.full((len(output.tokens), c.TOTAL_GENERATION_STEPS), rollout.pad_id(), np.int32)
-    for row, tokens in zip(padded, output.tokens, strict=True):
-        row[: len(tokens)] = tokens
-    return padded
-
-
 def write_page(
     c: Constants,
     path: Path,
@@ -514,8 +501,8 @@ def write_page(
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, list[int]]:
-    """Where the run's checkpoints are, and the numbers of those that will do, the last one at the end.
+def chosen_step(c: Constants, checkpoint: Checkpoint) -> tuple[str, int]:
+    """Where the run's checkpoints are, and the number of the one that answers.
 
     Raises:
         UserError: there is none, or not this one.
@@ -524,16 +511,16 @@ def saved_steps(c: Constants, checkpoint: Checkpoint) -> tuple[str, list[int]]:
     steps = checkpoints.saved(root)
     if not steps:
         raise UserError(
-            f"CHECKPOINT={c.CHECKPOINT or checkpoint.run}: no checkpoint in {root}/actor; train further, or "
+            f"CHECKPOINT={c.CHECKPOINT or checkpoint.run}: no checkpoint in {root}; train further, or "
             "take base"
         )
     if checkpoint.step is None:
-        return root, steps
+        return root, steps[-1]
     if checkpoint.step not in steps:
         raise UserError(
             f"CHECKPOINT={c.CHECKPOINT}: no such checkpoint; there are {', '.join(map(str, steps))}"
         )
-    return root, [checkpoint.step]
+    return root, checkpoint.step
 
 
 def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> MaxTextRollout:
@@ -577,39 +564,28 @@ def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> Max
     )
 
 
-def restore(rollout: MaxTextRollout, root: str, steps: list[int], lora_only: bool) -> int:
-    """Puts the newest checkpoint that can be read into the engine's model.
+def restore(rollout: MaxTextRollout, root: str, step: int, lora_only: bool) -> None:
+    """Puts a checkpoint into the engine's model.
 
     Args:
         rollout: from `make_rollout`.
-        root: of the checkpoints; from `saved_steps`.
-        steps: numbers of those that will do.
-        lora_only: whether they have A and B alone.
-
-    Returns:
-        Its number. A run that goes on beside us may have deleted the older ones, and saved newer ones.
+        root: of the checkpoints.
+        step: its number; both from `chosen_step`.
+        lora_only: whether it has A and B alone.
 
     Raises:
-        UserError: none can be read.
+        UserError: it cannot be read.
     """
-    manager = CheckpointManager(root_directory=f"{root}/actor")
-    if len(steps) > 1:
-        steps = sorted({*steps, *checkpoints.saved(root)})
-    try:
-        step, *_ = checkpoints.newest_readable(
-            steps,
-            lambda step: checkpoints.restore(manager, step, rollout.model(), None, lora_only),
-            f"{root}/actor",
-        )
-    finally:
-        manager.close()
-    return step
+    weights = nnx.to_pure_dict(nnx.state(rollout.model(), nnx.LoRAParam if lora_only else nnx.Param))
+    with checkpoints.open_manager(root) as manager:
+        restored, _, _ = checkpoints.restore(manager, step, weights)
+    nnx.update(rollout.model(), restored)
 
 
 def describe(c: Constants, root: str, step: int) -> str:
     """A checkpoint in words: its folder, and what it was trained from."""
     trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
-    return f"{root}/actor/{step}{trained}, trained from {c.MODEL}"
+    return f"{root}/{step}{trained}, trained from {c.MODEL}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -620,12 +596,12 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     process.keep_compiled()
     grader = make_grader(c, rows)
-    root, steps = saved_steps(c, checkpoint) if checkpoint else ("", [0])
+    root, step = chosen_step(c, checkpoint) if checkpoint else ("", 0)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     about = f"base, {c.MODEL} untrained"
     if checkpoint:
-        about = describe(c, root, steps[-1])
+        about = describe(c, root, step)
     print(shown(f"checkpoint: {about}"))
     if own := not_run(c, checkpoint):
         words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
@@ -635,8 +611,7 @@ def main(arguments: Sequence[str]) -> None:
     rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)
     before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
     if checkpoint:
-        step = restore(rollout, root, steps, lora_only=bool(c.LORA_RANK))
-        about = describe(c, root, step)
+        restore(rollout, root, step, lora_only=bool(c.LORA_RANK))
     if question and c.SAMPLES == 1 and not c.COMPARE:
         pieces = []
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):
@@ -649,7 +624,8 @@ def main(arguments: Sequence[str]) -> None:
         after = by_question(c, output)
         show(rows, before, after, grader)
     if c.PAGE:
-        tokens = output.left_padded_prompt_tokens, padded_tokens(c, rollout, output)
+        completions = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
+        tokens = output.left_padded_prompt_tokens, completions
         now, old = token_log_probs(c, rollout, *tokens), None
         if checkpoint:  # the untrained model again, for the same tokens
             old = token_log_probs(c, make_rollout(c, folder, hf, tokenizer, len(output.text)), *tokens)

@@ -95,9 +95,9 @@ from maxtext.configs import pyconfig
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts.machine.memory import HBM_GIB
 from parts.machine.versions import check_versions
 from parts.model import llama
+from parts.run.memory import HBM_GIB
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------

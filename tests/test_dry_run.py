@@ -18,7 +18,7 @@ from test_guards import SMALL
 
 import grpo_llama3_1_8b_demo as demo
 from parts import settings
-from parts.machine import memory
+from parts.run import memory
 from parts.model import llama
 from parts.run import checkpoints, run_log
 from parts.settings import UserError

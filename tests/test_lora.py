@@ -18,7 +18,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from parts import settings
-from parts.machine import memory
+from parts.run import memory
 from parts.model import llama, lora
 from parts.rewards import task_rewards
 from parts.run import run_log

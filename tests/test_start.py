@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parts.machine.late_imports import DISTRIBUTIONS_READER, LATE_IMPORTS
+from parts.late_imports import DISTRIBUTIONS_READER, LATE_IMPORTS
 
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 SCRIPT = r"""
@@ -16,7 +16,7 @@ from types import ModuleType
 
 usual = gc.get_threshold()
 import grpo_llama3_1_8b_demo
-from parts.machine import late_imports as parts
+from parts import late_imports as parts
 
 HEAVY = ("tokamax", "sympy", "pandas", "fastapi", "scipy", "matplotlib", "tensorflow")
 seen = {"loaded": [name for name in HEAVY if name in sys.modules]}

@@ -13,7 +13,7 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 from tools import tpu_fit_check as fit
 from parts import settings
-from parts.machine import memory
+from parts.run import memory
 from parts.settings import UserError
 
 HERE = Path(__file__).resolve().parent

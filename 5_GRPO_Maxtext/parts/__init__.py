@@ -6,7 +6,7 @@ happens here, once.
 
 import os
 
-from parts.machine import late_imports
+from parts import late_imports
 
 # XLA splits even the smallest matrix product over all cores. On a model this small the hand-over costs more
 # than it saves, and a product in one thread also makes a run repeatable bit for bit. TPUs ignore this flag.

@@ -143,6 +143,13 @@ def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., l
     return overlong
 
 
+def reward_functions(c, functions: list[Callable[..., list[float]]]) -> list[Callable[..., list[float]]]:
+    """What an answer is paid for: the functions of REWARDS and, with OVERLONG_BUFFER, its length."""
+    if not c.OVERLONG_BUFFER:
+        return functions
+    return [*functions, overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY)]
+
+
 def has_signal(rewards: np.ndarray, num_generations: int) -> np.ndarray:
     """Whether the answers of a group differ in reward: bool [B]."""
     return np.ptp(rewards.reshape(-1, num_generations), axis=1) > 0
@@ -173,7 +180,7 @@ def filled_up(c, drawn, others: Iterable[Any]):
         others: more of them, drawn when asked for; where they end it takes what there is.
 
     Returns:
-        As many groups, those with a signal first.
+        As many groups, those with a signal first; and all that were drawn.
     """
     G = c.NUM_GENERATIONS
     parts, size = [drawn], len(drawn.rewards) // G
@@ -184,7 +191,8 @@ def filled_up(c, drawn, others: Iterable[Any]):
         signal = np.append(signal, has_signal(more.rewards, G))
     chosen = np.argsort(~signal, kind="stable")[:size]  # those with a signal first, in their order
     rows = (chosen[:, None] * G + np.arange(G)).ravel()
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[rows], *parts)
+    all_drawn = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    return jax.tree.map(lambda array: array[rows], all_drawn), all_drawn
 
 
 # %% Schedules: pure functions of the step ------------------------------------------------------------------

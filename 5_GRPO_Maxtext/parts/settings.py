@@ -11,8 +11,10 @@ Nothing here imports jax: a mistyped name is answered at once.
 """
 
 import ast
+import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import os
@@ -29,10 +31,11 @@ from typing import Annotated, Any
 import annotated_types
 import pydantic
 
-from parts.machine import late_imports
+from parts import late_imports
 from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
+PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.
@@ -69,13 +72,35 @@ def find_path(name: str) -> Path:
     return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
 
 
+@functools.cache
 def is_small(model: str) -> bool:
-    """Whether `model` is a local folder with a hidden size below SMALL_HIDDEN_SIZE: the laptop column."""
+    """Whether the hidden size of MODEL, a folder or a hub's name, is below SMALL_HIDDEN_SIZE."""
+    folder = find_path(model)
     try:
-        config = json.loads((find_path(model) / "config.json").read_text())
-        return config["hidden_size"] < SMALL_HIDDEN_SIZE
+        path = folder / "config.json" if folder.is_dir() else config_from_hub(model)
+        return json.loads(path.read_text())["hidden_size"] < SMALL_HIDDEN_SIZE
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # a hub name, or a folder whose fault `llama.load_hf_config` will name
+        return False  # out of reach, or a folder whose fault `llama.load_hf_config` will name
+
+
+def config_from_hub(model: str) -> Path:
+    """The config.json of a hub's name, from its cache if it is there; raises OSError or ValueError."""
+    import huggingface_hub
+
+    name, _, revision = model.partition("@")
+    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+    if isinstance(cached, str):
+        return Path(cached)
+    address = huggingface_hub.hf_hub_url(name, "config.json", revision=revision or None)
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        huggingface_hub.get_session().head(address, timeout=PROBE_SECONDS)  # downloading tries for minutes
+        return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
+    raise OSError("out of reach")
+
+
+def column(model: str) -> str:
+    """Which column of the constants MODEL takes: "laptop" or "tpu"."""
+    return "laptop" if is_small(model) else "tpu"
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
@@ -121,7 +146,7 @@ def read[Constants](
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
-    values = defaults(kind, "laptop" if is_small(model) else "tpu") | given
+    values = defaults(kind, column(model)) | given
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:

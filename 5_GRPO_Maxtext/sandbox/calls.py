@@ -3,10 +3,11 @@ r"""Assert statements about functions in another process, out of reach of the pr
     checker: runs the tests,      --- get / call, plain data as JSON --->   server: runs the answer,
     knows the expected values     <-- value, object, or exception -------   sees the arguments of each call
 
-`parts/rewards/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other `serve`. In
-the tests `add` is a `Remote`: calling it sends the arguments to the server and rebuilds the reply from plain
-data. `add(1, 2) == 3` therefore compares an int with an int, in a process that never runs a line of the
-answer. Whatever the answer does to its own process, it can only reply; it never sees the expected value.
+`parts/rewards/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
+`serve`. In the tests `add` is a `Remote`: calling it sends the arguments to the server and rebuilds the reply
+from plain data. `add(1, 2) == 3` therefore compares an int with an int, in a process that never runs a line
+of the answer. Whatever the answer does to its own process, it can only reply; it never sees the expected
+value.
 
 Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, slice, deque,
 Fraction, Decimal. They cross by value: what a test does to them, it does to a copy. A list, set or dict that

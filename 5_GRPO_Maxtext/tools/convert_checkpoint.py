@@ -27,6 +27,7 @@ that does not take them.
 """
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
@@ -88,10 +89,10 @@ from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
-from parts.machine.memory import refuse_full_disk
 from parts.machine.versions import check_versions
 from parts.model import llama, lora, model_card
 from parts.run import checkpoints, run_files
+from parts.run.memory import refuse_full_disk
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint
 MAX_DEPTH = 5  # folders; MaxText's output is base/run/checkpoints/0/items
@@ -105,7 +106,7 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
         source: a run, one of its checkpoints, a MaxText output folder, or one step of that.
 
     Returns:
-        By step the folders with Orbax's `_METADATA` (`<step>/model_params` or `<step>/items`); and the run's
+        By step the folders with Orbax's `_METADATA` (`<step>/weights` or `<step>/items`); and the run's
         folder, None if there is none.
 
     Raises:
@@ -114,16 +115,14 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
     run = next((f for f in (source, *source.parents) if (f / "constants.json").is_file()), None)
     if run == source:  # its checkpoints may be elsewhere
         root = checkpoints.root_of(run_files.read_constants(run, "SOURCE").get("CHECKPOINT_DIR", ""), run)
-        actor = epath.Path(root) / "actor"
-        return {step: actor / str(step) / "model_params" for step in checkpoints.saved(root)}, run
+        return {step: epath.Path(root) / str(step) / "weights" for step in checkpoints.saved(root)}, run
     place = epath.Path(source.resolve())  # Orbax wants whole paths
     folders = [place] if (place / "_METADATA").exists() else []
-    for name in ("model_params", ITEM):
+    for name in ("weights", ITEM):
         for depth in range(MAX_DEPTH):  # no "**": a bucket would be listed whole
             folders += place.glob("*/" * depth + name)
     steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in folders]
-    damaged = [path.parent.name.startswith("damaged_") for path in folders]
-    return {step: path for step, path, bad in zip(steps, folders, damaged, strict=True) if not bad}, run
+    return dict(zip(steps, folders, strict=True)), run
 
 
 def find_model(c: Constants, run_constants: dict[str, Any]) -> str:
@@ -268,13 +267,31 @@ def layers_of(leaf: np.ndarray, hf_names: str | list[str], config) -> Iterator[n
 
 
 # %% MaxText -> Hugging Face --------------------------------------------------------------------------------
+@contextlib.contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Says in one line that a checkpoint cannot be read; raises UserError then."""
+    try:
+        yield
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # Orbax's, tensorstore's, json's, the network's: none has a type of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][: checkpoints.MAX_REASON]
+        raise UserError(
+            f"SOURCE: {checkpoint} cannot be read ({reason}); try again, or name another checkpoint"
+        ) from None
+
+
 def stored_leaves(checkpoint: Path) -> dict[str, tuple]:
     """MaxText's names of the arrays in a checkpoint, each with its path and metadata.
 
-    The main script's checkpoints hold Tunix's adapter ("base") and random-number state beside the weights,
-    MaxText's a tree "params" in a tree "params", and possibly the optimizer's.
+    The main script's checkpoints hold Tunix's adapter ("base"), MaxText's a tree "params" in a tree "params",
+    and possibly the optimizer's.
+
+    Raises:
+        UserError: it cannot be read.
     """
-    metadata = ocp.PyTreeCheckpointer().metadata(checkpoint).item_metadata.tree
+    with reading(checkpoint):
+        metadata = ocp.PyTreeCheckpointer().metadata(checkpoint).item_metadata.tree
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(metadata, is_leaf=lambda x: hasattr(x, "shape")):
         parts = param_key_parts_from_path(path)
@@ -285,14 +302,15 @@ def stored_leaves(checkpoint: Path) -> dict[str, tuple]:
 
 
 def restore_leaf(checkpoint: Path, path: tuple) -> np.ndarray:
-    """One array of a checkpoint, in the shape and dtype in which it was saved."""
+    """One array of a checkpoint, in the shape and dtype in which it was saved; raises UserError."""
     wanted, arguments = 0, ocp.ArrayRestoreArgs(restore_type=np.ndarray)
     for entry in reversed(path):
         wanted, arguments = {entry.key: wanted}, {entry.key: arguments}
-    restored = ocp.PyTreeCheckpointer().restore(
-        checkpoint,
-        args=ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True),
-    )
+    with reading(checkpoint):
+        restored = ocp.PyTreeCheckpointer().restore(
+            checkpoint,
+            args=ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True),
+        )
     return jax.tree.leaves(restored)[0]
 
 
@@ -467,7 +485,6 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
 # %% Main ---------------------------------------------------------------------------------------------------
 def export(c: Constants, checkpoint, run: Path | None, target: Path) -> tuple[int, Any]:
     """Orbax -> Hugging Face: writes `target`; returns the number of parameters and the MaxText config."""
-    shutil.rmtree(target, ignore_errors=True)
     leaves = stored_leaves(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in leaves)
     run_constants = run_files.read_constants(run, "SOURCE") if run else {}
@@ -509,9 +526,7 @@ def main(arguments: Sequence[str]) -> None:
         count, config = from_gguf(c, source, partial)
         use = f"MODEL={c.TARGET}"
     elif found:
-        _, (count, config), _ = checkpoints.newest_readable(
-            sorted(found), lambda step: export(c, found[step], run, partial), str(source)
-        )
+        count, config = export(c, found[max(found)], run, partial)
         use = f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
     else:
         folder, hf, config = load_config("SOURCE", c.SOURCE, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)

@@ -114,7 +114,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     ask, _, checkpoint = inference.read_arguments(arguments)
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    root, steps = inference.saved_steps(ask, checkpoint)
+    root, step = inference.chosen_step(ask, checkpoint)
     constants = checkpoint.constants
     dataset = constants["TEST_DATASET"] or constants["DATASET"]
     rows, _ = questions.read_questions(
@@ -130,7 +130,7 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     )
     rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows))
     if trained:
-        step = inference.restore(rollout, root, steps, lora_only=bool(ask.LORA_RANK))
+        inference.restore(rollout, root, step, lora_only=bool(ask.LORA_RANK))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)

@@ -2,10 +2,9 @@
 
 The TPU compiler (libtpu, a Python package) runs on any Linux machine and says how much memory of a chip a
 program takes. It compiles what the main script runs, with its constants: MaxText's Llama under Tunix's
-adapter, the loss that `make_learner` sets, Tunix's trainer around `make_optimizer`. Three programs, since any
-of them may be the one that does not fit:
+adapter, and the main script's `update`. Three programs, since any of them may be the one that does not fit:
 
-    step        one gradient pass and optimizer update, beside the frozen reference
+    step        an optimizer update with all its gradient passes, beside the frozen reference
     reference   log-probs of the answers under the reference, beside actor and optimizer
     sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
 
@@ -14,9 +13,9 @@ actor, and its optimizer, to what is in memory beside the step: what GRPO saves.
 
     make fit-setup                                                   # .venv-fit, with libtpu
     make fit-check                                                   # TABLE and LARGEST, written to assets/
-    .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py             # all of TABLE, printed
-    .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v6e-8 BATCH_SIZE=1
-    .venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check             # all of TABLE, printed
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
 
 The last two forms take every constant of the main script. On one core of an AMD EPYC a step that
 fits takes about 45 s, one that does not 5 s.
@@ -48,6 +47,7 @@ os.environ.update(
 from parts import settings  # before jax: sets XLA's flags  # isort: skip
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from jax.experimental import topologies
@@ -55,17 +55,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation_utils
-from parts.loss_options import Example
-from parts.tunix_api import PeftTrainer, Role, common, transfer_state_with_mappings
-from parts.tunix_api import trainer as rl_trainer
+from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
-import reward_func
-from parts.machine import devices, dry_run, memory, versions
-from parts.machine.memory import GIB
+from parts.machine import devices, versions
 from parts.model import llama, lora
-from parts.rewards import task_rewards
-from parts.run import checks
+from parts.model.log_probs import log_probs_of_state
+from parts.run import checks, dry_run, memory
+from parts.run.memory import GIB
 from parts.settings import UserError
 
 
@@ -115,7 +112,7 @@ RUNGS = [
 ]
 MOST_PER_CHIP = 64  # answers with which the search begins
 
-PAD_ID, EOS_ID = 128_004, 128_009  # Llama 3.1's; other numbers take the same memory
+PAD_ID = 128_004  # Llama 3.1's; another number takes the same memory
 COLUMNS = ("topology", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
            "limit", "left", "vllm_least", "vllm_most", "seconds")  # fmt: skip
 
@@ -154,37 +151,26 @@ def with_shardings(state, shardings):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
 
-def another(module) -> Any:
-    """Abstract arrays with the shapes and shardings of a module's, for a second one in memory beside it."""
-    state = nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.RngState)))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-
-
-def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, eos_id: int, **machine: Any):
-    """The main script's trainer with abstract weights, and its programs.
+def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, **machine: Any) -> SimpleNamespace:
+    """The main script's programs, and what they are given: shapes, dtypes and shardings, without an array.
 
     Args:
         c: the main script's constants.
         hf: the checkpoint's config.
         trainer_devices: those that train, of a topology or real ones.
         pad_id: padding token.
-        eos_id: end-of-sequence token.
         machine: MaxText settings for the machine to compile for; none for this one.
 
     Returns:
-        `trainer` (abstract `model` and `optimizer`), `step(model, optimizer, example, beside)`,
-        `reference(model, example, beside)`, `sync(params, beside)`, abstract `example` (one gradient pass),
-        `params`, `vllm_state`, `mesh`, `context()` to lower and to run in.
-
-    Raises:
-        UserError: Tunix no longer calls what is compiled here.
+        `step`, `reference` and `sync`, functions of arrays that are only in memory beside them, and of their
+        own arguments; `arguments` by program; `weights`, `moments`, `plain` (all weights of the model without
+        LoRA), `mesh`, and `context()` to lower and to run in.
     """
-    versions.require(rl_trainer.Trainer, "_train_step", PeftTrainer.create_train_step_fn)
-    versions.require(rl_trainer.Trainer, "create_train_step_fn", PeftTrainer.jit_train_and_eval_step)
     rows = c.BATCH_SIZE * c.NUM_GENERATIONS
     config = llama.to_run_config(c, hf, per_device_batch_size=rows / len(trainer_devices), **machine)
     mesh = maxtext_utils.get_mesh_from_config(config, trainer_devices)
     _, base = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    llama.use_rope_scaling(base, hf)
     plain = TunixMaxTextAdapter(base, pad_id=pad_id)
     plain.config = None  # as MaxText's own `from_pretrained` leaves it
     model, merge = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else (plain, None)
@@ -195,30 +181,25 @@ def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, eos_id: int, **
         stack.enter_context(nn_partitioning.axis_rules(config.logical_axis_rules))
         return stack
 
-    trainer = abstract_trainer(c, model, mesh, context)
-    cluster = SimpleNamespace(
-        actor_trainer=trainer,
-        rollout=SimpleNamespace(pad_id=lambda: pad_id, eos_id=lambda: eos_id, model=lambda: model),
-        cluster_config=SimpleNamespace(
-            training_config=trainer.config, role_to_mesh={Role.ACTOR: mesh, Role.ROLLOUT: mesh}
-        ),
-        get_rollout_config=lambda mode: demo.sampling(c),
+    graphdef, weights, frozen = nnx.split(model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...)
+    weights = nnx.to_pure_dict(weights)
+    optimizer = demo.make_optimizer(c)
+    moments = optax.tree_map_params(  # `zeros_like` keeps a weight's sharding
+        optimizer, lambda moment, weight: weight, jax.eval_shape(optimizer.init, weights), weights
     )
-    demo.make_learner(c, cluster, task_rewards.make_grader("", "", reward_func, []))  # sets the loss
-
-    def step(model, optimizer, example, beside):
-        return trainer._train_step(model, optimizer, example)
-
-    def reference(model, example, beside):
-        graphdef, state = nnx.split(model)
-        return common.compute_per_token_logps(
-            graphdef, state, example.prompt_ids, example.completion_ids, pad_id, eos_id,
-            temperature=c.TEMPERATURE,
-        )  # fmt: skip
-
+    batch = abstract_batch(c, mesh)
     vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))
 
-    def sync(params, beside):
+    def step(beside, *arguments):
+        return demo.update.__wrapped__(*arguments, c=c, pad_id=pad_id)
+
+    def reference(beside, *arguments):
+        return log_probs_of_state(
+            *arguments, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
+            num_generations=c.NUM_GENERATIONS,
+        )  # fmt: skip
+
+    def sync(beside, params):
         return transfer_state_with_mappings(
             merge(params) if merge else params,
             jax.tree.map(lambda x: x, vllm_state),  # it is filled in place
@@ -230,10 +211,20 @@ def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, eos_id: int, **
             },
         )
 
+    number = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))
     return SimpleNamespace(
-        trainer=trainer, reference_model=plain, step=step, reference=reference, sync=sync, mesh=mesh,
-        context=context,
-        example=abstract_example(c, mesh), params=nnx.state(model, nnx.Param), vllm_state=vllm_state,
+        programs={
+            "step": jax.jit(step, donate_argnums=(2, 4), keep_unused=True),
+            "reference": jax.jit(reference, keep_unused=True),
+            "sync": jax.jit(sync, keep_unused=True),
+        },
+        arguments={
+            "step": (graphdef, weights, frozen, moments, batch, number, number),
+            "reference": (*nnx.split(plain), batch.prompt_ids, batch.completion_ids),
+            "sync": (nnx.state(model, nnx.Param),),
+        },
+        weights=weights, moments=moments, plain=nnx.to_pure_dict(nnx.state(plain, nnx.Param)),
+        mesh=mesh, context=context,
     )  # fmt: skip
 
 
@@ -256,46 +247,23 @@ def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config):
     return adapted, merges[0]
 
 
-def abstract_trainer(c, model, mesh, context) -> rl_trainer.Trainer:
-    """Tunix's trainer, as the main script's cluster makes it, without an array or a file."""
-    versions.require(rl_trainer.Trainer, "_shard_optimizer", PeftTrainer.jit_train_and_eval_step)
-    config = demo.make_training_config(c, "")
-    config.checkpoint_root_directory = config.checkpointing_options = config.metrics_logging_options = None
-    made = []
-
-    def make_optimizer_of_trainer(model):
-        made.append(rl_trainer.Trainer(model, config.actor_optimizer, config, dict))
-        return made[0].optimizer
-
-    with context():
-        graphdef, state = nnx.split(nnx.eval_shape(make_optimizer_of_trainer, model))
-        # Tunix places the moments by the same rules (`PeftTrainer._shard_optimizer`).
-        shardings = nnx.get_named_sharding(state, mesh)
-    (trainer,) = made
-    trainer.model, trainer.optimizer = model, nnx.merge(graphdef, with_shardings(state, shardings))
-    return trainer
-
-
-def abstract_example(c, mesh) -> Example:
-    """What one gradient pass is fed: B = prompts x answers sequences, sharded over `fsdp`."""
-    pass_size = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE  # prompts
-    B, P_length, T = pass_size * c.NUM_GENERATIONS, c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS
+def abstract_batch(c, mesh) -> demo.Batch:
+    """What `update` is fed, its rows sharded over `fsdp`."""
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+    N, P_length, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS
 
     def array(dtype, *shape):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P("fsdp")))
+        sharding = NamedSharding(mesh, P(None, "fsdp"))
+        return jax.ShapeDtypeStruct((passes, N, *shape), dtype, sharding=sharding)
 
-    return Example(
-        prompt_ids=array(jnp.int32, B, P_length),
-        prompt_mask=array(bool, B, P_length),
-        completion_ids=array(jnp.int32, B, T),
-        completion_mask=array(bool, B, T),
-        advantages=array(jnp.float32, B),
-        ref_per_token_logps=array(jnp.float32, B, T) if c.BETA else None,
-        old_per_token_logps=array(jnp.float32, B, T) if c.NUM_ITERATIONS > 1 else None,
-        sampler_log_prob=array(jnp.float32, B, T),
-        denominator=array(jnp.float32, B) if pass_size < c.BATCH_SIZE else None,
-        beta=array(jnp.float32, B) if c.TARGET_KL else None,
-        temperature=array(jnp.float32, B) if c.TEMPERATURE_END else None,
+    return demo.Batch(
+        prompt_ids=array(jnp.int32, P_length),
+        completion_ids=array(jnp.int32, T),
+        completion_mask=array(bool, T),
+        advantages=array(jnp.float32),
+        sampler_log_prob=array(jnp.float32, T),
+        ref_log_prob=array(jnp.float32, T) if c.BETA else None,
+        old_log_prob=array(jnp.float32, T) if c.NUM_ITERATIONS > 1 else None,
     )
 
 
@@ -333,18 +301,8 @@ def compile_program(name: str, programs: SimpleNamespace, beside: Any) -> tuple[
         GiB per chip: `arguments`, `temporaries`, `peak`; and "" or, where it does not fit, the compiler's
         reason (then `peak` is what it asked for, the others are missing).
     """
-    trainer, example = programs.trainer, programs.example
     with programs.context():
-        if name == "step":  # donated as Tunix does it: the old weights stay until the new ones are there
-            lowered = nnx.jit(programs.step, donate_argnames=("optimizer",), keep_unused=True).lower(
-                trainer.model, trainer.optimizer, example, beside
-            )
-        elif name == "reference":
-            lowered = nnx.jit(programs.reference, keep_unused=True).lower(
-                programs.reference_model, example, beside
-            )
-        else:
-            lowered = jax.jit(programs.sync, keep_unused=True).lower(programs.params, beside)
+        lowered = programs.programs[name].lower(beside, *programs.arguments[name])
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -353,7 +311,7 @@ def compile_program(name: str, programs: SimpleNamespace, beside: Any) -> tuple[
             reason = str(error).splitlines()[0].split(": ", 2)[-1]
             wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", reason)]
             return {"peak": max(wanted, default=float("nan"))}, reason
-    memory = getattr(compiled, "compiled", compiled).memory_analysis()
+    memory = compiled.memory_analysis()
     return {
         "arguments": memory.argument_size_in_bytes / GIB,
         "temporaries": memory.temp_size_in_bytes / GIB,
@@ -385,21 +343,21 @@ def check(
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, chips)
     limit = memory.HBM_GIB[topology.split("-")[0]]
     programs = make_programs(
-        c, hf, trainer_devices, PAD_ID, EOS_ID,
+        c, hf, trainer_devices, PAD_ID,
         hardware="tpu", compile_topology=topology, compile_topology_num_slices=1,
     )  # fmt: skip
-    actor, optimizer = (another(x) for x in (programs.trainer.model, programs.trainer.optimizer))
-    reference = actor if memory.weight_copies(c) > 1 else ()
-    critic = (actor, optimizer) if algorithm == "PPO" else ()
+    plain, weights, moments = programs.plain, programs.weights, programs.moments
+    reference = plain if memory.weight_copies(c) > 1 else ()
+    critic = (plain, weights, moments) if algorithm == "PPO" else ()
     # with LoRA the reference computes with the actor's own frozen weights
-    beside_reference = nnx.state(programs.trainer.model, nnx.LoRAParam) if c.LORA_RANK else actor
+    beside_reference = weights if c.LORA_RANK else plain
     beside = {  # on the same chips, and no argument of the program
         "step": (reference, critic),
-        "reference": (beside_reference, optimizer, critic),
-        "sync": (optimizer, reference, critic),
+        "reference": (beside_reference, moments, critic),
+        "sync": (moments, reference, critic),
     }
     names = ["step", "reference", "sync"] if c.BETA else ["step", "sync"]
-    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(programs.reference_model, nnx.Param)))
+    parameters = sum(x.size for x in jax.tree.leaves(plain))
     trains = len(trainer_devices) if rollout_mesh and rollout_mesh.devices.flat[0] in trainer_devices else 0
     rows = []
     for name in ["step"] if step_alone or algorithm == "PPO" else names:

@@ -16,12 +16,9 @@ A DATASET is one source, or several with their shares of the training questions:
     DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
 """
 
-import contextlib
 import json
 import math
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -522,98 +519,6 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
     if not rows:
         raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
     return rows
-
-
-# %% Prompts ---------------------------------------------------------------------------------------------
-def think_prompt(system_prompt: str) -> str:
-    """The system prompt with <think> in place of <reasoning>, for rewards that want think tags."""
-    return system_prompt.replace("reasoning>", "think>")
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in a block that takes longer.
-
-    By a Unix signal, which ends a loop for good. Only the main thread gets one: elsewhere there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number, frame):
-        raise TimeoutError(f"took more than {seconds:g} s")
-
-    old = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-
-
-def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
-    """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
-
-    Raises:
-        UserError: the chat template, a program that comes with MODEL, fails, loops, or drops the question.
-    """
-    content = template.format(system_prompt=system_prompt, question=question)
-    try:
-        with time_limit(TEMPLATE_SECONDS):
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-            )
-        fault = "" if question.strip() in prompt else "leaves the question out"  # many strip the message
-    except Exception as error:  # whatever a program can raise
-        fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
-    if fault:
-        raise UserError(
-            f"MODEL={tokenizer.name_or_path}: its chat template {fault}; correct chat_template in its "
-            "tokenizer's files, or take another model"
-        )
-    return prompt
-
-
-def with_prompts(
-    rows: list[dict[str, str]], tokenizer, limit: int, *, template: str, system_prompt: str
-) -> tuple[list[dict[str, str]], list[tuple[str, int, int]]]:
-    """Adds the prompts to the questions, and leaves out those that are too long.
-
-    Args:
-        rows: from `read_questions`.
-        tokenizer: the model's.
-        limit: tokens of a prompt, chat template included.
-        template: with the fields {question} and {system_prompt}.
-        system_prompt: goes into the template.
-
-    Returns:
-        The rows with `prompts` added; and source, line and tokens of each row that was left out.
-    """
-    kept, too_long = [], []
-    for row in rows:
-        prompt = to_prompt(tokenizer, row["question"], template=template, system_prompt=system_prompt)
-        length = len(tokenizer.encode(prompt, add_special_tokens=False))
-        if length <= limit:
-            kept.append({"prompts": prompt} | row)
-        else:
-            too_long.append((row["source"], int(row["line"]), length))
-    return kept, too_long
-
-
-def refuse_lost_sources(kept: list[dict[str, str]], too_long: list[tuple[str, int, int]], limit: int) -> None:
-    """Raises UserError if no question of a source is short enough; arguments as from `with_prompts`."""
-    held = {row["source"] for row in kept}
-    for lost in dict.fromkeys(source for source, _, _ in too_long if source not in held):
-        raise too_short_error(limit, lost, min(tokens for source, _, tokens in too_long if source == lost))
-
-
-def too_short_error(limit: int, source: str, shortest: int) -> UserError:
-    """For a MAX_PROMPT_LENGTH of `limit` tokens, where the shortest question of `source` takes more."""
-    return UserError(
-        f"MAX_PROMPT_LENGTH={limit}: no question of {source} is that short; "
-        f"the shortest takes {shortest} tokens, raise it"
-    )
 
 
 # %% Batches ---------------------------------------------------------------------------------------------

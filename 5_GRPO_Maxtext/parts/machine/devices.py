@@ -17,10 +17,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.linen import partitioning as nn_partitioning
 from jax.experimental import multihost_utils
 from tunix.rl import utils as rl_utils
-from tunix.rl.rl_cluster import RLCluster, Role
+from tunix.rl.rl_cluster import RLCluster
 
 from parts.machine.versions import patched
 from parts.settings import UserError
@@ -128,35 +127,6 @@ def no_host_copies() -> contextlib.AbstractContextManager:
     return patched(
         rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None, RLCluster.sync_weights
     )
-
-
-# %% The devices that train ---------------------------------------------------------------------------------
-@contextlib.contextmanager
-def trainer_mesh(cluster: RLCluster) -> Iterator[None]:
-    """Inside the block jax computes on the actor's mesh, by the actor's axis rules."""
-    config = cluster.cluster_config
-    with (
-        config.role_to_mesh[Role.ACTOR],
-        nn_partitioning.axis_rules(config.role_to_logical_axis_rule[Role.ACTOR]),
-    ):
-        yield
-
-
-def place(cluster: RLCluster, batch: Any, passes: int) -> Any:
-    """NumPy arrays [N, ...], the same on every host, as arrays [passes, N / passes, ...] of the actor's mesh.
-
-    The rows of a pass are divided among the devices.
-    """
-    mesh = cluster.cluster_config.role_to_mesh[Role.ACTOR]
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
-
-    def put(x):
-        x = x.reshape(passes, -1, *x.shape[1:])
-        # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
-        # process can overtake another one; both hosts then abort.
-        return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
-
-    return jax.tree.map(put, batch)
 
 
 # %% Hosts --------------------------------------------------------------------------------------------------

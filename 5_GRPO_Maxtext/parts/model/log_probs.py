@@ -53,7 +53,9 @@ def log_probs(
 
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
-def _log_probs_of_state(graphdef, state, prompts, completions, **arguments):
+def log_probs_of_state(graphdef, state, prompts, completions, **arguments):
+    """`completion_log_probs` of a model that was split."""
+
     def one_pass(tokens):
         return log_probs(nnx.merge(graphdef, state, copy=True), *tokens, **arguments)[0]
 
@@ -71,7 +73,7 @@ def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
     Returns:
         float32 [passes, N, T].
     """
-    return _log_probs_of_state(*nnx.split(model), prompts, completions, **arguments)
+    return log_probs_of_state(*nnx.split(model), prompts, completions, **arguments)
 
 
 def entropy_of(logits: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ import numpy as np
 import qwix
 from flax import nnx
 
-from parts.run.checks import lora_targets
+from parts.constants import lora_targets
 
 TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
     "q_proj": "self_attention/query",

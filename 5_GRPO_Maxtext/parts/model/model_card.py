@@ -90,7 +90,7 @@ def figures(c: Mapping[str, Any], result: Mapping[str, Any], step: int) -> str:
             f"No figures: this is the checkpoint after update {step} of {updates}. Only what a finished run "
             "ends with is evaluated on the test questions."
         )
-    table = comparison_table(result["before"], result["after"], c["EVAL_CONFIG"], c["NUM_PASSES"])
+    table = comparison_table(result["before"], result["after"], c["EVAL_CONFIG"])
     return (
         f"{table}\n\nIn brackets the 95 % interval (Wilson). *Right* asks for the right number in the form "
         "that the rewards want; *by the last number* takes the last number of the answer, wherever it stands."

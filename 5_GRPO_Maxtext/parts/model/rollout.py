@@ -388,12 +388,12 @@ class OneStepAhead:
     Args:
         cluster: Tunix's.
         batches: of questions, by step.
-        num_generations: G.
+        c: the constants of the run.
         saved: from `to_json`, where a run goes on.
     """
 
-    def __init__(self, cluster, batches, num_generations: int, saved: dict[str, Any] | None):
-        self._cluster, self._batches, self._num_generations = cluster, batches, num_generations
+    def __init__(self, cluster, batches, c, saved: dict[str, Any] | None):
+        self._cluster, self._batches, self._num_generations = cluster, batches, c.NUM_GENERATIONS
         self._drawer = futures.ThreadPoolExecutor(max_workers=1)
         self._ahead: futures.Future | None = None
         if saved:

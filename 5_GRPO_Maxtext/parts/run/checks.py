@@ -9,13 +9,13 @@ import importlib.util
 import itertools
 import string
 
+from parts.constants import LORA_TARGETS, lora_targets
 from parts.data import questions
 from parts.rewards import task_rewards
 from parts.settings import UserError, find_path
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
 
 
 def refuse(c) -> None:
@@ -41,11 +41,6 @@ def names(c) -> None:
         raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(LORA_TARGETS)}")
     if c.TOP_K != -1 and c.TOP_K < 1:
         raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
-
-
-def lora_targets(text: str) -> list[str]:
-    """The names in LORA_TARGETS, "q_proj,v_proj" as ["q_proj", "v_proj"]."""
-    return [name.strip() for name in text.split(",")]
 
 
 def combinations(c) -> None:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from parts import settings
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
 from parts.run import answers, checkpoints, page
@@ -78,7 +79,8 @@ def introduce(
         if rows[split]
     )
     print(
-        f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, {c.WEIGHT_DTYPE}{trained}\n"
+        f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
+        f"{c.WEIGHT_DTYPE}{trained}; the constants' {settings.column(c.MODEL)} column\n"
         f"data     {data}\n"
         f"rewards  {grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences of "

@@ -9,6 +9,14 @@ from typing import Any
 from parts.settings import UserError
 
 
+def newest_run() -> Path | None:
+    """The run anywhere under runs/ that wrote a checkpoint last; None if there is none."""
+    folders = [path.parent / "checkpoints" for path in Path("runs").rglob("constants.json")]
+    steps = [step for folder in folders for step in folder.glob("[0-9]*")]
+    newest = max(steps, key=lambda step: step.stat().st_mtime, default=None)
+    return newest.parents[1] if newest else None
+
+
 def read_log(path: Path) -> list[dict[str, float]]:
     """The rows of a `train_log.csv`, none without the file; one that is cut short or garbage is left out."""
     if not path.exists():

@@ -11,7 +11,6 @@ RUN_DIR/checkpoints/      Orbax's (checkpoints.py)
 """
 
 import contextlib
-import csv
 import dataclasses
 import fcntl
 import hashlib
@@ -189,27 +188,3 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
                 f"{name}={value}: the run in RUN_DIR={folder} was started with {old}; use that, or "
                 "another RUN_DIR"
             )
-
-
-def log_too_long(
-    too_long: Sequence[tuple[str, int, int]], source: str, total: int, limit: int, path: Path
-) -> None:
-    """Says which questions are left out because they are too long, and keeps all of them in a CSV file.
-
-    Args:
-        too_long: (file, row, tokens) of each.
-        source: where the questions come from.
-        total: how many there are.
-        limit: MAX_PROMPT_LENGTH, in tokens.
-        path: of the CSV file.
-    """
-    if not too_long:
-        return
-    several = "," in source
-    named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
-    print(
-        f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and "
-        f"left out: {named}" + (f", ... (all in {path})" if len(too_long) > 3 else "")
-    )
-    with open(path, "a", newline="") as file:
-        csv.writer(file).writerows(too_long)

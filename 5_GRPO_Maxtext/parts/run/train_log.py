@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from tqdm import tqdm
 from parts.machine import devices
 from parts.run import answers, health
 from parts.run.run_files import read_log
+from parts.settings import UserError
 
 COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
@@ -32,7 +34,7 @@ HELD_OUT = {  # columns: figures of `evaluate_both`, on rows where a step ends w
 
 
 # %% Figures of a step --------------------------------------------------------------------------------------
-def answer_figures(grader, drawn, num_generations: int) -> dict[str, float]:
+def answer_figures(grader, drawn, num_generations: int, seconds: float) -> dict[str, float]:
     """What a step's answers say, by column.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer,
@@ -43,6 +45,7 @@ def answer_figures(grader, drawn, num_generations: int) -> dict[str, float]:
         grader: of the run.
         drawn: the main script's `Drawn`.
         num_generations: G.
+        seconds: that the step took.
     """
     groups = drawn.rewards.reshape(-1, num_generations)  # [B, G]
     distinct = [len(set(group)) for group in drawn.texts.reshape(groups.shape)]
@@ -58,6 +61,8 @@ def answer_figures(grader, drawn, num_generations: int) -> dict[str, float]:
         "cut_off": np.mean(~drawn.ended),
         "correct_lenient": np.mean(grader.right_lenient(drawn.texts, **columns)),
         "answers": len(drawn.rewards),
+        "seconds": seconds,
+        "tokens_per_second": drawn.lengths.sum() / seconds,
     } | {f"reward_{name}": points.mean() for name, points in drawn.points.items()}
 
 
@@ -66,6 +71,24 @@ def in_words(result: Mapping[str, float]) -> str:
     names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
              "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
     return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
+
+
+def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) -> int:
+    """How many updates in a row were not finite, this one included; they were not applied.
+
+    Raises:
+        UserError: more than MAX_NONFINITE_UPDATES.
+    """
+    # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
+    bad = {n: v for n, v in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(v)}
+    if bad and before + 1 > c.MAX_NONFINITE_UPDATES:
+        name, value = next(iter(bad.items()))
+        raise UserError(
+            f"the {name} of step {step} is {value}; that update was not applied, and no checkpoint holds it. "
+            f"Lower LEARNING_RATE={c.LEARNING_RATE} or MAX_GRAD_NORM={c.MAX_GRAD_NORM}, and start a new run, "
+            f"or let some pass (MAX_NONFINITE_UPDATES={c.MAX_NONFINITE_UPDATES})"
+        )
+    return before + 1 if bad else 0
 
 
 # %% Log ----------------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts import settings
 from parts.data import questions
-from parts.machine import devices, memory, versions
+from parts.machine import devices, versions
 from parts.model import llama
 from parts.rewards import task_rewards
-from parts.run import checkpoints, checks, run_files, run_folder
+from parts.run import checkpoints, checks, memory, run_files, run_folder
 from parts.settings import UserError, find_path
 
 PROBE_SECONDS = 5  # until a server counts as unreachable

@@ -316,7 +316,7 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
     print(f"         compiling for {name}, one to three minutes ...", flush=True)
     changed = [f"{constant}={getattr(c, constant)}" for constant in ("MODEL", *MEMORY_CONSTANTS)]
     done = subprocess.run(
-        [sys.executable, HERE / "tpu_fit_check.py", f"TOPOLOGIES={name}", *changed],
+        [sys.executable, HERE / "tool.py", "tpu_fit_check", f"TOPOLOGIES={name}", *changed],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,

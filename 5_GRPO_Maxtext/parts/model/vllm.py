@@ -1,0 +1,180 @@
+"""Generation by vLLM on a TPU: Tunix's engine, with the weights of a MaxText model pushed into it.
+
+The engine holds a model of its own (tpu-inference's, in JAX) on its own devices. After every step Tunix sends
+it the trained weights by MaxText's map: it unstacks the scanned layers, applies the hooks (MaxText folds
+1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What the map does
+not name, Tunix only logs: the engine would go on with random numbers in that place. Here that is an error.
+
+`VllmRollout` needs the packages of requirements-tpu.txt; nothing else in this file does.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from tunix.generate.mappings import MappingConfig
+from tunix.generate.utils import build_flat_dict
+from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
+
+OUTPUT_LAYER = "base.decoder.logits_dense.kernel"
+# Its name in tpu-inference 0.32, where MaxText 0.2.5 has an older one. Drop this when their names agree.
+OUTPUT_LAYERS = {"qwen3-0.6b": "lm_head.weight"}
+
+
+def engine_mapping(actor, model_name: str, head_dim: int) -> MappingConfig:
+    """MaxText's own map to the engine, for these sizes.
+
+    Args:
+        actor: `TunixMaxTextAdapter` of a model with scanned layers.
+        model_name: MaxText's, of llama.ARCHITECTURES.
+        head_dim: width of a head in the engine: 64 or a multiple of 128, whatever the model's. Tunix pads
+            the kernels of query, key and value with zeros, but not the output's.
+    """
+    mapping = MappingConfig.from_model(actor, "vllm_jax")
+
+    def pad_heads(kernel):  # [heads, head_dim, embed]
+        return jnp.pad(kernel, ((0, 0), (0, head_dim - kernel.shape[1]), (0, 0)))
+
+    hooks = {**mapping.to_hf_hook_fns, "base.decoder.layers.self_attention.out.kernel": pad_heads}
+    name, axes = mapping.to_hf_mappings[OUTPUT_LAYER]
+    names = {**mapping.to_hf_mappings, OUTPUT_LAYER: (OUTPUT_LAYERS.get(model_name, name), axes)}
+    return dataclasses.replace(mapping, to_hf_hook_fns=hooks, to_hf_mappings=names)
+
+
+def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:
+    """Makes sure that each parameter of `source` has a place in `target`, and each of `target` is filled.
+
+    Args:
+        names: `to_hf_mappings`: MaxText's name to (engine's name, axes).
+        source: parameters of the actor, arrays or shapes.
+        target: parameters of the engine, arrays or shapes.
+
+    Raises:
+        ValueError: names the parameters that would keep their random numbers, or lead nowhere.
+    """
+
+    def paths(state):
+        return [".".join(map(str, path)) for path, _ in state.flat_state()]
+
+    reached = build_flat_dict(target.flat_state(), names)
+    filled = []
+    for _, path, _ in reached.values():
+        filled += path if isinstance(path, list) else [path]
+    odd = set(paths(source)) ^ set(reached) | set(paths(target)) ^ set(filled)
+    if odd or len(filled) != len(set(filled)):
+        raise ValueError(f"MaxText's map to vLLM misses {len(odd)} weights: {', '.join(sorted(odd)[:4])}")
+
+
+def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
+
+    No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
+    The engine's own seed runs through the whole run.
+
+    Args:
+        c: the constants of the run.
+        folder: of the checkpoint.
+        rollout_mesh: devices that generate, ("data", "model").
+    """
+    return dict(
+        return_logprobs=True,  # unasked, vLLM returns none
+        data_parallel_size=rollout_mesh.shape["data"],
+        tensor_parallel_size=rollout_mesh.shape["model"],
+        rollout_vllm_model_version=str(folder),
+        rollout_vllm_hbm_utilization=c.HBM_UTILIZATION_VLLM,
+        rollout_vllm_tpu_backend_type="jax",
+        rollout_vllm_kwargs={
+            "dtype": c.DTYPE,
+            "seed": c.SEED,
+            "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
+        },
+        rollout_vllm_sampling_kwargs={"prompt_logprobs": None},  # Tunix asks for them and throws them away
+    )
+
+
+class VllmRollout(BaseRollout):
+    """Tunix's vLLM engine for a MaxText actor; the texts have no special tokens.
+
+    With "<|eot_id|>" at its end, as Tunix gives it, no answer would be well formed.
+
+    Args:
+        rollout_actor: `TunixMaxTextAdapter` around the actor; Tunix passes the one it holds.
+        tokenizer: Tunix's `TokenizerAdapter`.
+        mesh: devices that generate; vLLM builds a mesh of its own over them.
+        rollout_config: Tunix's `RolloutConfig` of the training rollouts.
+        maxtext_config: the actor's MaxText config.
+        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices: the engine's
+            model has none. A whole copy of the weights lives while they are sent.
+
+    Raises:
+        ValueError: a weight that the map does not reach.
+    """
+
+    def __init__(
+        self,
+        rollout_actor,
+        tokenizer,
+        mesh: jax.sharding.Mesh,
+        rollout_config: RolloutConfig,
+        *,
+        maxtext_config,
+        merge: Callable[[nnx.State], nnx.State] | None = None,
+    ):
+        from tpu_inference.utils import get_padded_head_dim
+        from tunix.rl.rollout import vllm_rollout
+
+        self._actor, self._tokenizer = rollout_actor, tokenizer
+        self._merge = jax.jit(merge) if merge else None
+        head_dim = get_padded_head_dim(maxtext_config.head_dim)
+        mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
+        mapping = dataclasses.replace(mapping, preprocess_src_state=self._merge)
+        config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
+        self._engine = vllm_rollout.VllmRollout(
+            rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config
+        )
+        weights = nnx.state(rollout_actor, nnx.Param)
+        weights = nnx.eval_shape(merge, weights) if merge else weights
+        # without the engine's random keys; Tunix has no public name for its state
+        parameters = self._engine._sampler.transformer_state.filter(nnx.Param)
+        check_mapping(mapping.to_hf_mappings, weights, parameters)
+
+    def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
+        """Samples one completion for each prompt.
+
+        Returns:
+            `RolloutOutput`: `text` without special tokens; `tokens`, unpadded, with the end-of-sequence
+            token; `logprobs` of the tokens as they were drawn (temperature, top-k and top-p applied).
+        """
+        output = self._engine.generate(prompts, rollout_config, **kwargs)
+        text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
+        return dataclasses.replace(output, text=text)
+
+    def update_params(self, params: nnx.State, filter_types: tuple | None = None) -> None:
+        """Sends the engine new weights; with LoRA the actor's own, since Tunix passes A and B alone."""
+        own = nnx.state(self._actor, nnx.Param) if self._merge else params
+        self._engine.update_params(own, filter_types)
+
+    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
+        """The trainer computes log-probs; Tunix's engine would return those of the last generation."""
+        raise NotImplementedError
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The engine's own mesh."""
+        return self._engine.mesh
+
+    def pad_id(self) -> int:
+        """Id of the padding token."""
+        return self._tokenizer.pad_id()
+
+    def eos_id(self) -> int:
+        """Id of the end-of-sequence token."""
+        return self._tokenizer.eos_id()
+
+    def model(self):
+        """The engine's model."""
+        return self._engine.model()
