@@ -457,9 +457,9 @@ def train(
         cluster.sync_weights()
     cluster.global_steps = start  # the sampling key of a step follows from it
     beta, nonfinite = loop["beta"], 0
-    ahead = (
-        OneStepAhead(cluster, training_batches(c, rows, 0), c, loop["ahead"]) if c.OFF_POLICY_STEPS else None
-    )
+    ahead = None
+    if c.OFF_POLICY_STEPS:
+        ahead = OneStepAhead(cluster, training_batches(c, rows, 0), c, loop["ahead"])
     log = train_log.TrainingLog(run.logs, c, start)
     answers.keep_lines(run.logs / "answers.jsonl", start)
 
@@ -527,15 +527,14 @@ def train(
             # What the step leaves: a row of the log, its answers, a checkpoint.
             row = {
                 "step": done,
-                "loss": loss,
-                "grad_norm": grad_norm,
                 "beta": beta,
                 "temperature": temperature,
+                "loss": loss,
+                "grad_norm": grad_norm,
             }
             row |= mean_figures(figures) | process.memory_gib()
-            row |= train_log.answer_figures(
-                grader, all_drawn, c.NUM_GENERATIONS, time.perf_counter() - started
-            )
+            seconds = time.perf_counter() - started
+            row |= train_log.answer_figures(grader, all_drawn, c.NUM_GENERATIONS, seconds)
             if kept:
                 with trainer_mesh(cluster):
                     log_prob = {"before": before, "after": under(model), "reference": batch.ref_log_prob}

@@ -6,7 +6,7 @@ They are the main script's like those on its page: the same names, `NAME=value`,
 from dataclasses import dataclass
 from typing import Literal
 
-from parts.settings import Count, CountOrOff, NonNegative, Share, pair
+from parts.settings import Count, CountOrOff, NonNegative, OneOrOff, Share, pair
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
 
@@ -32,7 +32,7 @@ class Variants:
     TEMPERATURE_END: NonNegative = (
         0.0  # TEMPERATURE moves there in a straight line over all steps (0 = stays)
     )
-    OFF_POLICY_STEPS: Literal[0, 1] = 0  # 1: answers are one step old; vLLM draws them while a step trains
+    OFF_POLICY_STEPS: OneOrOff = 0  # 1: answers are one step old; vLLM draws them while a step trains
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
 

@@ -41,6 +41,7 @@ SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 # Types of constants that have a range.
 Count = Annotated[int, pydantic.Field(ge=1)]
 TwoOrMore = Annotated[int, pydantic.Field(ge=2)]
+OneOrOff = Annotated[int, pydantic.Field(ge=0, le=1)]
 CountOrOff = Annotated[int, pydantic.Field(ge=0)]
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]

@@ -13,9 +13,10 @@ actor, and its optimizer, to what is in memory beside the step: what GRPO saves.
 
     make fit-setup                                                   # .venv-fit, with libtpu
     make fit-check                                                   # TABLE and LARGEST, written to assets/
-    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check             # all of TABLE, printed
-    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
-    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
+    F=".venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check"
+    $F                                                               # all of TABLE, printed
+    $F TOPOLOGIES=v6e-8 BATCH_SIZE=1
+    $F TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
 
 The last two forms take every constant of the main script. On one core of an AMD EPYC a step that
 fits takes about 45 s, one that does not 5 s.

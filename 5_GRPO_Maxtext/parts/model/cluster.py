@@ -1,4 +1,4 @@
-"""Tunix's cluster: the models on their devices and the sampler; how a batch comes to the devices that train."""
+"""Tunix's cluster: the models on their devices and the sampler; how a batch comes to those that train."""
 
 import contextlib
 import functools
