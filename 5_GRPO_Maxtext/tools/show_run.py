@@ -1,23 +1,33 @@
-"""Makes report.html, the page of a run with every kept answer, of a run that is over or still going.
+"""Shows a run that is over or still going: its health lines, and report.html with every kept answer.
 
-    python 5_GRPO_Maxtext/show_run.py runs/mine
+    python 5_GRPO_Maxtext/tool.py show_run runs/mine
+    python 5_GRPO_Maxtext/tool.py show_run                # the run under runs/ that saved a checkpoint last
 
-The main script makes the same page when it ends. A browser opens it from the disk: no server, no network.
+The main script does the same when it ends. A browser opens the page from the disk: no server, no network.
 """
 
 from pathlib import Path
 
 from parts import settings
-from parts.run import page
+from parts.plain_text import shown
+from parts.run import health, page, run_files
 from parts.settings import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the page of the run folder that is named."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UserError(f"show_run.py {' '.join(arguments)}: give one run's folder, such as runs/mine")
-    print(f"page     {page.write(Path(arguments[0]))}")
+    """Prints the health lines of the run folder that is named, and writes its page.
+
+    Raises:
+        UserError: not the folder of a run.
+    """
+    folder = Path(arguments[0]) if arguments else run_files.newest_run()
+    if folder is None or len(arguments) > 1 or str(folder).startswith("-"):
+        raise UserError(f"show_run {' '.join(arguments)}: give one run's folder, such as runs/mine")
+    constants, rows = run_files.read_constants(folder), run_files.read_log(folder / "train_log.csv")
+    lines = list(health.history(rows, constants))
+    print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
+    print(f"page     {page.write(folder)}")
 
 
 if __name__ == "__main__":
-    settings.answer(main)
+    settings.run(main)

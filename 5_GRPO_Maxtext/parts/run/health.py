@@ -2,23 +2,16 @@
 
 Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and nothing is
 learned. Each line therefore names what is seen, the likely cause, and the constant to change. The main script
-prints a line when it begins to hold, and repeats all of them in report.md. For a run that is already there:
-
-    python 5_GRPO_Maxtext/health.py runs/mine
+prints a line when it begins to hold, and repeats all of them in report.md; tools/show_run.py prints those of a
+run that is already there.
 
 A figure here is the median over WINDOW steps: one odd batch raises no alarm, and the KL estimate (k3) has a
 long tail. "At first" means the first WINDOW steps of the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-
-from parts import settings
-from parts.plain_text import shown
-from parts.run.run_files import read_constants, read_log
-from parts.settings import UserError
 
 WINDOW = 5  # steps that a figure must last; fewer: odd batches raise alarms, more: the alarm comes late
 NO_SIGNAL = 0.9  # share of zero-variance groups; their generation costs time and gives no gradient
@@ -162,25 +155,3 @@ def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]
         found = check([*rows[: min(i, WINDOW)], *rows[max(i - WINDOW, WINDOW) : i]], constants)
         yield from (f"step {row['step']:.0f}: {line}" for kind, line in found.items() if kind not in before)
         before = found
-
-
-def main(arguments: list[str]) -> None:
-    """Prints the health lines of a run.
-
-    Args:
-        arguments: the run's folder.
-
-    Raises:
-        UserError: it is not the folder of a run.
-    """
-    if len(arguments) != 1:
-        raise UserError("give the folder of a run (with train_log.csv and constants.json)")
-    folder = Path(arguments[0])
-    constants = read_constants(folder)
-    rows = read_log(folder / "train_log.csv")
-    lines = list(history(rows, constants))
-    print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
-
-
-if __name__ == "__main__":
-    settings.run(main)
