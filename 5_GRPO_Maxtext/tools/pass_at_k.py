@@ -8,8 +8,8 @@ from n >= k answers to each question of which c are right:
 
 At large k the untrained models of many published runs overtake the trained ones (arXiv 2504.13837).
 
-    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/mine
-    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
+    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/mine
+    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
 Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy itself, at temperature 1. A
 model that was counted is not asked again: the same command goes on after a stop.
