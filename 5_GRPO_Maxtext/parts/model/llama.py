@@ -348,7 +348,7 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
     Raises:
         UserError: weights that are missing, left over or of another shape.
     """
-    # MaxText's own `from_pretrained` would compile a program for random weights, only to lose them here.
+    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
     mesh = maxtext_utils.get_mesh_from_config(config, devices)
     _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
     use_rope_scaling(model, hf)

@@ -10,7 +10,7 @@ import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import task_rewards
 from parts.run.report import comparison_table
@@ -118,7 +118,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
     base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
     name = f"{Path(base or model).name}-grpo"
     think = not task_rewards.WANT_THINK_TAGS.isdisjoint(task_rewards.reward_names(c["REWARDS"]))
-    system_prompt = questions.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
+    system_prompt = prompts.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     content = c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)
     weights = f"LoRA of rank {c['LORA_RANK']}, merged" if c["LORA_RANK"] else "all weights"
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
