@@ -85,10 +85,9 @@ def header(
 def figures(c: Mapping[str, Any], result: Mapping[str, Any], step: int) -> str:
     """Before and after with 95 % intervals, or why there are none."""
     if not result:
-        updates = c["NUM_BATCHES"] * c["NUM_ITERATIONS"]
         return (
-            f"No figures: this is the checkpoint after update {step} of {updates}. Only what a finished run "
-            "ends with is evaluated on the test questions."
+            f"No figures: this is the checkpoint after step {step} of {c['NUM_BATCHES']}. Only what a "
+            "finished run ends with is evaluated on the test questions."
         )
     table = comparison_table(result["before"], result["after"], c["EVAL_CONFIG"])
     return (
@@ -102,7 +101,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
 
     Args:
         run: RUN_DIR, with `constants.json`, and with `result.json` if the run is over.
-        step: the checkpoint's number, in updates. Only the last one has figures.
+        step: the checkpoint's number. Only the last one has figures.
         model: MODEL, a hub name or a folder.
         folder: where its files are; the licence comes from its README.md.
 
@@ -111,7 +110,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
     """
     c = read_constants(run)
     result = read_object(run / "result.json") or {}
-    if step != result.get("steps", 0) * c["NUM_ITERATIONS"]:  # the figures are another checkpoint's
+    if step != result.get("steps"):  # the figures are another checkpoint's
         result = {}
     licence = licence_of(folder)
     named = f"Its card names {code(licence['license'])}." if licence else "Its folder does not name it."
@@ -126,7 +125,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
 # {code(name)}
 
 {code(model)}, trained with GRPO (group relative policy optimization, arXiv 2402.03300) by the main script of
-the course *Q-learning to GRPO*: {weights}, {step // c["NUM_ITERATIONS"]} steps, each on {c["BATCH_SIZE"]} \
+the course *Q-learning to GRPO*: {weights}, {step} steps, each on {c["BATCH_SIZE"]} \
 questions x {c["NUM_GENERATIONS"]} answers, which programs graded.
 
 ## What it was trained on
