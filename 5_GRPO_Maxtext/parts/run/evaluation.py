@@ -82,7 +82,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Rows of a table: a figure's name, and the figure of each of `results`; shares with 95 % intervals."""
+    """Rows of a table: the figure's name, and that of each of `results`; shares with 95 % intervals."""
 
     def cell(key, result):
         if key in ("mean_score", "completion_length"):
