@@ -139,7 +139,13 @@ def stack() -> plt.Figure:
     box(axes, (4.6, 4.15), (4.0, 0.66), "grpo_llama3_1_8b_demo.py\nthe loop, advantage, loss, update", BLUE)
     box(axes, (1.2, 4.15), (2.0, 0.66), "Grain\nshuffles questions", GREY)
     box(axes, (8.0, 4.15), (2.0, 0.66), "reward_func.py\npoints per answer", GREEN)
-    box(axes, (2.6, 2.95), (4.3, 0.66), "Tunix: RLCluster\nmodels on chips, new weights to the sampler", ORANGE)
+    box(
+        axes,
+        (2.6, 2.95),
+        (4.3, 0.66),
+        "Tunix: RLCluster\nmodels on chips, new weights to the sampler",
+        ORANGE,
+    )
     box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
     box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/model/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
