@@ -27,7 +27,7 @@ def name_of(path: Path) -> str:
 
 
 def that_have(pattern: str, among: Sequence[Path] = ALL) -> list[Path]:
-    """The pages in which a pattern occurs: a test of a thing runs on those; that there are some is checked."""
+    """The pages in which a pattern occurs: a test of a thing runs on those; there must be some."""
     found = [page for page in among if re.search(pattern, page.read_text(), re.M)]
     assert found, pattern
     return found
