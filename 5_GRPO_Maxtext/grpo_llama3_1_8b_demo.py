@@ -26,6 +26,7 @@ parts/; the tools are in tools/.
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -531,6 +532,8 @@ def train(
                 "grad_norm": grad_norm,
             }
             row |= mean_figures(figures) | process.memory_gib()
+            if not c.BETA:
+                row["kl"] = math.nan  # not measured is not zero
             seconds = time.perf_counter() - started
             row |= train_log.answer_figures(grader, all_drawn, c.NUM_GENERATIONS, seconds)
             if kept:
