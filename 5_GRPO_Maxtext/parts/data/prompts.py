@@ -50,8 +50,8 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         source: where they came from.
         tokenizer: of MODEL.
         think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
-        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None in
-            a dry run, which writes nothing.
+        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
+            in a dry run, which writes nothing.
 
     Returns:
         The rows that are short enough, with `prompts`.
