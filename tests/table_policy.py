@@ -56,6 +56,7 @@ def constants_of(*arguments):
 
 def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature=1.0, clip=np.inf):
     """Log-probs [N, T] of answers under a table, in float64."""
+    prompts, answers = np.asarray(prompts), np.asarray(answers)
     inputs = np.concatenate([prompts, answers], axis=1)[:, prompts.shape[1] - 1 : -1]
     logits = np.clip(np.asarray(table, float)[inputs], -clip, clip) / temperature  # [N, T, V]
     return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
@@ -151,8 +152,9 @@ class Scripted(BaseRollout):
             logprobs=[row[: len(ids)] for row, ids in zip(log_prob, tokens, strict=True)],
         )  # fmt: skip
 
-    def get_per_token_logps(self, prompt_tokens, completion_tokens):
-        raise NotImplementedError
+    def get_per_token_logps(self, prompt_tokens, completion_tokens):  # Tunix's learner asks for pi_old's
+        table = self._model.table[...]  # it sends no weights to an engine on the trainer's devices
+        return jnp.asarray(log_probs_by_hand(table, prompt_tokens, completion_tokens))
 
     def update_params(self, params, filter_types=None):
         self._table = jnp.copy(params["table"][...])
