@@ -5,6 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT / "5_GRPO_Maxtext", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
@@ -20,3 +22,13 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A finished run of short_runs.SHORT: its folder, with run/ and said.txt; copy it to change it."""
+    import short_runs
+
+    return short_runs.made_once(
+        tmp_path_factory, "finished", lambda folder: short_runs.run_here(folder, *short_runs.SHORT)
+    )

@@ -1,9 +1,14 @@
 """Short runs of the main script for several test files: in this process, or in one that can be killed."""
 
+import contextlib
+import fcntl
+import io
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from parts import settings
 
@@ -20,6 +25,51 @@ SHORT = [
     "EVAL_CONFIG=liberal",  # the same program as in training, at another temperature
 ]
 HANGS = 900  # seconds; only against a process that never ends
+
+
+def made_once(tmp_path_factory, name, make):
+    """A folder that `make(folder)` fills, once for all test files and all workers; copy it to change it."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, partial = base / name, base / f"{name}.partial"
+    with open(base / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            make(partial)
+            partial.rename(folder)
+    return folder
+
+
+def run_here(folder, *arguments):
+    """The main script in this process, RUN_DIR=run in `folder`; returns what it said."""
+    import grpo_llama3_1_8b_demo as demo
+
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as out:
+        demo.main([*arguments, "RUN_DIR=run"])
+    (Path(folder) / "said.txt").write_text(out.getvalue())
+    return out.getvalue()
+
+
+def load_weights(run_dir, step):
+    """Weights and optimizer state of a checkpoint, as numpy arrays by name."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    folder = Path(run_dir).resolve() / "checkpoints" / str(step)
+    arrays = {}
+    for item in ("weights", "moments"):
+        tree = ocp.PyTreeCheckpointer().restore(folder / item)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
+    return arrays
+
+
+def saved_steps(run_dir):
+    """The checkpoints of a run; one that is still being written has another kind of name."""
+    return sorted(int(path.name) for path in Path(run_dir, "checkpoints").glob("*") if path.name.isdigit())
 
 
 def start(folder, *arguments, **environment):
