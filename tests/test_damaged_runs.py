@@ -80,7 +80,6 @@ CHECKPOINTS = {  # what is done to the last checkpoint
     "an empty folder": empty_folder,
     "weights' metadata cut": lambda last: cut(last / "weights" / "_METADATA"),
     "weights' metadata empty": lambda last: empty(last / "weights" / "_METADATA"),
-    "moments' metadata lost": lambda last: (last / "moments" / "_METADATA").unlink(),
     "moments' metadata garbage": lambda last: garbage(last / "moments" / "_METADATA"),
     "arrays cut": cut_arrays,
     "arrays lost": lambda last: shutil.rmtree(last / "weights" / "d"),
@@ -254,6 +253,11 @@ def test_a_whole_checkpoint_is_restored_as_it_was_saved(toy):
     numbers = {float(x) for leaf in jax.tree.leaves((weights, moments)) for x in np.ravel(leaf)}
     assert numbers == {2.0} and loop == {"beta": 2.0, "ahead": None}
     assert checkpoints.saved(str(toy)) == [1, 2] and checkpoints.saved(str(toy / "none")) == []
+
+
+def test_without_its_list_of_moments_a_checkpoint_is_read_by_the_optimizers_own(toy):
+    (toy / "2" / "moments" / "_METADATA").unlink()
+    assert {float(x) for leaf in jax.tree.leaves(newest(toy)[:2]) for x in np.ravel(leaf)} == {2.0}
 
 
 def test_too_little_memory_is_no_damage(toy, monkeypatch):

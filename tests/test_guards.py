@@ -20,21 +20,22 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from short_runs import SCRIPT, SHORT
+from short_runs import SCRIPT, SHORT, load_weights, saved_steps
 from tunix.rl import common
+from tunix.rl.rl_cluster import Mode
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from parts import settings
-from parts.data import questions
-from parts.machine import devices, versions
+from parts.data import prompts, questions
+from parts.machine import devices, process, versions
 from parts.model import llama
+from parts.model.cluster import make_cluster
 from parts.rewards import task_rewards
-from parts.run import answers, run_log
+from parts.run import answers, run_folder, train_log
 from parts.settings import HERE, UserError
 
 GOOD_ROW = {
@@ -69,14 +70,14 @@ def read(*arguments):
         ("LERNING_RATE=1e-3", ["LEARNING_RATE"]),
         ("help", ["NAME=value"]),
         ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
-        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "int"]),
-        ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "int"]),
-        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "int"]),
-        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "float"]),
-        ("BETA=yes", ["BETA=yes", "float"]),
-        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "bool"]),
+        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "a whole number, 1 or more"]),
+        ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "whole number"]),
+        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "whole number"]),
+        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "a finite number, 0.0 or more"]),
+        ("BETA=yes", ["BETA=yes", "number"]),
+        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "True or False"]),
         ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "2 or more"]),
-        ("TEMPERATURE=0", ["TEMPERATURE=0.0", "above 0"]),
+        ("TEMPERATURE=0", ["TEMPERATURE=0", "above 0"]),
         ("TOP_P=1.5", ["TOP_P=1.5"]),
         ("TOP_K=0", ["TOP_K=0", "-1"]),
         ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
