@@ -236,12 +236,9 @@ def grpo_loss(model, batch: Batch, beta, temperature, count, c: Constants, pad_i
 
     ratio = use.ratio(log_prob, old_log_prob, mask)  # [N, T]
     objective, clipped = use.objective(ratio, A, log_prob, c.EPSILON, c.EPSILON_HIGH or c.EPSILON)  # [N, T]
-    if (
-        c.SAMPLER_CORRECTION
-    ):  # the answers are pi_sampler's, the mean is meant over pi (arXiv 1802.01561, 4.1)
-        objective *= jnp.minimum(
-            token_ratio(old_log_prob, batch.sampler_log_prob, mask), c.SAMPLER_CORRECTION
-        )
+    if c.SAMPLER_CORRECTION:  # drawn from pi_sampler, meant over pi: arXiv 1802.01561, section 4.1
+        weight = token_ratio(old_log_prob, batch.sampler_log_prob, mask)  # [N, T]
+        objective *= jnp.minimum(weight, c.SAMPLER_CORRECTION)
 
     kl = jnp.zeros_like(log_prob)
     if batch.ref_log_prob is not None:
@@ -273,9 +270,8 @@ def update(graphdef, weights, frozen, moments, batch: Batch, beta, temperature, 
 
     def one_pass(batch):
         def loss(weights):
-            return grpo_loss(
-                nnx.merge(graphdef, weights, frozen, copy=True), batch, beta, temperature, count, c, pad_id
-            )
+            model = nnx.merge(graphdef, weights, frozen, copy=True)
+            return grpo_loss(model, batch, beta, temperature, count, c, pad_id)
 
         (value, figures), gradient = jax.value_and_grad(loss, has_aux=True)(weights)
         return gradient, (value, figures)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parts import settings
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import task_rewards
 from parts.run import checks, run_files
@@ -280,10 +280,10 @@ def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags:
     Raises:
         UserError: a question that is too long.
     """
-    system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
+    system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     unknown = []
     for number, row in enumerate(rows, start=1):
-        row["prompt"] = questions.to_prompt(
+        row["prompt"] = prompts.to_prompt(
             tokenizer, row["question"], template=c.TEMPLATE, system_prompt=system_prompt
         )
         length = len(tokenizer.encode(row["prompt"], add_special_tokens=False))

@@ -12,7 +12,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import grpo_llama3_1_8b_demo as demo
 from parts import settings
-from parts.model import model_card
+from parts.run import model_card
 from parts.run.report import wilson
 from parts.settings import HERE
 

@@ -14,7 +14,7 @@ import grpo_llama3_1_8b_demo as demo
 from parts.run import health
 import inference
 from parts import plain_text, settings
-from parts.model import model_card
+from parts.run import model_card
 from parts.rewards import code_grading
 from parts.run import page, report, run_log
 from parts.settings import HERE, UserError

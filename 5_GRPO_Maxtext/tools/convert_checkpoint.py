@@ -90,8 +90,8 @@ from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
 from parts.machine.versions import check_versions
-from parts.model import llama, lora, model_card
-from parts.run import checkpoints, run_files
+from parts.model import llama, lora
+from parts.run import checkpoints, model_card, run_files
 from parts.run.memory import refuse_full_disk
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint

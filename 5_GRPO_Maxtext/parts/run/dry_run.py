@@ -24,7 +24,7 @@ from etils import epath
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts import settings
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.machine import devices, versions
 from parts.model import llama
 from parts.rewards import task_rewards
@@ -57,12 +57,12 @@ def dry_run(c, course: ModuleType) -> None:
             print(f"hosts    unchecked ({error})")
         if on_target(c):
             checks.rollout_engine(c)
-        check(c, course)
-    print("dry run  nothing was found that would stop the run; nothing was written")
+        fits = check(c, course)
+    print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
-def check(c, course: ModuleType) -> None:
-    """The checks of `dry_run` after the hosts have met; arguments and errors as there."""
+def check(c, course: ModuleType) -> str:
+    """The checks of `dry_run` after the hosts have met, and where it fits; arguments and errors as there."""
     print(f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed")
     folder, hf, source = find_model(c.MODEL, on_target(c))
     c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
@@ -86,7 +86,7 @@ def check(c, course: ModuleType) -> None:
         f"{c.NUM_BATCHES * sequences:,} answers"
     )
     check_paths(c, memory.trained_parameters(c, hf, parameters))
-    memory.plan_memory(c, hf, parameters)
+    return memory.plan_memory(c, hf, parameters)
 
 
 def on_target(c) -> bool:
@@ -197,14 +197,14 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         data |= {"DATASET": (train, source), "EVAL_QUESTIONS": (held, held_source)}
     rows = [row for read, _ in data.values() for row in read]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
-    system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT
+    system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT
     for constant, (read, source) in data.items():
         lengths = "lengths unchecked (no tokenizer)"
         if tokenizer is not None:
-            kept, too_long = questions.with_prompts(
+            kept, too_long = prompts.with_prompts(
                 read, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
             )
-            questions.refuse_lost_sources(kept, too_long, c.MAX_PROMPT_LENGTH)
+            prompts.refuse_lost_sources(kept, too_long, c.MAX_PROMPT_LENGTH)
             lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
         print(f"data     {constant}: {len(read):,} questions of {source}, {lengths}")
     print(f"rewards  {grader}")
