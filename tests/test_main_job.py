@@ -24,7 +24,7 @@ from parts.machine import process
 from parts.model import llama
 from parts.rewards import task_rewards
 from parts.rewards.grading import grade
-from parts.run import checkpoints, report, train_log
+from parts.run import checkpoints, evaluation, report, train_log
 from parts.run.run_files import read_log
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
@@ -299,7 +299,7 @@ def test_wilson_interval_is_the_closed_form():
         z = 1.959963984540054  # the normal distribution's 97.5 % point
         center = (share + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        np.testing.assert_allclose(report.wilson(share, n), (center - half, center + half), atol=1e-12)
+        np.testing.assert_allclose(evaluation.wilson(share, n), (center - half, center + half), atol=1e-12)
 
 
 @pytest.fixture(scope="module")
