@@ -161,6 +161,7 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
     log = read_log(whole / "run" / "train_log.csv")
     if options is STATEFUL:  # or it would show nothing
         assert len({row["beta"] for row in log}) > 2 and any(row["answers"] > 16 for row in log)
+        assert [row["temperature"] for row in log] == pytest.approx([1.0, 0.9, 0.8, 0.7])
     else:
         assert log[-1]["mismatch"] > 10 * log[0]["mismatch"]
     for name in moments or every:
