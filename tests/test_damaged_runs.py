@@ -106,7 +106,7 @@ REFUSED = {
     "constants lost": (  # a new run, that is not to go on with another's weights
         lambda run: (run / "constants.json").unlink(), "holds the checkpoints of another run"
     ),
-    "run.json cut": (lambda run: cut(run / "run.json"), "its run.json is lost or damaged; copy .*/run.json over"),
+    "run.json cut": (lambda run: cut(run / "run.json"), "run.json is lost or damaged; copy .*ts/run.json"),
     "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after"),
     "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
     "the weights of the last checkpoint": (

@@ -63,7 +63,8 @@ KEPT_BY_DEFAULT = dict.fromkeys(
 
 # What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again,
 # the weight of the KL; and answers that were drawn with weights that are gone.
-STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "TEMPERATURE_END=0.3", "TARGET_KL=0.001",
+STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "TEMPERATURE_END=0.3",
+            "TARGET_KL=0.001",
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
 AHEAD = ["OFF_POLICY_STEPS=1", "SAMPLER_CORRECTION=2.0"]
 
