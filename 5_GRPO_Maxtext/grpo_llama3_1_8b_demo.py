@@ -26,6 +26,7 @@ parts/; the tools are in tools/.
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -442,7 +443,8 @@ def train(
     pad_id, eos_id = cluster.rollout.pad_id(), cluster.rollout.eos_id()
     model = cluster.actor_trainer.model
     reference = cluster.inference_worker.get_model("reference") if c.BETA else None
-    graphdef, weights, frozen = nnx.split(model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...)
+    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    graphdef, weights, frozen = nnx.split(model, trained, ...)
     weights = nnx.to_pure_dict(weights)
     moments = make_optimizer(c).init(weights)
     manager = checkpoints.open_manager(run.checkpoints, c.MAX_TO_KEEP)
@@ -450,7 +452,7 @@ def train(
     if start:
         weights, moments, loop = checkpoints.restore(manager, start, weights, moments)
         nnx.update(model, weights)
-        cluster.sync_weights()
+        cluster.rollout.update_params(nnx.state(model, trained), (trained,))
     cluster.global_steps = start  # the sampling key of a step follows from it
     beta, nonfinite = loop["beta"], 0
     ahead = None
@@ -515,10 +517,11 @@ def train(
                     )
                     nnx.update(model, weights)
                     nonfinite = train_log.count_nonfinite(c, done, nonfinite, float(loss), float(grad_norm))
-            # The new weights to the sampler.
+            # The new weights to the sampler. Not `cluster.sync_weights`: it also copies them all to the host.
             if ahead:
                 ahead.wait()  # the answers being drawn are the old weights' to the end
-            cluster.sync_weights()
+            cluster.rollout.update_params(nnx.state(model, trained), (trained,))
+            cluster.global_steps = done
 
             # What the step leaves: a row of the log, its answers, a checkpoint.
             row = {
@@ -529,6 +532,8 @@ def train(
                 "grad_norm": grad_norm,
             }
             row |= mean_figures(figures) | process.memory_gib()
+            if not c.BETA:
+                row["kl"] = math.nan  # not measured is not zero
             seconds = time.perf_counter() - started
             row |= train_log.answer_figures(grader, all_drawn, c.NUM_GENERATIONS, seconds)
             if kept:

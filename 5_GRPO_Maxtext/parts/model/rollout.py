@@ -457,8 +457,7 @@ class MaxTextRollout(BaseRollout):
         )[0]  # fmt: skip
 
     def update_params(self, params, filter_types=None) -> None:
-        """Puts new weights into the model that decodes (a no-op while it shares the actor's)."""
-        nnx.update(self._actor, params)
+        """Nothing to do: the model that decodes is the actor itself."""
 
     @property
     def tokenizer(self):

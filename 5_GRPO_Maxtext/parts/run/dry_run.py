@@ -12,7 +12,6 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -169,44 +168,24 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         UserError: bad data, no such reward, or no question that is short enough.
     """
     data = {}
-    read_split = functools.partial(
-        questions.read_questions,
-        bad_rows=c.BAD_ROWS,
-        fault=None if c.REWARD_FUNC else task_rewards.ground_truth_fault,
-        tiny=settings.is_small(c.MODEL),
-    )
-    for constant, dataset, split in (
-        ("DATASET", c.DATASET, "train"),
-        ("TEST_DATASET", c.TEST_DATASET or c.DATASET, "test"),
-    ):
-        try:
-            data[constant] = read_split(
-                dataset, split, constant=constant if getattr(c, constant) else "DATASET"
-            )
-        except questions.OutOfReach as error:
-            if on_target(c):
-                raise
-            print(f"data     {constant}: unchecked ({error})")
-    if len(data) == 2:
-        questions.say_overlap(data["DATASET"][0], data["TEST_DATASET"][0])
-    if c.EVAL_EVERY and "DATASET" in data:
-        train, source = data["DATASET"]
-        held, train, held_source = questions.hold_out(
-            train, questions.read_validation(train, read_split)[0], c.EVAL_QUESTIONS
-        )
-        data |= {"DATASET": (train, source), "EVAL_QUESTIONS": (held, held_source)}
+    try:
+        data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+    except questions.OutOfReach as error:
+        if on_target(c):
+            raise
+        print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
-    system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT
-    for constant, (read, source) in data.items():
+    if data and c.EVAL_EVERY:
+        (train, source), (validation, _) = data["train"], data["validation"]
+        held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
+        data |= {"train": (train, source), "validation": (held, held_source)}
+    for split, (read, source) in data.items():
         lengths = "lengths unchecked (no tokenizer)"
-        if tokenizer is not None:
-            kept, too_long = prompts.with_prompts(
-                read, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
-            )
-            prompts.refuse_lost_sources(kept, too_long, c.MAX_PROMPT_LENGTH)
+        if tokenizer is not None and read:
+            kept = prompts.make_prompts(c, read, source, tokenizer, grader.think_tags, None)
             lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
-        print(f"data     {constant}: {len(read):,} questions of {source}, {lengths}")
+        print(f"data     {split}: {len(read):,} questions of {source}, {lengths}")
     print(f"rewards  {grader}")
 
 

@@ -102,6 +102,6 @@ def best(evaluations: Sequence[Mapping[str, Any]]) -> str:
     last = evaluations[-1]
     return (
         f"Best on the {found['questions']} held-out questions: step {found['step']}, "
-        f"{found['answer_accuracy']:.1%} right, {found['lenient_accuracy']:.1%} by the last number (the last, "
+        f"{found['answer_accuracy']:.1%} right, {found['lenient_accuracy']:.1%} by the last number (last: "
         f"step {last['step']}: {last['answer_accuracy']:.1%}, {last['lenient_accuracy']:.1%})."
     )

@@ -213,8 +213,9 @@ def write(
     if log:  # it can be lost: the run was over, and only the report is made again
         names = ("reward", "reward_std", "kl", "zero_variance", "length")
         reward, spread, kl, no_signal, length = (log[-1].get(name, math.nan) for name in names)
+        measured = "not measured (BETA=0)" if math.isnan(kl) else f"{kl:.4f}"
         training += (
-            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL {kl:.4f}, groups without "
+            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL {measured}, groups without "
             f"signal {no_signal:.0%}, {length:.1f} tokens per answer"
         )
     lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."
