@@ -49,7 +49,7 @@ def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkey
     monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
     inference.main([f"CHECKPOINT={run_dir}", *rows[i]["question"].split()])  # quotation marks forgotten
     assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/8, trained from tiny_llama"
-    assert "".join(pieces[1:]) == after[i]
+    assert "".join(pieces[1:]).rstrip() == after[i]
     tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
         numbers = [extract_answer(text) for text in answers[first]]
         most = max(numbers.count(n) for n in numbers if n is not None)
         assert f"({most} of 16)" in said[-1]
-    assert "base, tiny_llama untrained" in next(iter(answers))
+    assert "base, tiny_llama as it is" in next(iter(answers))
     texts = list(answers.values())
     assert len(answers) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
 
@@ -172,7 +172,7 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
     }
     for (question, gold), shown in zip(inference.QUESTIONS, grades, strict=True):
         assert shipped[question] == gold
-        assert shown in ("right]", f"wrong: {gold}]")
+        assert shown in ("right]", f"wrong, right: {gold}]")
 
 
 def test_the_newest_run_is_taken_and_where_there_is_none_the_base(capsys):
