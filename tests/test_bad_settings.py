@@ -1,7 +1,7 @@
 """A hundred settings that are wrong, each in another way: one line with constant, value and remedy.
 
-Those that need no file and no model are refused where the constants are read; the others are tried on the main
-script before anything is trained, and most of them again as a dry run.
+Those that need no file and no model are refused where the constants are read. The others are tried on the
+main script before anything is trained, and most of them again as a dry run.
 """
 
 import json
@@ -198,7 +198,7 @@ def line_of(arguments):
 
 
 def refused_when_read(arguments):
-    """The line that the first line of `main` says, with or without DRY_RUN; nothing if it takes the values."""
+    """What the first line of `main` says, with or without DRY_RUN; nothing if it takes the values."""
     try:
         settings.read(demo.Constants, arguments)
     except UserError as error:

@@ -185,7 +185,7 @@ def test_the_main_script_tells_its_story_in_order():
     loops = [node for node in ast.walk(functions["train"]) if isinstance(node, ast.For)]
     [loop] = [node for node in loops if ast.unparse(node.target) == "(step, batch_of_questions)"]
     told = [
-        "asking", "use.advantage", "to_batch", "under", "update", "cluster.sync_weights",
+        "asking", "use.advantage", "to_batch", "under", "update", "cluster.rollout.update_params",
         "train_log.answer_figures", "answers.append_step", "log.add", "loss_variants.adaptive_beta", "save",
     ]  # fmt: skip
     names = calls_in(loop)

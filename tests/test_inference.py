@@ -47,9 +47,11 @@ def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkey
     run_dir, rows, _, after, i = trained
     pieces = []
     monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
-    inference.main([f"CHECKPOINT={run_dir}", *rows[i]["question"].split()])  # quotation marks forgotten
+    asked = rows[i]["question"].split()  # quotation marks forgotten
+    inference.main([f"CHECKPOINT={run_dir}", f"ANSWER={rows[i]['answer']}", *asked])
     assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/8, trained from tiny_llama"
-    assert "".join(pieces[1:]).rstrip() == after[i]
+    graded = "right" if grade(after[i], rows[i]["answer"]) else f"wrong, right: {rows[i]['answer']}"
+    assert pieces.pop() == f" [{graded}]" and "".join(pieces[1:]) == after[i]
     tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
 

@@ -187,7 +187,7 @@ def test_the_best_evaluation_is_the_first_of_the_highest():
 
     shares = [0.5, 0.75, 0.75, 0.7]
     words = evaluation.best([result(25 * i, share) for i, share in enumerate(shares, start=1)])
-    assert "step 50, 75.0% right, 100.0% by the last number (the last, step 100: 70.0%, 100.0%)" in words
+    assert "step 50, 75.0% right, 100.0% by the last number (last: step 100: 70.0%, 100.0%)" in words
     assert "step 2," in evaluation.best([result(1, 0.5, 0.6), result(2, 0.5, 0.7), result(3, 0.5, 0.7)])
     assert evaluation.best([]) == ""
 

@@ -113,7 +113,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     answers = [[EVIL, f"<answer>{EVIL}</answer>"]]
     inference.show([row], answers if compared else None, answers, grader)
     said = capsys.readouterr().out
-    assert not obeyed(said) and "gnp.exe" in said and "wrong: \\x1b[2J" in said.replace("\n", "")
+    assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
 
 def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
