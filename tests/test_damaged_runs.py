@@ -476,7 +476,7 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
 # --- stopped before the first step
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number):
     (tmp_path / "slow.py").write_text(
         "import time\nfrom pathlib import Path\nPath('asked').touch()\ntime.sleep(3600)\n"

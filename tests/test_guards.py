@@ -36,7 +36,7 @@ from parts.machine import devices, process, versions
 from parts.model import llama
 from parts.model.cluster import make_cluster
 from parts.rewards import task_rewards
-from parts.run import answers, run_folder, train_log
+from parts.run import answers, checks, run_folder, train_log
 from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
 
@@ -146,10 +146,7 @@ def test_help_shows_every_constant_with_its_value_and_its_remark(capsys):
     ("argument", "code", "words"),
     [
         ("NUM_BATCH=3", 2, "error: 'NUM_BATCH=3': no such constant"),
-        ("NUM_GENERATIONS=1", 2, "error: NUM_GENERATIONS=1: use 2 or more"),
-        ("EVAL_CONFIG=wild", 2, "error: EVAL_CONFIG=wild: use one of"),
         ("REWARDS=mark_reward,match_format_exactly", 2, "error: REWARDS="),
-        ("RUN_DIR=gs://bucket/run", 2, "error: RUN_DIR="),
         ("--help", 0, ""),
     ],
 )
@@ -180,6 +177,22 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     }
     assert not imported & heavy
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("NUM_GENERATIONS=1", "error: NUM_GENERATIONS=1: use a whole number, 2 or more"),
+        ("EVAL_CONFIG=wild", "error: EVAL_CONFIG=wild: use one of"),
+        ("RUN_DIR=gs://bucket/run", "error: RUN_DIR="),
+    ],
+)
+def test_a_wrong_constant_ends_the_script_where_its_imports_begin(argument, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo.py", argument])
+    with pytest.raises(SystemExit) as stopped:
+        settings.refuse_early(demo.Constants, checks.refuse)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith(words) and said.count("\n") == 1
 
 
 # %% Stopping, and going on
@@ -614,7 +627,14 @@ def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_check
     """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
     with pytest.raises(UserError, match=r"the gradient norm of step 2 is nan.*LEARNING_RATE"):
         demo.main(
-            [*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "RUN_DIR=run"]
+            [
+                *SHORT,
+                "LEARNING_RATE=1e37",
+                "WARMUP_FRACTION=0.0",
+                "SAVE_INTERVAL_STEPS=1",
+                "EVAL_EVERY=0",
+                "RUN_DIR=run",
+            ]
         )
     saved = saved_steps("run")
     assert saved
@@ -705,14 +725,14 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
         (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2_000_000))
         return original(c, rows, start_step)
 
-    arguments = [*SHORT, f"RUN_DIR={small_disk}/run"]
+    arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
         patch.setattr(demo, "training_batches", filling)
         with pytest.raises(UserError, match="the disk is full"):
             demo.main(arguments)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
-    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 8
+    assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
 
 
 def test_a_save_that_fails_beside_the_log_on_a_full_disk_hides_nothing(tmp_path):
@@ -740,7 +760,7 @@ def test_a_disk_that_is_full_when_answers_are_kept_loses_none(small_disk, monkey
             (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
         original(path, c, tokenizer, grader, drawn, batch, row, log_prob)
 
-    arguments = [*SHORT, "MAX_TO_KEEP=1", f"RUN_DIR={small_disk}/run"]
+    arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", "MAX_TO_KEEP=1", f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
         patch.setattr(answers, "append_step", filling)
         with pytest.raises(UserError, match="the disk is full"):
@@ -748,7 +768,7 @@ def test_a_disk_that_is_full_when_answers_are_kept_loses_none(small_disk, monkey
     (small_disk / "ballast").unlink()
     demo.main(arguments)
     steps = [row["step"] for row in answers.read_lines(small_disk / "run" / "answers.jsonl")]
-    assert steps == [step for step in (1, 2, 4, 6, 8) for _ in range(4)]
+    assert steps == [step for step in (1, 2, 4) for _ in range(4)]
 
 
 def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():

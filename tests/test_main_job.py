@@ -291,7 +291,8 @@ def test_real_gsm8k_runs_to_the_end(tmp_path, monkeypatch, capsys):
     if not gsm8k.exists():
         pytest.skip("GSM8K is not beside this checkout")
     monkeypatch.chdir(tmp_path)
-    demo.main([f"DATASET={gsm8k}/train.jsonl", f"TEST_DATASET={gsm8k}/test.jsonl", *SHORT, "RUN_DIR=run"])
+    data = [f"DATASET={gsm8k}/train.jsonl", f"TEST_DATASET={gsm8k}/test.jsonl"]
+    demo.main([*data, *SHORT, "NUM_BATCHES=2", "RUN_DIR=run"])
     assert "of 7,473 questions are longer than MAX_PROMPT_LENGTH=28" in capsys.readouterr().out
     assert json.loads(Path("run/result.json").read_text())["after"]["answer_accuracy"] < 0.2
 
