@@ -75,7 +75,7 @@ def read(*arguments):
         ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "a whole number, 1 or more"]),
         ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "whole number"]),
         ("NUM_BATCHES=[", ["NUM_BATCHES=[", "whole number"]),
-        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "a finite number, 0.0 or more"]),
+        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "a finite number, 0 or more"]),
         ("BETA=yes", ["BETA=yes", "number"]),
         ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "True or False"]),
         ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "2 or more"]),
