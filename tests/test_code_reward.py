@@ -30,17 +30,9 @@ FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
 
 
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
+NONE = pytest.param(None, marks=pytest.mark.skip(reason="no protection works on this machine"))
 
-
-def refused(kind):
-    """Whether this machine has no protection (kind None); checks that no answer runs there."""
-    if kind is None:
-        with pytest.raises(ValueError, match="Remedy"):
-            compute_score("x = 1", "assert x == 1")
-    return kind is None
-
-
-every_kind = pytest.mark.parametrize("kind", KINDS or [None])
+every_kind = pytest.mark.parametrize("kind", KINDS or [NONE])
 
 # ---------------------------------------------------------------- programs that cheat
 
@@ -50,21 +42,17 @@ def outcomes():
     return {kind: hostile_programs.try_all(kind) for kind in KINDS}
 
 
-TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
-
-
-@pytest.mark.parametrize(("kind", "name"), TRIED or [(None, None)])
+@every_kind
+@pytest.mark.parametrize("name", hostile_programs.PROGRAMS)
 def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
-    if refused(kind):
-        return
+    if name not in hostile_programs.names(kind):
+        pytest.skip("without walls, this is allowed")
     assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
     assert name not in outcomes[kind].crashed()
 
 
 @every_kind
 def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, outcomes):
-    if refused(kind):
-        return
     assert not outcomes[kind].escaped
     assert not outcomes[kind].outlived
 
@@ -126,8 +114,6 @@ def under(monkeypatch):
 
 @every_kind
 def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     monkeypatch.setattr(code_grading, "ANSWER_SECONDS", 1.5)
     start = time.monotonic()
@@ -137,8 +123,6 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
 
 @every_kind
 def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     program = "import os\nprint(os.listdir(), 'HF_TOKEN' in os.environ)\nopen('x', 'w').close()"
@@ -420,18 +404,9 @@ def empty(counter):
 NEEDY = ["a class", "much input", "threads and asyncio", "the standard library", "deep recursion"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (kind, name)
-        for kind in KINDS or [None]
-        for name in HONEST
-        if kind in [*KINDS, None][:1] or name in NEEDY
-    ],
-)
+@every_kind
+@pytest.mark.parametrize("name", HONEST)
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     if name.startswith("hangs"):
         monkeypatch.setattr(box, "CPU_SECONDS", 1)
@@ -477,8 +452,6 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
 
 @every_kind
 def test_a_test_that_hands_over_a_function_fails_and_is_said_once(kind, under, capsys):
-    if refused(kind):
-        return
     under(kind)
     code_grading.say_once.cache_clear()
     for _ in range(2):
@@ -490,8 +463,6 @@ def test_a_test_that_hands_over_a_function_fails_and_is_said_once(kind, under, c
 @every_kind
 def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     """Each of these was an error that ended a run, or would be one where a type is forgotten."""
-    if refused(kind):
-        return
     under(kind)
     returned = (
         "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len",
@@ -534,8 +505,6 @@ def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
 
 @every_kind
 def test_a_stale_result_is_not_tested_again(kind, under):
-    if refused(kind):
-        return
     under(kind)
     tests = "x = f(1)\nassert x == 1\nx = f(2)\nassert x == 1"
     assert compute_score("def f(x):\n    return {1: 1}[x]", tests) == 0.5
