@@ -30,9 +30,9 @@ FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
 
 
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
-NONE = pytest.param(None, marks=pytest.mark.skip(reason="no protection works on this machine"))
+UNPROTECTED = pytest.mark.skip(reason="no protection works on this machine")
 
-every_kind = pytest.mark.parametrize("kind", KINDS or [NONE])
+every_kind = pytest.mark.parametrize("kind", KINDS or [pytest.param(None, marks=UNPROTECTED)])
 
 # ---------------------------------------------------------------- programs that cheat
 
@@ -42,11 +42,11 @@ def outcomes():
     return {kind: hostile_programs.try_all(kind) for kind in KINDS}
 
 
-@every_kind
-@pytest.mark.parametrize("name", hostile_programs.PROGRAMS)
+TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), TRIED or [pytest.param(None, None, marks=UNPROTECTED)])
 def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
-    if name not in hostile_programs.names(kind):
-        pytest.skip("without walls, this is allowed")
     assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
     assert name not in outcomes[kind].crashed()
 
@@ -293,26 +293,15 @@ HONEST = {
         None,
         0.5,
     ),
-    "what a class makes by another name": (
-        "class A:\n    @classmethod\n    def make(cls):\n        return cls()\n    def seven(self):\n"
-        "        return 7",
-        "assert A.make().seven() == 7",
-        None,
-        1.0,
-    ),
-    "nodes": (
-        "class N:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
-        "def f(x):\n    head = None\n    for v in reversed(x):\n        head = N(v, head)\n    return head",
-        "assert f([1, 2]).next.val == 2\nassert f([1]).next is None",
-        None,
-        1.0,
-    ),
     "objects that change": (
         """
 class Counter:
+    unit = 1
     def __init__(self, left):
         self.left = left
     def __next__(self):
+        if not self.left:
+            raise StopIteration
         self.left -= 1
         return self.left
     def __call__(self, more):
@@ -320,20 +309,69 @@ class Counter:
         return self.left
     def __iter__(self):
         return iter(range(self.left))
-def make(n):
-    return Counter(n)
+    def __len__(self):
+        return self.left
+    def __getitem__(self, i):
+        return list(self)[i]
+    def __setitem__(self, i, value):
+        self.left = value
+    def __repr__(self):
+        return f"Counter({self.left})"
+    @staticmethod
+    def twice(x):
+        return 2 * x
 def empty(counter):
     counter.left = 0
 """,
-        "c = make(3)\nassert c.left == len(c) == 3\nassert next(c) == 2 and c.left == 2 and c[1] == 1\n"
-        "assert c(5) == 7 and c.left == 7 and 6 in c\nempty(c)\nassert c.left == 0 and list(c) == []\n"
-        "both = [make(1)]\nassert both[0].left == 1\nempty(*both)\nassert both[0].left == 0",
+        "c = Counter(3)\nassert c.left == len(c) == 3 and callable(c) and hasattr(c, 'left')\n"
+        "assert next(c) == 2 and c.left == 2 and c[1] == 1 and not hasattr(c, 'right')\n"
+        "assert c(5) == 7 and c.left == 7 and 6 in c and list(c) == [*range(7)] and repr(c) == 'Counter(7)'\n"
+        "empty(c)\nassert c.left == 0 and list(c) == []\nassert next(c, None) is None\nc[0] = 2\n"
+        "assert len(c) == 2 and Counter.twice(4) == 8 and Counter.unit == 1\nfor other in (c, Counter(1)):\n"
+        "    empty(other)\n    assert other.left == 0",
+        {"entry_point": "Counter, empty"},
+        1.0,
+    ),
+    "a class made of another": (
+        "from collections import OrderedDict\nclass Cache(OrderedDict):\n    def put(self, key, value):\n"
+        "        self[key] = value\n        self.move_to_end(key)",
+        "c = Cache()\nc.put(1, 2)\nassert c[1] == 2 and c.get(3) is None and len(c) == 1 and 1 in c",
         None,
         1.0,
     ),
-    "a function that makes functions": (
-        "def f(a):\n    return lambda b: a * b",
-        "assert f(3)(4) == 12",
+    "several names": (
+        "def encode(x):\n    return x + 1\ndef decode(x):\n    return x",
+        "assert decode(encode(3)) == 3\nassert encode(3) == 4",
+        {"entry_point": "encode, decode"},
+        0.5,
+    ),
+    "one of two names": (
+        "def encode(x):\n    return x + 1",
+        "from solution import encode, decode as back\nassert back(encode(3)) == 3\nassert encode(3) == 4",
+        None,
+        0.5,
+    ),
+    "a method for check": (
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+        "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
+        {"entry_point": "Solution().add"},
+        0.5,
+    ),
+    "the name of a builtin, for check": (
+        "def sum(x):\n    return len(x)",
+        "def check(f):\n    assert f([1, 1]) == sum([1, 1])\n    assert f([2]) == sum([2])",
+        {"entry_point": "sum"},
+        0.5,
+    ),
+    "tests of its own file": (
+        ADD,
+        "def test():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    test()\ntest()",
+        None,
+        1.0,
+    ),
+    "an expected error, by its kind": (
+        "def f(x):\n    return x.decode()",
+        "try:\n    f(b'\\xff')\n    assert False\nexcept UnicodeDecodeError:\n    pass",
         None,
         1.0,
     ),
@@ -393,6 +431,12 @@ def empty(counter):
         None,
         1.0,
     ),
+    "objects of its own": (
+        "class A:\n    val = 7\ndef f(x):\n    return A()\ndef g(x):\n    return f",
+        "from solution import f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert g(1) and f(1)",
+        None,
+        0.0,
+    ),
     "no program": ("I don't know.", "assert add(1, 2) == 3", None, 0.0),
     "nothing at all": ("", "assert add(1, 2) == 3", None, 0.0),
     "half a character and a zero byte": ("\ud800\x00", "assert add(1, 2) == 3", None, 0.0),
@@ -400,12 +444,87 @@ def empty(counter):
 }
 
 
+RETURNED = {  # unusual, but plain: what a function returns, and what holds of it
+    "None": "r is None",
+    "True": "r is True",
+    "True + True": "type(r) is int and r == 2",
+    "-(10**5000)": "r == -(10**5000)",
+    "-0.0": "str(r) == '-0.0'",
+    "5e-324": "r == 5e-324",
+    "float('nan')": "r != r",
+    "float('-inf')": "r == -math.inf",
+    "1 + 2j": "r == 1 + 2j",
+    "complex('nan+infj')": "r.imag == inf",
+    "''": "r == ''",
+    r"'\ud800\x00\n'": r"r == '\ud800\x00\n'",
+    "'中文 é 👍'": "r == '中文 é 👍' and len(r) == 6",
+    "'x' * 100_000": "len(r) == 100_000",
+    "type('S', (str,), {})('a')": "r == 'a' and r.isalpha()",
+    r"b'\x00\xff'": r"r == b'\x00\xff'",
+    "bytearray(b'ab')": "type(r) is bytearray and r.decode() == 'ab'",
+    "[]": "r == [] and not r",
+    "[[], [[]], ()]": "r == [[], [[]], ()]",
+    "list(range(20_000))": "r == list(range(20_000))",
+    "[1, 2.0, '3', None, (4,), {5}]": "r == [1, 2.0, '3', None, (4,), {5}]",
+    "((1, [2]), {3})": "r == ((1, [2]), {3}) and type(r[0]) is tuple",
+    "set()": "r == set() and type(r) is set",
+    "{1, 'a', None, (2,)}": "r == {1, 'a', None, (2,)}",
+    "{frozenset({1}): (2,)}": "r[frozenset({1})] == (2,)",
+    "{None: 1, True: 2, (1, 2): 3, 1.5: 4}": "r == {None: 1, True: 2, (1, 2): 3, 1.5: 4}",
+    "{'b': {'c': {}}, 'a': 1}": "list(r) == ['b', 'a'] and r['b']['c'] == {}",
+    "Counter('aab')": "r == Counter('aab') and r['a'] == 2",
+    "defaultdict(list, a=[1])": "r == {'a': [1]}",
+    "OrderedDict(b=1, a=2)": "list(r.items()) == [('b', 1), ('a', 2)]",
+    "namedtuple('P', 'x y')(1, 2)": "r == (1, 2)",
+    "deque([1, 2], maxlen=2)": "r == deque([1, 2]) and r.popleft() == 1",
+    "{'b': 1, 'a': 2}.keys()": "list(r) == ['b', 'a'] and r == {'a', 'b'} and not isinstance(r, list)",
+    "{'b': 1, 'a': 2}.values()": "list(r) == [1, 2]",
+    "{'b': 1, 'a': 2}.items()": "('b', 1) in r and dict(r) == {'a': 2, 'b': 1}",
+    "range(10, 0, -3)": "r == range(10, 0, -3) and 7 in r",
+    "slice(1, None, 2)": "'abcd'[r] == 'bd'",
+    "(x * x for x in range(3))": "next(r) == 0 and list(r) == [1, 4] and next(r, None) is None",
+    "map(str, [1, 2])": "''.join(r) == '12'",
+    "filter(None, [0, 1])": "not callable(r) and [*r] == [1]",
+    "zip('ab', [1, 2])": "dict(r) == {'a': 1, 'b': 2}",
+    "enumerate('ab')": "sorted(r) == [(0, 'a'), (1, 'b')]",
+    "reversed([1, 2])": "tuple(r) == (2, 1)",
+    "permutations('abc')": "len(set(r)) == 6",
+    "iter([])": "list(r) == [] and not hasattr(r, '__len__')",
+    "[iter([1]), {2: map(abs, [-3])}]": "list(r[0]) == [1] and list(r[1][2]) == [3]",
+    "Fraction(1, 3)": "r == Fraction(1, 3) and r * 3 == 1",
+    "Decimal('0.10')": "r == Decimal('0.1') and str(r) == '0.10'",
+    "Decimal('NaN')": "r.is_nan()",
+    "date(2020, 2, 29)": "r == date(2020, 2, 29) and r.year == 2020",
+    "datetime(2020, 1, 1, 12, tzinfo=timezone.utc)": "r.isoformat() == '2020-01-01T12:00:00+00:00'",
+    "[time(1, 2), timedelta(1, 2, 3)]": "r == [time(1, 2), timedelta(1, 2, 3)]",
+    "IntEnum('E', 'A B').B": "r == 2",
+    "StrEnum('E', 'A B').B": "r == 'b'",
+}
+
+
+@every_kind
+def test_plain_data_come_back_as_they_were_returned(kind):
+    assert len(RETURNED) >= 50
+    answer = (
+        "from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom enum import *\n"
+        "from fractions import *\nfrom itertools import *\n"
+        f"def f(i):\n    return [{', '.join(f'lambda: {text}' for text in RETURNED)}][i]()"
+    )
+    tests = "\n".join(f"r = f({i})\nassert {held}" for i, held in enumerate(RETURNED.values()))
+    end = time.monotonic() + HANG_SECONDS
+    verdicts = code_grading._verdicts(answer, tests, None, kind, end)
+    assert [text for text, passed in zip(RETURNED, verdicts, strict=True) if not passed] == []
+
+
 # All run under the best protection, these under every other too, because they need the most of it.
 NEEDY = ["a class", "much input", "threads and asyncio", "the standard library", "deep recursion"]
 
 
-@every_kind
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in NEEDY]
+    or [pytest.param(None, None, marks=UNPROTECTED)],
+)
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
     under(kind)
     if name.startswith("hangs"):
@@ -439,7 +558,27 @@ def test_a_completion_is_searched_for_its_last_program():
         ([{"input": "1"}], "must be assert statements, or pairs"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
-        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is it"),
+        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is the answer's"),
+        ("assert sum([1, 2]) == 3", "no name is the answer's; give entry_point"),
+        ("assert f(1) == approx(3)", "which of approx, f is the answer's"),
+        ("assert f(1) == np.pi", "which of f, np is the answer's"),
+        (
+            "from solution import f\nassert f(1) == approx(3) + np.pi",
+            "approx, np is neither defined",
+        ),
+        (
+            "import numpy as np\nassert f(1) == np.pi",
+            "'import numpy as np': tests have",
+        ),
+        ("def test_it():\n    from pytest import approx\n    assert f(1)", "'from pytest import approx'"),
+        ("from . import g\nassert f(1)", "'from . import g'"),
+        ("from math import *\nassert gcd(4, 6) == 2", "import its names one by one"),
+        (
+            "from solution import f\ndef f(x):\n    return 1\nassert f(1) == 1",
+            "defines f, which is the answer's",
+        ),
+        ("from solution import f\nassert True\nassert 1 + 1 == 2", "no assert statement uses the answer"),
+        ("from solution import f\nx = f(1)\ndef ok(y):\n    assert y\nok(1)", "no assert statement uses"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
@@ -448,6 +587,50 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
         if isinstance(read, str):
             read_statements(read)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("entry_point", ["f(", "f = 1", 3, "1"])
+def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
+    with pytest.raises(ValueError, match="entry_point"):
+        read_statements("assert f(1) == g(1)", entry_point)
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point", "names", "library"),
+    [
+        ("assert gcd(4, 6) == 2", None, {"gcd": "gcd"}, {}),
+        ("assert gcd(4, 6) == f(2)", None, {"f": "f"}, {"gcd": ("math", "gcd")}),
+        ("assert sum([1]) == max(1, 1)", "sum", {"sum": "sum"}, {}),
+        ("assert f(1) == copy.deepcopy([1])", None, {"f": "f"}, {"copy": ("copy", "")}),
+        ("assert f(1) == copy([1])", None, {"f": "f"}, {"copy": ("copy", "copy")}),
+        ("assert time.time() > f(1) > date.min", None, {"f": "f"},
+         {"date": ("datetime", "date"), "time": ("time", "")}),
+        ("assert f(Fraction(1)) == mean([1])", None, {"f": "f"},
+         {"Fraction": ("fractions", "Fraction"), "mean": ("statistics", "mean")}),
+        ("from answer import add as plus\nassert plus(1, 2) == 3", None, {"plus": "add"}, {}),
+        ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", None, {"f": "g", "g": "g"}, {}),
+        ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}, {}),
+        ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", None, {"f": "f"}, {}),
+    ],
+)  # fmt: skip
+def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, library):
+    assert read_statements(tests, entry_point)[1:] == (names, library)
+
+
+@pytest.mark.parametrize(
+    ("tests", "counted"),
+    [
+        ("assert True\nassert f(1) == 1", [False, True]),
+        ("x = f([])\nassert x == 1\ny = 1\nassert y == 1", [False, True, False, False]),
+        ("x = []\nf(x)\nassert x == [1]", [False, False, True]),
+        ("def ok(x):\n    assert x\ny = ok(f(1))\nok(y)\nok(1)", [False, True, True, False]),
+        ("def g():\n    return f(1)\nassert g() == 1", [False, True]),
+        ("import math\nx = math.sqrt(f(4))\nassert math.pi > 3\nassert x == 2", [False, False, False, True]),
+    ],
+)
+def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
+    statements, _, _ = read_statements(f"from solution import f\n{tests}")
+    assert [is_test for _, is_test in statements] == counted
 
 
 @every_kind
@@ -498,9 +681,9 @@ def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
 
 
 def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
-    statements, names, helpers = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
+    statements, names, library = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
     assert [is_test for _, is_test in statements] == [False, False, True, False]
-    assert (names, helpers) == (["Stack"], {"re": ("re", "")})
+    assert (names, library) == ({"Stack": "Stack"}, {"re": ("re", "")})
 
 
 @every_kind

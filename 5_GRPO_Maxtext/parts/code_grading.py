@@ -136,6 +136,8 @@ def read_statements(
     except (SyntaxError, ValueError, RecursionError, TypeError) as error:
         named = f" or entry_point={entry_point!r:.60}" if entry_point else ""
         raise ValueError(f"{start}{named}: not valid Python ({error})") from None
+    if not any(map(_has_assert, body)):
+        raise ValueError(f"{start}: no assert statement in it")
     names = {name: name for name in _named(entry)} if entry else {}
     for statement in body:
         if isinstance(statement, ast.ImportFrom) and statement.module in ("solution", "answer"):
@@ -174,10 +176,10 @@ def read_statements(
     if not names:
         could = unknown or list(library)  # gcd, and nothing else: the function under test
         if len(could) != 1:
-            which = (
-                f"which of {', '.join(could)} is the answer's" if could else "uses no name of the answer's"
+            what = (
+                f"which of {', '.join(could)} is the answer's?" if could else "nothing in it is the answer's;"
             )
-            raise ValueError(f"{start}: {which}; give entry_point, and define or import the others")
+            raise ValueError(f"{start}: {what} give entry_point, and define or import the others")
         names, unknown = {could[0]: could[0]}, []
         library.pop(could[0], None)
     if unknown:
@@ -200,7 +202,7 @@ def read_statements(
         is_test = touches and not is_definition and _has_assert(statement, helpers)
         statements.append((ast.unparse(ast.fix_missing_locations(statement)), is_test))
     if not any(is_test for _, is_test in statements):
-        raise ValueError(f"{start}: no assert statement in it that uses the answer")
+        raise ValueError(f"{start}: no assert statement uses the answer")
     return statements, names, library
 
 

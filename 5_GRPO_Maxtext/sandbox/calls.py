@@ -55,8 +55,10 @@ class NotData(BaseException):
     """What was to cross is no plain data. Not an Exception, because tests catch those."""
 
 
-def encode(value, keep):
-    """`value` in a form that JSON can hold; keep(value) encodes or refuses what is not plain data."""
+def encode(value, refuse):
+    """Plain data, or an object that a test made, in a form that JSON can hold; refuse(value) of all else."""
+    if isinstance(value, Remote):
+        return value._target
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
@@ -67,25 +69,25 @@ def encode(value, keep):
         return ["bytes" if isinstance(value, bytes) else "bytearray", value.hex()]
     if isinstance(value, (range, slice)):
         parts = (value.start, value.stop, value.step)
-        return [type(value).__name__, *(encode(part, keep) for part in parts)]
+        return [type(value).__name__, *(encode(part, refuse) for part in parts)]
     if isinstance(value, dict):
-        return ["dict", *([encode(key, keep), encode(part, keep)] for key, part in value.items())]
+        return ["dict", *([encode(key, refuse), encode(part, refuse)] for key, part in value.items())]
     for name, (kind, _) in KINDS.items():
         if isinstance(value, kind):
             endless = isinstance(value, collections.abc.Iterator)
             items = list(itertools.islice(value, ITEMS + 1 if endless else None))
             if endless and len(items) > ITEMS:
-                return keep(value)
-            return [name, *(encode(item, keep) for item in items)]
+                return refuse(value)
+            return [name, *(encode(item, refuse) for item in items)]
     for name, module in LIBRARY.items():
         # Not imported for it: that takes longer than most tests. Who has not imported it has no such value.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
-            return [name, *(encode(part, keep) for part in value.__reduce__()[1])]
-    return keep(value)
+            return [name, *(encode(part, refuse) for part in value.__reduce__()[1])]
+    return refuse(value)
 
 
 def decode(data, find=None):
-    """Inverse of `encode`; find(data) returns the object for what `keep` encoded.
+    """Inverse of `encode`; find(data) returns the object that a test made.
 
     Raises:
         ValueError: `data` is not an encoded value, or, without `find`, no plain data.
@@ -197,7 +199,7 @@ class Wire:
             Exception: what the answer raised.
             NotData: it replied anything else.
         """
-        encoded = [encode(list(arguments), self._hand), encode(dict(named), self._hand)]
+        encoded = [encode(list(arguments), self._refuse), encode(dict(named), self._refuse)]
         raised = None
         try:
             print(json.dumps([verb, target, *encoded]), file=self.out, flush=True)
@@ -217,11 +219,8 @@ class Wire:
             self.fail()
         raise raised
 
-    def _hand(self, value) -> list:
-        """The encoded form of an object that a test passes on."""
-        if not isinstance(value, Remote):
-            self.fail(f"hands a value of type {type(value).__name__} to the answer")
-        return value._target
+    def _refuse(self, value):
+        self.fail(f"hands a value of type {type(value).__name__} to the answer")
 
     def look(self, target: list):
         """What `target` is to the tests: plain data, a class, or something to call."""
