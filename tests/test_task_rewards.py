@@ -84,6 +84,14 @@ def test_where_the_answer_of_a_math_problem_is_looked_for(solution, right):
     [
         (r"\frac{1}{2}", "0.5", True),
         (r"\frac{1}{2}", r"\frac{2}{4}", True),
+        (r"\$18.90", "18.90", True),
+        ("18.9", r"\$18.90", True),
+        ("105", r"\$105", True),
+        ("105", r"\$\$105", True),
+        ("105", r"\$105 \text{ dollars}", True),
+        ("105", r"-\$105", False),
+        ("105", r"\$105 \text{ and } \$106", False),
+        (r"\$1,000", r"\$1{,}000", True),
         ("x^2+1", "1 + x^2", True),
         ("x^2+1", "x^2-1", False),
         ("-3", "3", False),
@@ -141,13 +149,28 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
     verifier.child.communicate()
 
 
+def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):
+    monkeypatch.setattr(task_rewards, "MATH_BATCH_SECONDS", 3.0)
+    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier(seconds=1))
+    assert compute_score("math", "<answer>7</answer>", "7") == 1.0  # starts it
+    (reward,) = grader_of("compute_score").functions
+    answers = ["<answer>7</answer>", *(f"<answer>9^{{9^{{9^{{{i}}}}}}}</answer>" for i in range(10, 60))]
+    n = len(answers)
+    columns = {"answer": ["7"] * n, "data_source": ["math"] * n, "extra_info": [""] * n}
+    started = time.monotonic()
+    assert reward(["?"] * n, answers, **columns) == [1.0] + [0.0] * (n - 1)
+    assert time.monotonic() - started < 40  # 3 s and those that had begun, with their process; all take 50 s
+    assert f"of {n} answers in 3 s" in capsys.readouterr().out
+    task_rewards.math_verifier.child.kill()
+
+
 def test_the_marks_of_latex_reach_the_math_process_as_they_are():
     """Its program is a text inside a text: with one backslash too few, \\b is a backspace."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tree = ast.parse(task_rewards._MATH_CHILD)
     constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert {"$", r"\(", r"\[", r"\boxed"} <= constants
+    assert {r"\$", "$", r"\(", r"\[", r"\boxed"} <= constants
 
 
 def test_what_lies_in_the_current_folder_is_no_library_of_the_math_process(monkeypatch):

@@ -376,17 +376,18 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
     return sum(passed) / len(passed)
 
 
-def side_by_side(score: Callable[..., float], answers: Sequence) -> list[float]:
+def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float) -> list[float]:
     """The scores of many answers, as many at once as there are processors, with a progress bar after 5 s.
 
     Args:
         score (function): of one answer; its errors are raised.
         answers (list): one argument of `score` each.
+        seconds (float): of all of them together.
 
     Returns:
-        list of float; 0.0 for those that had not begun after BATCH_SECONDS, which is said.
+        list of float; 0.0 for those that had not begun after `seconds`, which is said.
     """
-    end = time.monotonic() + BATCH_SECONDS
+    end = time.monotonic() + seconds
     late = []
 
     def in_time(answer):
@@ -400,7 +401,7 @@ def side_by_side(score: Callable[..., float], answers: Sequence) -> list[float]:
         scores = list(tqdm(running, "grading", len(answers), leave=False, delay=5, unit="answer"))
     if late:
         tqdm.write(
-            f"graded {len(answers) - len(late)} of {len(answers)} answers in {BATCH_SECONDS:.0f} s, the "
-            "others score 0: they take too long (an endless loop costs its whole time limit)"
+            f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "
+            "score 0: they take too long (an endless loop costs its whole time limit)"
         )
     return scores
