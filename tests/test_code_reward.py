@@ -13,6 +13,7 @@ from pathlib import Path
 import hostile_programs
 import pages
 import pytest
+import try_hostile_programs
 from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
 import code_reward
@@ -85,6 +86,24 @@ def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
             for line in text.splitlines()
             if line.startswith(f"| `{row['protection']}` | {row['user']} |")
         )
+
+
+def test_only_on_request_trying_them_writes_the_committed_table(tmp_path, monkeypatch, capsys):
+    committed = FOLDER.parent / "benchmarks" / "hostile_programs.csv"
+    before = committed.read_bytes()
+    monkeypatch.setattr(hostile_programs, "KINDS", ["limits"])
+    nothing = hostile_programs.Outcomes({"a": 0.0}, {"a": 1.0}, [], [])
+    monkeypatch.setattr(hostile_programs, "try_all", lambda kind: nothing)
+    try_hostile_programs.main([])
+    assert committed.read_bytes() == before and "'paid': 0" in capsys.readouterr().out
+    (tmp_path / "table.csv").write_bytes(before)
+    try_hostile_programs.main([f"TABLE={tmp_path / 'table.csv'}"])
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    user = "another" if os.geteuid() else "root"
+    assert [row["protection"] for row in rows if row["user"] == user] == ["limits"]
+    assert [row for row in rows if row["user"] != user] == [
+        row for row in csv.DictReader(before.decode().splitlines()) if row["user"] != user
+    ]
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])

@@ -8,7 +8,7 @@ from parts.grading import parse_number
 
 ANOTHER = (  # numbers other than 70, bounds, and several
     *(r"\sqrt{4900}", r"\pm 70", r"\mp70", r"x \leq 70", r"x \ge 70", r"x \neq 70", r"\approx 70"),
-    *(r"70^\circ", r"70\pi", r"70\,000", r"7\ 0", r"\log 70", r"\lfloor 70.5 \rfloor", r"\overline{70}", r"\frac{70}"),
+    *(r"70^\circ", r"70\pi", r"70\,000", r"7\ 0", r"\log 70", r"\lfloor 70.5 \rfloor", r"\frac{70}"),
     *("70bn", "70 bn", "70mn", "70 mln", "70tn", "70M", "70 G", "70X", "70e", "70 lakh", "70 crore"),
     *("twice 70", "70, twice", "thrice 70", "double 70", "tripled: triple 70", "tenfold 70", "70-fold"),
     *("|-70|", "|70|", "||70", "absolute value of -70", "sqrt(70)", "square root of 70", "cube root of 70"),
