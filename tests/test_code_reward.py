@@ -578,7 +578,7 @@ def test_a_completion_is_searched_for_its_last_program():
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
         ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is the answer's"),
-        ("assert sum([1, 2]) == 3", "no name is the answer's;"),
+        ("assert sum([1, 2]) == 3", "no name in it is the answer's;"),
         ("assert f(1) == approx(3)", "which of approx, f is the answer's"),
         ("assert f(1) == np.pi", "which of f, np is the answer's"),
         (
@@ -627,6 +627,7 @@ def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
         ("assert f(Fraction(1)) == mean([1])", None, {"f": "f"},
          {"Fraction": ("fractions", "Fraction"), "mean": ("statistics", "mean")}),
         ("from answer import add as plus\nassert plus(1, 2) == 3", None, {"plus": "add"}, {}),
+        ("from solution import *\nassert f(1) == 1", None, {"f": "f"}, {}),
         ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", None, {"f": "g", "g": "g"}, {}),
         ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}, {}),
         ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", None, {"f": "f"}, {}),

@@ -138,60 +138,24 @@ def read_statements(
         raise ValueError(f"{start}{named}: not valid Python ({error})") from None
     if not any(map(_has_assert, body)):
         raise ValueError(f"{start}: no assert statement in it")
-    names = {name: name for name in _named(entry)} if entry else {}
-    for statement in body:
-        if isinstance(statement, ast.ImportFrom) and statement.module in ("solution", "answer"):
-            names |= {alias.asname or alias.name: alias.name for alias in statement.names}
-    body = [s for s in body if not (isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer"))]
+    imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
+    names = {alias.asname or alias.name: alias.name for s in imports for alias in s.names}
+    names |= {name: name for name in _named(entry)} if entry else {}
+    names.pop("*", None)
+    body = [s for s in body if s not in imports]
     _check_imports(body, start)
-    defined = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
-    own, _ = _globals(body)
-    if taken := ", ".join(sorted(own & names.keys())):
+    defined, _ = _globals(body)
+    if taken := ", ".join(sorted(defined & names.keys())):
         raise ValueError(f"{start}: defines {taken}, which is the answer's; leave it out")
 
-    check = defined.get("check")
-    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
-        calls = [s for s in body if _is_call_of_check(s)]
-        if len(calls) > 1 or not (calls or entry):
-            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
-        candidate = calls[0].value.args[0] if calls else entry
-        parameter = check.args.args[0].arg
-        bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
-        if isinstance(candidate, ast.Name) and candidate.id not in own:
-            bind = []
-            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
-            if _place(candidate.id, body) or hasattr(builtins, candidate.id):
-                del names[candidate.id]  # of `sum` only the parameter is the answer's
-        body = [s for s in body if s is not check and s not in calls] + bind + check.body
-    body += [
-        ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
-        for name, function in defined.items()
-        if name.startswith("test_") and not function.args.args
-    ]
+    functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+    asserting = {name for name, function in functions.items() if _has_assert(function)}
+    body = _unfolded(body, functions, entry, names)
+    names, library = _owners(body, names, start)
 
-    _, used = _globals(body)
-    places = {name: _place(name, body) for name in used - names.keys() - set(dir(builtins))}
-    unknown = sorted(name for name, place in places.items() if place is None)
-    library = {name: place for name, place in sorted(places.items()) if place is not None}
-    if not names:
-        could = unknown or list(library)  # gcd, and nothing else: the function under test
-        if len(could) != 1:
-            what = (
-                f"which of {', '.join(could)} is the answer's?" if could else "nothing in it is the answer's;"
-            )
-            raise ValueError(f"{start}: {what} give entry_point, and define or import the others")
-        names, unknown = {could[0]: could[0]}, []
-        library.pop(could[0], None)
-    if unknown:
-        raise ValueError(
-            f"{start}: {', '.join(unknown)} is neither defined there nor in Python's library; define it, or "
-            "add it to entry_point if the answer defines it"
-        )
-    names = {name: theirs for name, theirs in sorted(names.items()) if name in used}
-
-    helpers = {name for name, function in defined.items() if _has_assert(function)}
-    parts = [part for statement in body for part in ast.walk(statement) if isinstance(part, ast.Name)]
-    variables = {part.id for part in parts if isinstance(part.ctx, ast.Store)}
+    variables = {
+        n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     touched = set(names)  # with what holds, or calls, something of the answer's
     statements = []
     for statement in body:
@@ -199,24 +163,66 @@ def read_statements(
         touches = bool(_named(statement) & touched)
         if touches:
             touched |= {statement.name} if is_definition else _named(statement) & variables
-        is_test = touches and not is_definition and _has_assert(statement, helpers)
+        is_test = touches and not is_definition and _has_assert(statement, asserting)
         statements.append((ast.unparse(ast.fix_missing_locations(statement)), is_test))
     if not any(is_test for _, is_test in statements):
         raise ValueError(f"{start}: no assert statement uses the answer")
     return statements, names, library
 
 
+def _unfolded(
+    body: list[ast.stmt], functions: dict[str, ast.FunctionDef], entry: ast.expr | None, names: dict[str, str]
+) -> list[ast.stmt]:
+    """The statements with the body of `check` in its place; adds to `names` what check is called with."""
+    check = functions.get("check")
+    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
+        calls = [s for s in body if _is_call_of_check(s)]
+        if len(calls) > 1 or not (calls or entry):
+            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
+        candidate = calls[0].value.args[0] if calls else entry
+        parameter = check.args.args[0].arg
+        bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
+        if isinstance(candidate, ast.Name) and candidate.id not in _globals(body)[0]:
+            bind = []
+            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
+            if _place(candidate.id, body) or hasattr(builtins, candidate.id):
+                del names[candidate.id]  # of `sum` only the parameter is the answer's
+        body = [s for s in body if s is not check and s not in calls] + bind + check.body
+    tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
+    return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
+
+
+def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[dict, dict]:
+    """Whose the names are that the statements use and do not define: the answer's, and the library's."""
+    _, used = _globals(body)
+    places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
+    unknown = [name for name, place in places.items() if place is None]
+    if not names:
+        could = unknown or list(places)  # gcd, and nothing else: the function under test
+        if len(could) != 1:
+            what = f"which of {', '.join(could)} is" if could else "no name in it is"
+            raise ValueError(
+                f"{start}: {what} the answer's; give entry_point, and define or import the others"
+            )
+        names, unknown = {could[0]: could[0]}, []
+        del places[could[0]]
+    if unknown:
+        raise ValueError(
+            f"{start}: {', '.join(unknown)} is neither defined there nor in Python's library; define it, or "
+            "add it to entry_point if the answer defines it"
+        )
+    return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
+
+
 def _check_imports(body: list[ast.stmt], start: str) -> None:
     """Raises ValueError if the tests import what the sandbox lacks, or names that cannot be seen."""
     for part in (part for statement in body for part in ast.walk(statement)):
         if isinstance(part, (ast.Import, ast.ImportFrom)):
-            modules = [alias.name for alias in part.names] if isinstance(part, ast.Import) else [part.module]
-            stars = [alias.name for alias in part.names if alias.name == "*"]
-            if stars or not {str(module).partition(".")[0] for module in modules} <= sys.stdlib_module_names:
-                raise ValueError(
-                    f"{start}: {ast.unparse(part)!r:.60}: tests have Python's library only; import its names "
-                    "one by one"
-                )
+            names = {alias.name for alias in part.names}
+            modules = names if isinstance(part, ast.Import) else {str(part.module)}
+            if "*" in names or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
+                what = f"{start}: {ast.unparse(part)!r:.60}"
+                raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
 
 
 def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
