@@ -581,6 +581,7 @@ def test_a_completion_is_searched_for_its_last_program():
         ("assert sum([1, 2]) == 3", "no name in it is the answer's;"),
         ("assert f(1) == approx(3)", "which of approx, f is the answer's"),
         ("assert f(1) == np.pi", "which of f, np is the answer's"),
+        ("assert f(T(1)) == 1", "which of T, f is the answer's"),
         (
             "from solution import f\nassert f(1) == approx(3) + np.pi",
             "approx, np is neither defined",
@@ -630,6 +631,10 @@ def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
         ("from solution import *\nassert f(1) == 1", None, {"f": "f"}, {}),
         ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", None, {"f": "g", "g": "g"}, {}),
         ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}, {}),
+        ("def check(f):\n    assert f(4, 6) == gcd(4, 6)", "gcd", {"f": "gcd"}, {"gcd": ("math", "gcd")}),
+        ("assert f(1) == datetime.strptime('', '')", None, {"f": "f"},
+         {"datetime": ("datetime", "datetime")}),
+        ("from solution import f, g\nassert f(1) == 1", None, {"f": "f"}, {}),
         ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", None, {"f": "f"}, {}),
     ],
 )  # fmt: skip
@@ -645,6 +650,7 @@ def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, librar
         ("x = []\nf(x)\nassert x == [1]", [False, False, True]),
         ("def ok(x):\n    assert x\ny = ok(f(1))\nok(y)\nok(1)", [False, True, True, False]),
         ("def g():\n    return f(1)\nassert g() == 1", [False, True]),
+        ("def g():\n    assert f(1) == 1\ng()", [False, True]),
         ("import math\nx = math.sqrt(f(4))\nassert math.pi > 3\nassert x == 2", [False, False, False, True]),
     ],
 )

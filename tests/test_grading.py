@@ -13,13 +13,14 @@ ANOTHER = (  # numbers other than 70, bounds, and several
     *("twice 70", "70, twice", "thrice 70", "double 70", "tripled: triple 70", "tenfold 70", "70-fold"),
     *("|-70|", "|70|", "||70", "absolute value of -70", "sqrt(70)", "square root of 70", "cube root of 70"),
     *("log 70", "ln(70)", "sin 70", "exp of 70", "70 and a quarter", "70 and a half", "70 and one third"),
-    *("70 apples and a pear", "70 or more", "70 or eighty", "70 and five eighths", "seventy 70", "three 70s"),
+    *("70 apples and a pear", "70 or more", "70 or eighty", "70 and five", "seventy 70", "three 70s"),
+    *("70 cubed", "factorial of 70", "half of 70", "70 halves", "70 or two", "nine 70s", "fifteen: 70"),
     *("a third of 70", "two thirds of 70", "one tenth of 70", "70 thirds", "70 hundredths", "a quarter: 70"),
     *("70‰", "70 permille", "70 per mille", "70 per mil", "70 ppm", "70π", "70²", "∛70", "∑70", "70∞"),
     *("at least 70", "at most 70", "more than 70", "less than 70", "over $70", "under 70", "not 70", "≈70"),
     *("~70", ">=70", "x != 70", "x ∈ 70", "&70", "70 & up", "70@", "<b>70</b>", "70′", "n times 70"),
-    *("-(70)", "- (70)", "−[70]", "- **70**", "-\"70\"", "70 -", "70 - tax", "70/", "/70", "70 /"),
-    *("負70", "70倍", "一半是70", "70!", "⌊70⌋", "70\\", "70\\\\"),
+    *("-(70)", "- (70)", "−[70]", "- **70**", "-\"70\"", "70 -", "70 -tax", "70-", "70/", "/70", "70 /"),
+    *("負70", "70倍", "半70", "70!", "⌊70⌋", "70\\", "70\\\\"),
 )  # fmt: skip
 SEVENTY = (
     *("70", " 70. ", "70.0", "+70", "(70)", "[70]", "{70}", "**70**", "`70`", "'70'", "“70”", "«70»"),
@@ -29,7 +30,7 @@ SEVENTY = (
     *("70 apples", "70 pairs", "70 quarters", "70 times", "70th", "70 more", "70 logs", "70 seconds"),
     *("x = 70", "x=70", "answer: 70", "So: 70 in all!", "Is it 70?", "about 70", "It adds up to 70."),
     *("Tom has 70 more than Ann.", "a well-known 70", "70-year-old", "70 left over", "70 square feet"),
-    *("70 months", "#### 70", "答案是70。", "共70個", "第70頁", "「70」", "35 * 2 = 70", "７０"),
+    *(r"70\,\text{m}", r"70\ \text{m}", "70 months", "#### 70", "答案是70。", "共70個", "第70頁", "「70」", "35 * 2 = 70", "７０"),
 )  # fmt: skip
 
 
