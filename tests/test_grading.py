@@ -30,7 +30,8 @@ SEVENTY = (
     *("70 apples", "70 pairs", "70 quarters", "70 times", "70th", "70 more", "70 logs", "70 seconds"),
     *("x = 70", "x=70", "answer: 70", "So: 70 in all!", "Is it 70?", "about 70", "It adds up to 70."),
     *("Tom has 70 more than Ann.", "a well-known 70", "70-year-old", "70 left over", "70 square feet"),
-    *(r"70\,\text{m}", r"70\ \text{m}", "70 months", "#### 70", "答案是70。", "共70個", "第70頁", "「70」", "35 * 2 = 70", "７０"),
+    *(r"70\,\text{m}", r"70\ \text{m}", "70 months", "#### 70", "35 * 2 = 70", "７０"),
+    *("答案是70。", "共70個", "第70頁", "「70」"),
 )  # fmt: skip
 
 

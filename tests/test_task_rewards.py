@@ -214,6 +214,8 @@ def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
         ("def check(f):\n    assert f(1) == 2", "", "call it once or give entry_point"),
         ("def check(f):\n    assert f(1) == 2", '["add"]', "call it once or give entry_point"),
         ("assert add(1, 2 == 3", "", "not valid Python"),
+        ("assert add(1, 2) == approx(3)", "", "which of add, approx is the answer's"),
+        ("assert add(1, 2) == approx(3)", '{"entry_point": "add"}', "approx is neither defined"),
         ("add(1, 2)", "", "no assert statement"),
         ("[1, 2]", "", "must be assert statements"),
         ("[{", "", "not JSON"),
