@@ -35,11 +35,19 @@ from sandbox import box
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
 
-# Whose names tests may use without an import.
+# Whose names tests may use without an import. Not operator: its `add` would be the library's.
 HELPERS = (
-    *("math", "collections", "itertools", "functools", "operator", "string", "heapq", "bisect", "copy"),
+    *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
     *("fractions", "decimal", "datetime", "statistics", "typing"),
 )
+OF_PACKAGES = {
+    "approx",
+    "np",
+    "pd",
+    "pytest",
+    "raises",
+    "torch",
+}  # never the answer's, and not to be had here
 
 # ---------------------------------------------------------------- the answer and its tests
 
@@ -197,7 +205,8 @@ def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[di
     _, used = _globals(body)
     places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
     unknown = [name for name, place in places.items() if place is None]
-    if not names:
+    foreign = [name for name in unknown if name in OF_PACKAGES]
+    if not (names or foreign):
         could = unknown or list(places)  # gcd, and nothing else: the function under test
         if len(could) != 1:
             what = f"which of {', '.join(could)} is" if could else "no name in it is"
@@ -207,9 +216,10 @@ def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[di
         names, unknown = {could[0]: could[0]}, []
         del places[could[0]]
     if unknown:
+        which = ", ".join(foreign or unknown)
         raise ValueError(
-            f"{start}: {', '.join(unknown)} is neither defined there nor in Python's library; define it, or "
-            "add it to entry_point if the answer defines it"
+            f"{start}: {which} is neither defined there nor in Python's library; define it, or add it to "
+            "entry_point if the answer defines it"
         )
     return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
 
