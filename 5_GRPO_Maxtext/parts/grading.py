@@ -49,7 +49,7 @@ _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its num
 # And of that, what makes it another number, or none. Before: "x5", "-(5)", "/5", "more than 5". After: "5k",
 # "5bn", "5j", "5!", "5-", "5 - tax", "5 and a quarter". On either side: "minus five", "2 million", "twice 5".
 _SPOILT_BEFORE = re.compile(
-    r"""(?:[-/] | != | \b(?:than|least|most|over|under|below|above|times|not)
+    r"""(?:[-—/] | != | \b(?:than|least|most|over|under|below|above|times|not)
     | \b(?:sqrt|root|log|ln|exp|sin|cos|tan|abs)(?:\ of)?)\Z""",
     re.I | re.VERBOSE,
 )
@@ -66,7 +66,7 @@ _SPOILT_WORDS = re.compile(
     | (?:third|quarter|fifth|sixth|eighth|tenth|hundredth|thousandth)s?\ of
     | two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen
     | (?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozen|hundred|thousand|lakh|crore|(?:m|b|tr)illion
-    )s?\b | [π負负半倍]""",
+    )s?\b | [π負负半倍] | 至少|至多|最多|超過|不到""",
     re.I | re.VERBOSE,
 )
 
