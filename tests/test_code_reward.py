@@ -663,13 +663,21 @@ def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
 
 
 @every_kind
-def test_a_test_that_hands_over_a_function_fails_and_is_said_once(kind, under, capsys):
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("assert S().f(lambda x: x) == 1", "hands a value of type function to the answer: assert S()"),
+        ("assert S() == 1", "compares the answer's object, or takes it for true: assert S()"),
+        ("s = S()\ns.x = 1\nassert s.f(1) == 1", "sets an attribute of the answer's object: s.x = 1"),
+    ],
+)
+def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, under, capsys):
     under(kind)
     code_grading.say_once.cache_clear()
     for _ in range(2):
-        tests = "assert f(lambda x: x) == 1\nassert f(1) == 1"
-        assert compute_score("def f(g):\n    return g(1) if callable(g) else g", tests) == 0.5
-    assert capsys.readouterr().err.count("hands a value of type function to the answer") == 1
+        answer = "class S:\n    def f(self, g):\n        return g(1) if callable(g) else g\n    __eq__ = f"
+        assert compute_score(answer, f"assert S().f(1) == 1\n{test}") == 0.5
+    assert capsys.readouterr().err.count(f"a test {words}") == 1
 
 
 @every_kind
