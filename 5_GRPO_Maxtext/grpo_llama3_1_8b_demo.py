@@ -26,6 +26,7 @@ parts/; the tools are in tools/.
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -236,12 +237,9 @@ def grpo_loss(model, batch: Batch, beta, temperature, count, c: Constants, pad_i
 
     ratio = use.ratio(log_prob, old_log_prob, mask)  # [N, T]
     objective, clipped = use.objective(ratio, A, log_prob, c.EPSILON, c.EPSILON_HIGH or c.EPSILON)  # [N, T]
-    if (
-        c.SAMPLER_CORRECTION
-    ):  # the answers are pi_sampler's, the mean is meant over pi (arXiv 1802.01561, 4.1)
-        objective *= jnp.minimum(
-            token_ratio(old_log_prob, batch.sampler_log_prob, mask), c.SAMPLER_CORRECTION
-        )
+    if c.SAMPLER_CORRECTION:  # drawn from pi_sampler, meant over pi: arXiv 1802.01561, section 4.1
+        weight = token_ratio(old_log_prob, batch.sampler_log_prob, mask)  # [N, T]
+        objective *= jnp.minimum(weight, c.SAMPLER_CORRECTION)
 
     kl = jnp.zeros_like(log_prob)
     if batch.ref_log_prob is not None:
@@ -273,9 +271,8 @@ def update(graphdef, weights, frozen, moments, batch: Batch, beta, temperature, 
 
     def one_pass(batch):
         def loss(weights):
-            return grpo_loss(
-                nnx.merge(graphdef, weights, frozen, copy=True), batch, beta, temperature, count, c, pad_id
-            )
+            model = nnx.merge(graphdef, weights, frozen, copy=True)
+            return grpo_loss(model, batch, beta, temperature, count, c, pad_id)
 
         (value, figures), gradient = jax.value_and_grad(loss, has_aux=True)(weights)
         return gradient, (value, figures)
@@ -446,7 +443,8 @@ def train(
     pad_id, eos_id = cluster.rollout.pad_id(), cluster.rollout.eos_id()
     model = cluster.actor_trainer.model
     reference = cluster.inference_worker.get_model("reference") if c.BETA else None
-    graphdef, weights, frozen = nnx.split(model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...)
+    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    graphdef, weights, frozen = nnx.split(model, trained, ...)
     weights = nnx.to_pure_dict(weights)
     moments = make_optimizer(c).init(weights)
     manager = checkpoints.open_manager(run.checkpoints, c.MAX_TO_KEEP)
@@ -454,7 +452,7 @@ def train(
     if start:
         weights, moments, loop = checkpoints.restore(manager, start, weights, moments)
         nnx.update(model, weights)
-        cluster.sync_weights()
+        cluster.rollout.update_params(nnx.state(model, trained), (trained,))
     cluster.global_steps = start  # the sampling key of a step follows from it
     beta, nonfinite = loop["beta"], 0
     ahead = None
@@ -519,10 +517,11 @@ def train(
                     )
                     nnx.update(model, weights)
                     nonfinite = train_log.count_nonfinite(c, done, nonfinite, float(loss), float(grad_norm))
-            # The new weights to the sampler.
+            # The new weights to the sampler. Not `cluster.sync_weights`: it also copies them all to the host.
             if ahead:
                 ahead.wait()  # the answers being drawn are the old weights' to the end
-            cluster.sync_weights()
+            cluster.rollout.update_params(nnx.state(model, trained), (trained,))
+            cluster.global_steps = done
 
             # What the step leaves: a row of the log, its answers, a checkpoint.
             row = {
@@ -533,6 +532,8 @@ def train(
                 "grad_norm": grad_norm,
             }
             row |= mean_figures(figures) | process.memory_gib()
+            if not c.BETA:
+                row["kl"] = math.nan  # not measured is not zero
             seconds = time.perf_counter() - started
             row |= train_log.answer_figures(grader, all_drawn, c.NUM_GENERATIONS, seconds)
             if kept:

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parts import settings
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import task_rewards
+from parts.rewards.grading import parse_number
 from parts.run import checks, run_files
 from parts.settings import Count, CountOrOff, Seed, UserError, pair
 
@@ -120,6 +121,10 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         raise UserError(f"INPUT={c.INPUT}: there is a question on the command line, too; give one of the two")
     if c.ANSWER and not question:
         raise UserError(f"ANSWER={c.ANSWER}: there is no question that it answers; write one")
+    if c.ANSWER and parse_number(c.ANSWER) is None:
+        raise UserError(
+            f"ANSWER={c.ANSWER}: a question on the command line is graded by its number; give one"
+        )
     if c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE):
         raise UserError(
             f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out, or these"
@@ -280,10 +285,10 @@ def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags:
     Raises:
         UserError: a question that is too long.
     """
-    system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
+    system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     unknown = []
     for number, row in enumerate(rows, start=1):
-        row["prompt"] = questions.to_prompt(
+        row["prompt"] = prompts.to_prompt(
             tokenizer, row["question"], template=c.TEMPLATE, system_prompt=system_prompt
         )
         length = len(tokenizer.encode(row["prompt"], add_special_tokens=False))
@@ -345,10 +350,10 @@ def is_right_lenient(grader: task_rewards.Grader, completion: str, row: dict[str
 
 
 def judged(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> str:
-    """ " [right]", " [wrong: 7]", or nothing where the right answer is not known."""
+    """ " [right]", " [wrong, right: 7]", or nothing where the right answer is not known."""
     if row["gold"] is None:
         return ""
-    return " [right]" if is_right(grader, completion, row) else f" [wrong: {row['gold']}]"
+    return " [right]" if is_right(grader, completion, row) else f" [wrong, right: {row['gold']}]"
 
 
 def in_columns(left: str, right: str) -> Iterator[str]:
@@ -599,7 +604,7 @@ def main(arguments: Sequence[str]) -> None:
     root, step = chosen_step(c, checkpoint) if checkpoint else ("", 0)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    about = f"base, {c.MODEL} untrained"
+    about = f"base, {c.MODEL} as it is"
     if checkpoint:
         about = describe(c, root, step)
     print(shown(f"checkpoint: {about}"))
@@ -617,7 +622,7 @@ def main(arguments: Sequence[str]) -> None:
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):
             print(shown(piece), end="", flush=True)
             pieces.append(piece)
-        print()
+        print(shown(judged(grader, "".join(pieces), rows[0])))
         after = [["".join(pieces)]]
     else:
         output = ask(c, rollout, rows)

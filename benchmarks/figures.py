@@ -242,7 +242,7 @@ JOBS = [
         rows=task_rows,
     ),
     Job(
-        "python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2",
+        "python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2",
         into("5_GRPO_Maxtext", "pass_at_k.csv", "pass_at_k.png"),
         11,
     ),

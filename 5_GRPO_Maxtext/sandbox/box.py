@@ -14,7 +14,7 @@ empty, is kept in memory and holds DISK_BYTES. On Linux (x86_64, aarch64), under
 filter also refuses system calls that no honest program needs: sockets, signals, tracing, leaving the process
 group, new namespaces, memory outside the limits.
 
-`python 5_GRPO_Maxtext/code_reward.py` prints the protection that this machine gives.
+`python 5_GRPO_Maxtext/tool.py code_reward` prints the protection that this machine gives.
 
 The warden and the init process are trusted and hold no secrets. The warden exits once everything it started
 has exited. When the init process of a pid namespace exits, the kernel kills all others in it, even after

@@ -8,14 +8,15 @@ from n >= k answers to each question of which c are right:
 
 At large k the untrained models of many published runs overtake the trained ones (arXiv 2504.13837).
 
-    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/mine
-    python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
+    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/mine
+    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
 Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy itself, at temperature 1. A
 model that was counted is not asked again: the same command goes on after a stop.
 """
 
 import csv
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -58,12 +59,13 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.machine import process
 from parts.machine.versions import check_versions
 from parts.model import llama
 from parts.model.rollout import rollout_config
 from parts.rewards import task_rewards
+from parts.run import run_files
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
@@ -96,16 +98,8 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 # %% Answers ------------------------------------------------------------------------------------------------
-def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """Asks each test question n times, and counts the right answers.
-
-    Args:
-        run: a run's folder; empty for the newest.
-        trained: whether its last checkpoint answers, or the model that it started from.
-
-    Returns:
-        By reading ("strict", "lenient"), the count for each question.
-    """
+def named_run(c: Constants, run: str) -> tuple[inference.Constants, inference.Checkpoint]:
+    """How to ask a run's model, and its checkpoint; raises UserError if there is no such run."""
     arguments = [
         f"CHECKPOINT={run}",
         f"REWARD_FUNC={c.REWARD_FUNC}",
@@ -114,7 +108,19 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     ask, _, checkpoint = inference.read_arguments(arguments)
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    root, step = inference.chosen_step(ask, checkpoint)
+    return ask, checkpoint
+
+
+def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]]:
+    """Asks each test question n times, and counts the right answers.
+
+    Args:
+        ask, checkpoint: from `named_run`.
+        step: of the checkpoint that answers; 0 for the model that it started from.
+
+    Returns:
+        By reading ("strict", "lenient"), the count for each question.
+    """
     constants = checkpoint.constants
     dataset = constants["TEST_DATASET"] or constants["DATASET"]
     rows, _ = questions.read_questions(
@@ -124,17 +130,18 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     grader = task_rewards.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    system_prompt = questions.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT
-    rows, _ = questions.with_prompts(
+    system_prompt = prompts.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT
+    rows, _ = prompts.with_prompts(
         rows, tokenizer, ask.MAX_PROMPT_LENGTH, template=ask.TEMPLATE, system_prompt=system_prompt
     )
     rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows))
-    if trained:
+    if step:
+        root, _ = inference.chosen_step(ask, checkpoint)
         inference.restore(rollout, root, step, lora_only=bool(ask.LORA_RANK))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
-    name = f"{checkpoint.run.name}, step {step}" if trained else f"{ask.MODEL}, untrained"
+    name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name):
         part = asked[start : start + ask.BATCH_SIZE]
         sampling = rollout_config(
@@ -151,17 +158,22 @@ def count_right(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, kept in RUN_DIR: what was counted is not asked again."""
-    name = (run or "newest").replace("/", "_") if trained else "untrained"
-    path = Path(c.RUN_DIR) / f"counts_{name}.json"
-    mine = {"constants": asdict(c) | {"CHECKPOINT": run if trained else ""}}
-    if path.exists():
-        kept = json.loads(path.read_text())
-        if kept["constants"] == mine["constants"]:
-            return kept["counts"]
-    counts = count_right(c, run, trained)
-    path.write_text(json.dumps(mine | {"counts": counts}) + "\n")
-    return counts
+    """`count_right`, kept in RUN_DIR: what was counted is not asked again.
+
+    The file is found by everything that the counts depend on: model, step, questions, how they were asked.
+    """
+    ask, checkpoint = named_run(c, run)
+    step = inference.chosen_step(ask, checkpoint)[1] if trained else 0
+    asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
+    mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
+    mine |= {"step": step, "run": str(checkpoint.run.resolve()) if trained else ""}
+    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:12]
+    path = Path(c.RUN_DIR) / f"counts_{digest}.json"
+    kept = run_files.read_object(path)
+    if kept is None or "counts" not in kept:
+        kept = mine | {"counts": count_right(c, ask, checkpoint, step)}
+        settings.write_whole(path, json.dumps(kept) + "\n")
+    return kept["counts"]
 
 
 # %% Table and picture --------------------------------------------------------------------------------------
@@ -224,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
     process.keep_compiled()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run.strip() for run in c.CHECKPOINT.split(",")]
+    runs = [run.strip() for run in c.CHECKPOINT.split(",") if run.strip()] or [""]
     counts = {"untrained": kept_counts(c, runs[0], trained=False)}
     counts |= {run: kept_counts(c, run, trained=True) for run in runs}
     rows = table(c, counts)

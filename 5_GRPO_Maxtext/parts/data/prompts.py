@@ -42,7 +42,7 @@ def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]]
     return {"train": train, "test": test, "validation": validation}
 
 
-def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path):
+def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
     """Adds `prompts`: TEMPLATE inside the tokenizer's own chat template.
 
     Args:
@@ -50,7 +50,8 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         source: where they came from.
         tokenizer: of MODEL.
         think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
-        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out.
+        too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
+            in a dry run, which writes nothing.
 
     Returns:
         The rows that are short enough, with `prompts`.
@@ -159,7 +160,7 @@ def too_short_error(limit: int, source: str, shortest: int) -> UserError:
 
 
 def log_too_long(
-    too_long: Sequence[tuple[str, int, int]], source: str, total: int, limit: int, path: Path
+    too_long: Sequence[tuple[str, int, int]], source: str, total: int, limit: int, path: Path | None
 ) -> None:
     """Says which questions are left out because they are too long, and keeps all of them in a CSV file.
 
@@ -168,7 +169,7 @@ def log_too_long(
         source: where the questions come from.
         total: how many there are.
         limit: MAX_PROMPT_LENGTH, in tokens.
-        path: of the CSV file.
+        path: of the CSV file; None writes none.
     """
     if not too_long:
         return
@@ -176,7 +177,8 @@ def log_too_long(
     named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
     print(
         f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and "
-        f"left out: {named}" + (f", ... (all in {path})" if len(too_long) > 3 else "")
+        f"left out: {named}" + (f", ... ({f'all in {path}' if path else 'and more'})" if too_long[3:] else "")
     )
-    with open(path, "a", newline="") as file:
-        csv.writer(file).writerows(too_long)
+    if path:
+        with open(path, "a", newline="") as file:
+            csv.writer(file).writerows(too_long)

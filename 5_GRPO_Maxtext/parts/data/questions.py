@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import grain
     import pyarrow
 
+EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
 PROBE_SECONDS = 5  # until the network counts as unreachable
@@ -523,7 +524,7 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
 
 # %% Batches ---------------------------------------------------------------------------------------------
 def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "grain.MapDataset":
-    """Endless batches of questions, the sources mixed by their weights.
+    """Batches of questions, more than any run asks for, the sources mixed by their weights.
 
     Each source is shuffled anew each time it is used up. Grain deals the sources out evenly: after any number
     of questions each source has had its share, to within one question.
@@ -542,7 +543,8 @@ def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "gr
     for row in rows:
         parts.setdefault(row["source"], []).append(row)
     sources = [
-        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat() for i, part in enumerate(parts.values())
+        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat(EPOCHS)
+        for i, part in enumerate(parts.values())
     ]
     weights = [float(part[0]["weight"]) for part in parts.values()]
     return grain.MapDataset.mix(sources, weights).batch(batch_size)

@@ -142,7 +142,12 @@ def no_bar() -> bool | None:
 
 def start_time() -> int:
     """Seconds since 1970 on the first host's clock, the same on all."""
-    return int(multihost_utils.broadcast_one_to_all(np.uint32(time.time())))
+    return of_first(int(time.time()))
+
+
+def of_first(number: int) -> int:
+    """The first host's number, below 2^32, on all of them."""
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
 def all_agree(here: bool) -> bool:

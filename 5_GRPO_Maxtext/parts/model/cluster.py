@@ -51,6 +51,8 @@ def make_cluster(c, folder: Path, hf, tokenizer, sampling: Callable[..., Rollout
         engine = functools.partial(
             MaxTextRollout,
             maxtext_config=config,
+            # One device: a prompt is computed once. On several, B rows may be fewer than the devices.
+            prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None,
             hf=hf,
             current_step=lambda: cluster.global_steps,
             seed=c.SEED,

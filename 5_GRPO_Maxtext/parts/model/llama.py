@@ -20,9 +20,10 @@ import transformers
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
 from maxtext.configs import pyconfig
+from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
-from maxtext.utils import model_creation_utils
+from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts.machine import versions
 from parts.model import faster_on_cpu
@@ -247,17 +248,18 @@ def to_maxtext_config(
     return config
 
 
-def to_run_config(c, hf: transformers.PretrainedConfig, **machine: Any):
+def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any):
     """The MaxText config of a training run: B * G sequences per pass, weights split over all devices.
 
     Args:
         c: the constants of the run.
         hf: the checkpoint's config.
+        rows: another number of sequences (0 = B * G).
         machine: as in `to_maxtext_config`.
     """
     return to_maxtext_config(
         hf,
-        rows=c.BATCH_SIZE * c.NUM_GENERATIONS,
+        rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
         prompt_tokens=c.MAX_PROMPT_LENGTH,
         new_tokens=c.TOTAL_GENERATION_STEPS,
         dtype=c.DTYPE,
@@ -346,18 +348,13 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
     Raises:
         UserError: weights that are missing, left over or of another shape.
     """
-    adapter, mesh = model_creation_utils.from_pretrained(
-        config,
-        devices=devices,
-        wrap_with_tunix_adapter=True,
-        tokenizer_pad_id=pad_id,
-        rng_key=jax.random.PRNGKey(0),
-    )
-    use_rope_scaling(adapter.base, hf)
-    faster_on_cpu.adapt(adapter.base, mesh)
+    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
+    mesh = maxtext_utils.get_mesh_from_config(config, devices)
+    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    use_rope_scaling(model, hf)
+    faster_on_cpu.adapt(model, mesh)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
-    params = nnx.state(adapter.base, nnx.Param)
-    target = nnx.to_pure_dict(params)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     with mesh:
         checkpoint = load_dynamic.load_sharded_hf_state(str(folder))
         wanted = {name for value in names.values() for name in np.atleast_1d(value)}
@@ -367,17 +364,28 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             odd = sorted(wanted ^ set(checkpoint))[0]
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
-        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, target, names, layout_hooks, config)[
+        shapes = nnx.to_pure_dict(params)
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)[
             "params"
         ]
 
-    def fit(path, old, new):
-        if old.shape != new.shape or new is old:  # `new is old`: MaxText left its random weight in place
+    def fit(path, wanted, found):
+        if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
             raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
-        return jax.device_put(new.astype(old.dtype), old.sharding)
+        return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
 
-    nnx.update(adapter.base, jax.tree_util.tree_map_with_path(fit, target, loaded))
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    rest = jax.tree.map(lambda state: jax.device_put(unused_random_state(state), everywhere), rest)
+    adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, rest), pad_id=pad_id)
+    adapter.config = None  # as MaxText's `from_pretrained` leaves it: Tunix looks for one
     return adapter, mesh
+
+
+def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    """A key or a counter of that shape; a model without dropout never draws from it."""
+    is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
+    return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
 def copy_of(adapter):

@@ -1,9 +1,10 @@
-"""Generation with the very model that is being trained: MaxText decoding as one compiled program.
+"""Generation with the very model that is being trained: MaxText decoding as compiled programs.
 
-On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix accepts any
-`BaseRollout`, and its own 'vanilla' one cannot drive a MaxText model. One call is one program:
+On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix accepts any `BaseRollout`, and
+its own 'vanilla' one cannot drive a MaxText model. A call is two programs:
 
-    prefill   all prompt tokens in a single forward pass, which fills the prompt's half of the KV cache
+    prefill   all tokens of the prompts in a single forward pass, which fills their half of the KV cache;
+              each prompt once, however many answers are drawn to it
     decode    one token per step for all rows, until every row has ended
 
 Three things differ from Tunix's vanilla sampler. Each would spoil learning silently:
@@ -16,14 +17,19 @@ Three things differ from Tunix's vanilla sampler. Each would spoil learning sile
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
-from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
+from maxtext.common.common_types import (
+    CACHE_BATCH,
+    CACHE_BATCH_PREFILL,
+    MODEL_MODE_AUTOREGRESSIVE,
+    MODEL_MODE_PREFILL,
+)
 from maxtext.utils import model_creation_utils
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
@@ -66,18 +72,50 @@ def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) ->
     return padded
 
 
-def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
-    """A key or a counter of that shape; decoding without dropout never draws from it."""
-    is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
-    return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
+def batch_axis(variable: nnx.Variable) -> int:
+    """Which axis of an array in MaxText's KV cache counts the rows; -1 if none does."""
+    names = variable.get_metadata("out_sharding")
+    return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
 
 
-def sample(logits: jax.Array, t: int, key: jax.Array, temperature, greedy: bool, top_p: float, top_k: int):
-    """Token t of each row, from logits [B, 1, V], and its log-prob as it was drawn: [B], [B]."""
-    if greedy:
-        return jnp.argmax(logits[:, -1], axis=-1), jnp.zeros(len(logits))
-    token = sample_top_p(logits, jax.random.fold_in(key, t), temperature, top_p, top_k)[0]
-    return token, sampled_log_prob(logits[:, -1], token, temperature, top_p, top_k)
+class Kind(NamedTuple):
+    """A way to draw a token; the temperature is an argument of the program instead."""
+
+    greedy: bool
+    top_p: float
+    top_k: int
+
+
+def kind_of(temperature: float, top_p: float, top_k: int) -> Kind:
+    """The kind of sampling with these numbers."""
+    return Kind(temperature == 0.0, top_p, top_k)
+
+
+def sample(
+    logits: jax.Array, t, key: jax.Array, temperature, kind, kinds: tuple[Kind, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Token t of each row, from logits [B, V], and its log-prob as it was drawn: [B], [B].
+
+    Args:
+        t: counts the tokens of an answer.
+        key: of the call.
+        temperature: of the sampling.
+        kind: which of `kinds`, traced: training and both evaluations share one program.
+        kinds: static.
+    """
+
+    def draw(kind: Kind):
+        if kind.greedy:
+            return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
+
+        def drawn():
+            noise = jax.random.fold_in(key, t)
+            token = sample_top_p(logits[:, None], noise, temperature, kind.top_p, kind.top_k)[0]
+            return token, sampled_log_prob(logits, token, temperature, kind.top_p, kind.top_k)
+
+        return drawn
+
+    return jax.lax.switch(kind, [draw(kind) for kind in kinds])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
@@ -116,6 +154,7 @@ class MaxTextRollout(BaseRollout):
         rollout_config: Tunix's `RolloutConfig` of the training rollouts.
         maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
             `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
+        prompt_config: the same with as many rows R as a prompt pass has (None = B).
         hf: the checkpoint's config, for the rotary scaling.
         current_step: returns the training step; the sampling key of a step is a function of it.
         seed: sampling seed of the whole run.
@@ -132,6 +171,7 @@ class MaxTextRollout(BaseRollout):
         *,
         maxtext_config,
         hf,
+        prompt_config=None,
         current_step: Callable[[], int],
         seed: int,
         logits_clip: float = 0.0,
@@ -147,104 +187,165 @@ class MaxTextRollout(BaseRollout):
         self._logits_clip = logits_clip
         self._merge = jax.jit(merge) if merge else None
         self._last_step, self._calls = None, 0
-        with mesh, nn_partitioning.axis_rules(maxtext_config.logical_axis_rules):
-            # A second module with the actor's layers and a KV cache, but without weights of its own:
-            # `eval_shape` builds its structure without allocating anything.
+        self._prompt_rows = (prompt_config or maxtext_config).global_batch_size_to_load
+        self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
+        self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
+        self._rest = jax.tree.map(llama.unused_random_state, rest)
+        settings = [dict(temperature=rollout_config.temperature, top_p=rollout_config.top_p,
+                         top_k=rollout_config.top_k), *GENERATION_CONFIGS.values()]  # fmt: skip
+        self._kinds = tuple(dict.fromkeys(kind_of(**setting) for setting in settings))
+        self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
+        self._decode = jax.jit(self._decode_all, static_argnames=("kinds", "max_tokens"), out_shardings=whole)
+
+    def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+        """A module with the actor's layers and a KV cache, but without weights of its own: its structure.
+
+        `eval_shape` builds it without allocating anything.
+        """
+        with self._mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
             decoder = nnx.eval_shape(
                 lambda: model_creation_utils.from_config(
-                    maxtext_config,
-                    mesh=mesh,
+                    config,
+                    mesh=self._mesh,
                     model_mode=MODEL_MODE_AUTOREGRESSIVE,
                     rngs=nnx.Rngs(params=0, dropout=1),
                 )
             )
         llama.use_rope_scaling(decoder, hf)
-        faster_on_cpu.adapt(decoder, mesh)
-        self._graphdef, _, self._cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
-        self._rest = jax.tree.map(unused_random_state, rest)
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
-        self._generate = jax.jit(
-            self._prefill_and_decode, static_argnames=("sampling", "max_tokens"), out_shardings=whole
-        )
+        faster_on_cpu.adapt(decoder, self._mesh)
+        graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
+        return graphdef, cache, rest
 
-    def _forward(self, params, rest, cache, tokens, positions, mode, segment_ids=None):
-        """Logits [B, 1, V] of the last position, and the KV cache with these tokens in it.
+    def _forward(self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None):
+        """Logits [rows, V] of the last position, and the KV cache with these tokens in it.
 
         That of padding is -inf: drawn, it would be taken for the end of the answer, and the rest be lost.
         """
-        state = jax.tree.map(lambda x: x, self._cache)
+        state = jax.tree.map(lambda x: x, empty)
         nnx.replace_by_pure_dict(state, cache)
-        model = nnx.merge(self._graphdef, params, state, rest, copy=True)
+        model = nnx.merge(graphdef, params, state, rest, copy=True)
         logits = model(
             decoder_input_tokens=tokens,
             decoder_positions=positions,
             decoder_segment_ids=segment_ids,
             enable_dropout=False,
             model_mode=mode,
-        )
-        # a pure dict, not nnx states: only arrays may be carried through `while_loop`
-        logits = logits[:, -1:]
+        )[:, -1]
         if self._logits_clip:  # otherwise another policy would be trained than answers
             logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
         logits = logits.at[..., self.pad_id()].set(-jnp.inf)
+        # a pure dict, not nnx states: only arrays may be carried through `while_loop`
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
 
-    def _prefill(self, params, rest, prompts, key, temperature, sampling, max_tokens):
-        """The prompts into the KV cache, and the first token of each answer.
+    def _prompt_pass(self, params, rest, prompts):
+        """The prompts through the model.
 
         Args:
             params: the actor's `nnx.Param` state.
             rest: the remaining (random-number) state of the decoder.
-            prompts: int32 [B, P], left-padded.
+            prompts: int32 [R, P], left-padded.
+
+        Returns:
+            Logits [R, V] of the answers' first token, and the KV cache of R rows.
+        """
+        mask = prompts != self.pad_id()  # [R, P]
+        # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [R, P]
+        empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache))
+        return self._forward(
+            self._prompt_graphdef, self._prompt_cache, params, rest, empty, prompts, positions,
+            MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32),
+        )  # fmt: skip
+
+    def _spread_rows(self, passes, rows):
+        """What the prompt passes gave, one row for each answer.
+
+        Args:
+            passes: from `_prompt_pass`, one after the other.
+            rows: int32 [B], which row of all passes an answer's prompt is.
+
+        Returns:
+            Logits [B, V], and the KV cache of B rows.
+        """
+        axes = nnx.traversals.unflatten_mapping(
+            {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
+        )
+
+        def spread(axis, *parts):
+            return parts[0] if axis < 0 else jnp.concatenate(parts, axis).take(rows, axis)
+
+        logits, caches = zip(*passes)
+        return jnp.concatenate(logits)[rows], jax.tree.map(spread, axes, *caches)
+
+    def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
+        """Logits [B, V] of the first tokens and the KV cache, of prompts [B, P]: each of them once."""
+        R = self._prompt_rows
+        if len(prompts) == R:
+            return self._prefill(params, self._rest, prompts)
+        different, rows = np.unique(prompts, axis=0, return_inverse=True)
+        passes = [
+            self._prefill(params, self._rest, self._fill_up(different[start : start + R], R))
+            for start in range(0, len(different), R)
+        ]
+        return self._spread(passes, rows.astype(np.int32))
+
+    def _begin(self, cache, logits, lengths, key, temperature, kind, kinds, max_tokens):
+        """The first token of each answer; what `_decode_step` carries.
+
+        Args:
+            cache: of the prompts.
+            logits: [B, V].
+            lengths: of the prompts, int32 [B].
             key: PRNG key; token t is drawn with `fold_in(key, t)`.
-            temperature: of the sampling; traced, so that a schedule compiles nothing anew.
-            sampling: static (greedy, top_p, top_k).
+            temperature, kind, kinds: as in `sample`.
             max_tokens: T, static.
 
         Returns:
-            The carry of `_decode_step`: t, cache, token [B], done [B], tokens [B, T], their log-probs
-            [B, T], prompt lengths [B].
+            t, cache, token [B], done [B], tokens [B, T], their log-probs [B, T], prompt lengths [B].
         """
         pad_id = self.pad_id()
-        mask = prompts != pad_id  # [B, P]
-        lengths = mask.sum(axis=1)  # [B]
-        # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [B, P]
-        empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._cache))
-        logits, cache = self._forward(
-            params, rest, empty, prompts, positions, MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32)
-        )
-        token, log_prob = sample(logits, 0, key, temperature, *sampling)
+        token, log_prob = sample(logits, 0, key, temperature, kind, kinds)
         # A row of padding alone only fills up the batch: it is done before it starts.
-        token = jnp.where(lengths == 0, pad_id, token)
+        token = jnp.where(lengths == 0, pad_id, token).astype(jnp.int32)
         done = (token == self.eos_id()) | (lengths == 0)
-        tokens = jnp.full((prompts.shape[0], max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
+        tokens = jnp.full((len(lengths), max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
         log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
-        return jnp.int32(1), cache, token.astype(jnp.int32), done, tokens, log_probs, lengths
+        return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
 
-    def _decode_step(self, params, rest, key, temperature, sampling, carry):
-        """Token t of each answer that is not done; padding for the others. Arguments as in `_prefill`."""
+    def _decode_step(self, params, rest, key, temperature, kind, kinds, carry):
+        """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
         t, cache, token, done, tokens, log_probs, lengths = carry
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
-            params, rest, cache, token[:, None], positions, MODEL_MODE_AUTOREGRESSIVE
-        )
-        token, log_prob = sample(logits, t, key, temperature, *sampling)
-        token = jnp.where(done, self.pad_id(), token)  # [B]
+            self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
+            MODEL_MODE_AUTOREGRESSIVE,
+        )  # fmt: skip
+        token, log_prob = sample(logits, t, key, temperature, kind, kinds)
+        token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
         tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
         return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
 
-    def _prefill_and_decode(self, params, rest, prompts, key, temperature, sampling, max_tokens):
+    def _decode_all(
+        self, params, rest, cache, logits, lengths, key, temperature, kind, kinds, max_tokens
+    ) -> tuple[jax.Array, jax.Array]:
         """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
 
-        Arguments as in `_prefill`. The log-probs [B, T] are as `sampled_log_prob` has them.
+        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them.
         """
         *_, tokens, log_probs, _ = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
-            lambda carry: self._decode_step(params, rest, key, temperature, sampling, carry),
-            self._prefill(params, rest, prompts, key, temperature, sampling, max_tokens),
+            lambda carry: self._decode_step(params, rest, key, temperature, kind, kinds, carry),
+            self._begin(cache, logits, lengths, key, temperature, kind, kinds, max_tokens),
         )
         return tokens, log_probs
+
+    def _drawing(self, config: RolloutConfig) -> dict[str, Any]:
+        """Temperature, kind and kinds of a `RolloutConfig`, as `_decode` takes them."""
+        kind = kind_of(config.temperature, config.top_p, config.top_k)
+        if kind not in self._kinds:  # compiles anew
+            self._kinds += (kind,)
+        return dict(temperature=config.temperature, kind=self._kinds.index(kind), kinds=self._kinds)
 
     def _weights(self) -> nnx.State:
         """`nnx.Param` state of the plain model that decodes."""
@@ -262,10 +363,9 @@ class MaxTextRollout(BaseRollout):
             row[P - len(ids_of[prompt]) :] = ids_of[prompt]
         return padded
 
-    def _fill_up(self, rows: np.ndarray) -> np.ndarray:
-        """At most B rows as B rows, the rest padding: one shape, one compilation."""
-        B = self._config.global_batch_size_to_load
-        return np.pad(rows, ((0, B - len(rows)), (0, 0)), constant_values=self.pad_id())
+    def _fill_up(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """At most `count` rows as so many, the rest padding: one shape, one compilation."""
+        return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
         """Samples one completion for each prompt.
@@ -283,23 +383,18 @@ class MaxTextRollout(BaseRollout):
             ValueError: a prompt is longer than `max_prompt_length` tokens.
         """
         padded = self._encode(prompts, rollout_config.max_prompt_length)
-        key = self._key(rollout_config.seed)
-        temperature = rollout_config.temperature
-        sampling = (temperature == 0.0, rollout_config.top_p, rollout_config.top_k)
+        key, drawing = self._key(rollout_config.seed), self._drawing(rollout_config)
         B = self._config.global_batch_size_to_load
         params = self._weights()
         chunks = []
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
             for i, start in enumerate(range(0, len(padded), B)):
-                drawn = self._generate(
-                    params,
-                    self._rest,
-                    self._fill_up(padded[start : start + B]),
-                    jax.random.fold_in(key, i),
-                    temperature,
-                    sampling=sampling,
-                    max_tokens=rollout_config.max_tokens_to_generate,
-                )
+                rows = self._fill_up(padded[start : start + B], B)
+                logits, cache = self._prompts_done(params, rows)
+                drawn = self._decode(
+                    params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
+                    **drawing, max_tokens=rollout_config.max_tokens_to_generate,
+                )  # fmt: skip
                 chunks.append(jax.tree.map(np.asarray, drawn))
         tokens, log_probs = (np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True))
         lengths = (tokens != self.pad_id()).sum(axis=1)
@@ -317,16 +412,16 @@ class MaxTextRollout(BaseRollout):
 
         The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
         """
-        row = self._fill_up(self._encode([prompt], rollout_config.max_prompt_length))
-        key = jax.random.fold_in(self._key(rollout_config.seed), 0)
-        temperature = rollout_config.temperature
-        sampling = (temperature == 0.0, rollout_config.top_p, rollout_config.top_k)
+        B = self._config.global_batch_size_to_load
+        row = self._fill_up(self._encode([prompt], rollout_config.max_prompt_length), B)
+        key, drawing = jax.random.fold_in(self._key(rollout_config.seed), 0), self._drawing(rollout_config)
         params, said = self._weights(), ""
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
-            prefill = jax.jit(self._prefill, static_argnames=("sampling", "max_tokens"))
-            step = jax.jit(self._decode_step, static_argnames="sampling", donate_argnames="carry")
-            carry = prefill(
-                params, self._rest, row, key, temperature, sampling=sampling,
+            begin = jax.jit(self._begin, static_argnames=("kinds", "max_tokens"))
+            step = jax.jit(self._decode_step, static_argnames="kinds", donate_argnames="carry")
+            logits, cache = self._prompts_done(params, row)
+            carry = begin(
+                cache, logits, self._lengths(row), key, **drawing,
                 max_tokens=rollout_config.max_tokens_to_generate,
             )  # fmt: skip
             while True:
@@ -339,7 +434,11 @@ class MaxTextRollout(BaseRollout):
                     said = text
                 if over:
                     return
-                carry = step(params, self._rest, key, temperature, sampling=sampling, carry=carry)
+                carry = step(params, self._rest, key, **drawing, carry=carry)
+
+    def _lengths(self, prompts: np.ndarray) -> np.ndarray:
+        """Tokens of left-padded prompts [B, P]: int32 [B]."""
+        return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
 
     def _key(self, seed: jax.Array | None) -> jax.Array:
         if seed is not None:
@@ -358,8 +457,7 @@ class MaxTextRollout(BaseRollout):
         )[0]  # fmt: skip
 
     def update_params(self, params, filter_types=None) -> None:
-        """Puts new weights into the model that decodes (a no-op while it shares the actor's)."""
-        nnx.update(self._actor, params)
+        """Nothing to do: the model that decodes is the actor itself."""
 
     @property
     def tokenizer(self):

@@ -1,7 +1,7 @@
 r"""Rewards by task, rewards for <think> answers, and the `Grader` of a run.
 
 `compute_score(data_source, solution_str, ground_truth, extra_info=None)` gives 1.0 to a right answer and 0.0
-to any other (code: the share of the tests that pass, see code_reward.py):
+to any other (code: the share of the tests that pass, see tools/code_reward.py):
 
 | data_source              | what counts as right                                                         |
 |--------------------------|------------------------------------------------------------------------------|

@@ -12,7 +12,6 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -24,7 +23,7 @@ from etils import epath
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts import settings
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.machine import devices, versions
 from parts.model import llama
 from parts.rewards import task_rewards
@@ -57,12 +56,12 @@ def dry_run(c, course: ModuleType) -> None:
             print(f"hosts    unchecked ({error})")
         if on_target(c):
             checks.rollout_engine(c)
-        check(c, course)
-    print("dry run  nothing was found that would stop the run; nothing was written")
+        fits = check(c, course)
+    print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
 
 
-def check(c, course: ModuleType) -> None:
-    """The checks of `dry_run` after the hosts have met; arguments and errors as there."""
+def check(c, course: ModuleType) -> str:
+    """The checks of `dry_run` after the hosts have met, and where it fits; arguments and errors as there."""
     print(f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed")
     folder, hf, source = find_model(c.MODEL, on_target(c))
     c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
@@ -86,7 +85,7 @@ def check(c, course: ModuleType) -> None:
         f"{c.NUM_BATCHES * sequences:,} answers"
     )
     check_paths(c, memory.trained_parameters(c, hf, parameters))
-    memory.plan_memory(c, hf, parameters)
+    return memory.plan_memory(c, hf, parameters)
 
 
 def on_target(c) -> bool:
@@ -169,44 +168,24 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         UserError: bad data, no such reward, or no question that is short enough.
     """
     data = {}
-    read_split = functools.partial(
-        questions.read_questions,
-        bad_rows=c.BAD_ROWS,
-        fault=None if c.REWARD_FUNC else task_rewards.ground_truth_fault,
-        tiny=settings.is_small(c.MODEL),
-    )
-    for constant, dataset, split in (
-        ("DATASET", c.DATASET, "train"),
-        ("TEST_DATASET", c.TEST_DATASET or c.DATASET, "test"),
-    ):
-        try:
-            data[constant] = read_split(
-                dataset, split, constant=constant if getattr(c, constant) else "DATASET"
-            )
-        except questions.OutOfReach as error:
-            if on_target(c):
-                raise
-            print(f"data     {constant}: unchecked ({error})")
-    if len(data) == 2:
-        questions.say_overlap(data["DATASET"][0], data["TEST_DATASET"][0])
-    if c.EVAL_EVERY and "DATASET" in data:
-        train, source = data["DATASET"]
-        held, train, held_source = questions.hold_out(
-            train, questions.read_validation(train, read_split)[0], c.EVAL_QUESTIONS
-        )
-        data |= {"DATASET": (train, source), "EVAL_QUESTIONS": (held, held_source)}
+    try:
+        data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+    except questions.OutOfReach as error:
+        if on_target(c):
+            raise
+        print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
     grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
-    system_prompt = questions.think_prompt(c.SYSTEM_PROMPT) if grader.think_tags else c.SYSTEM_PROMPT
-    for constant, (read, source) in data.items():
+    if data and c.EVAL_EVERY:
+        (train, source), (validation, _) = data["train"], data["validation"]
+        held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
+        data |= {"train": (train, source), "validation": (held, held_source)}
+    for split, (read, source) in data.items():
         lengths = "lengths unchecked (no tokenizer)"
-        if tokenizer is not None:
-            kept, too_long = questions.with_prompts(
-                read, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
-            )
-            questions.refuse_lost_sources(kept, too_long, c.MAX_PROMPT_LENGTH)
+        if tokenizer is not None and read:
+            kept = prompts.make_prompts(c, read, source, tokenizer, grader.think_tags, None)
             lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
-        print(f"data     {constant}: {len(read):,} questions of {source}, {lengths}")
+        print(f"data     {split}: {len(read):,} questions of {source}, {lengths}")
     print(f"rewards  {grader}")
 
 

@@ -1,11 +1,23 @@
 """What an evaluation says: shares of right answers, and each answer for the report."""
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from parts.rewards.grading import is_close
+
+ROWS = {  # of the table: figures, and what they are
+    "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
+    "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+    "greedy_answer_accuracy": "greedy: answers right",
+    "greedy_lenient_accuracy": "greedy: right by the last number",
+    "greedy_format_accuracy": "greedy: format right",
+    "cut_off": "cut off at the limit", "mean_score": "mean score",
+    "completion_length": "mean length, tokens",
+}  # fmt: skip
 
 
 def figures(
@@ -54,3 +66,42 @@ def figures(
             for name, mask in masks.items()
         }
     return result
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share seen in n questions (Wilson 1927, JASA 22, p. 209).
+
+    Returns:
+        Lower and upper end, each from 0 to 1.
+    """
+    share = round(share * n) / n
+    z = NormalDist().inv_cdf(0.975)
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of a table: the figure's name, and that of each of `results`; shares with 95 % intervals."""
+
+    def cell(key, result):
+        if key in ("mean_score", "completion_length"):
+            return f"{result[key]:.2f}" if key == "mean_score" else f"{result[key]:.1f}"
+        low, high = wilson(result[key], result["questions"])
+        return f"{result[key]:.1%} ({low:.1%} to {high:.1%})"
+
+    known = [key for key in ROWS if all(key in result for result in results)]
+    return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
+
+
+def best(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Which evaluation during training had the most right answers, in a sentence; empty if there is none."""
+    if not evaluations:
+        return ""
+    found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
+    last = evaluations[-1]
+    return (
+        f"Best on the {found['questions']} held-out questions: step {found['step']}, "
+        f"{found['answer_accuracy']:.1%} right, {found['lenient_accuracy']:.1%} by the last number (last: "
+        f"step {last['step']}: {last['answer_accuracy']:.1%}, {last['lenient_accuracy']:.1%})."
+    )

@@ -2,8 +2,8 @@
 
 Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and nothing is
 learned. Each line therefore names what is seen, the likely cause, and the constant to change. The main script
-prints a line when it begins to hold, and repeats all of them in report.md; tools/show_run.py prints those of a
-run that is already there.
+prints a line when it begins to hold, and repeats all of them in report.md; tools/show_run.py prints those of
+a run that is already there.
 
 A figure here is the median over WINDOW steps: one odd batch raises no alarm, and the KL estimate (k3) has a
 long tail. "At first" means the first WINDOW steps of the log.

@@ -1,9 +1,10 @@
 """Does it fit: a step into a chip's memory, the checkpoints onto a disk.
 
 A slice is judged by the TPU compiler's own figure where there is one: in FIT_FILES, which `make fit-check`
-writes, or from libtpu if it is installed. Elsewhere the arrays that every step needs give a lower bound:
+writes, or from libtpu if it is installed. Elsewhere it is not known whether it fits. What is known is a bound
+below which it cannot:
 
-    bytes per chip >= (checkpoint + weights of actor and reference) / chips
+    bytes per chip >= (weights of actor and reference + moments + gradients) / chips
 
 Nothing here imports jax before a function needs it.
 """
@@ -66,19 +67,24 @@ MEMORY_CONSTANTS = (
     "ATTENTION", "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION",
     "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "LORA_RANK",
 )  # fmt: skip
+UNKNOWN = "unknown"  # the verdict where nothing was compiled
 FEW_SEQUENCES = 16  # up to here the gradient that accumulation keeps is larger than the activations it saves
 
 
 # %% Disk ---------------------------------------------------------------------------------------------------
 def checkpoint_bytes(c, trained: int) -> int:
-    """Size of one checkpoint: weights, two Adam moments, and the accumulated gradient where there is one.
+    """Size of one checkpoint: weights and two Adam moments.
 
     Args:
         c: the constants of the run.
         trained: from `trained_parameters`; no others are saved.
     """
-    accumulates = bool(c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE)
-    return trained * (3 + accumulates) * BYTES[c.WEIGHT_DTYPE]
+    return 3 * trained * BYTES[c.WEIGHT_DTYPE]
+
+
+def has_passes(c) -> bool:
+    """Whether a step has several gradient passes: then their sum is in memory beside the gradient of one."""
+    return bool(c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE)
 
 
 def trained_parameters(c, hf, parameters: int) -> int:
@@ -158,13 +164,16 @@ def weight_copies(c) -> int:
     return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
 
 
-def plan_memory(c, hf, parameters: int) -> None:
+def plan_memory(c, hf, parameters: int) -> str:
     """Prints who trains and who generates, and whether it fits.
 
     Args:
         c: the constants of the run.
         hf: the checkpoint's config.
         parameters: of the model.
+
+    Returns:
+        Where it fits, in a sentence.
 
     Raises:
         UserError: it fits none of the slices; the reason is that of the first.
@@ -177,7 +186,7 @@ def plan_memory(c, hf, parameters: int) -> None:
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
         kind = jax.devices()[0].device_kind
         print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
-        return
+        return "memory was not checked"
     slices = {name: (chips, HBM_GIB[name.split("-")[0]]) for name, chips in SLICES.items()}
     chips, kind = jax.device_count(), jax.devices()[0].device_kind
     if jax.default_backend() == "tpu":
@@ -187,15 +196,19 @@ def plan_memory(c, hf, parameters: int) -> None:
         slices = {kind: (chips, jax.devices()[0].memory_stats()["bytes_limit"] / GIB)}
     else:
         print("devices  no TPU here: planned for " + ", ".join(slices))
-    faults = []
+    faults, found = [], {"fits": [], UNKNOWN: [], "does not fit": []}
     for name, (chips, limit) in slices.items():
         try:
-            print(f"{name:8} {slice_verdict(c, hf, parameters, name, chips, limit)}")
+            verdict = slice_verdict(c, hf, parameters, name, chips, limit)
+            found[UNKNOWN if verdict.startswith(UNKNOWN) else "fits"].append(name)
         except UserError as error:
             faults.append(error)
-            print(f"{name:8} no: {error}")
+            found["does not fit"].append(name)
+            verdict = f"no: {error}"
+        print(f"{name:8} {verdict}")
     if len(faults) == len(slices):
         raise faults[0]
+    return "; ".join(f"{words}: {', '.join(names)}" for words, names in found.items() if names)
 
 
 def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -> str:
@@ -215,10 +228,9 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
     from parts.machine import devices
 
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
-    # Tunix does not donate the weights to the step: the old ones stay until the new ones are there.
-    weights = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE]
-    trained = checkpoint_bytes(c, trained_parameters(c, hf, parameters))
-    peak, said = (trained + weights) / len(trainer) / GIB, "not compiled: at least"
+    numbers = weight_copies(c) * parameters + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)
+    peak, said = numbers * BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB, "at least"
+    compiled = None
     if peak <= limit and name.split("-")[0] in HBM_GIB:  # what cannot fit need not be compiled
         compiled, by_whom = compiled_peak(c, hf, name)
         peak, said = (peak, said) if compiled is None else (compiled, by_whom)
@@ -226,7 +238,12 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
         raise UserError(
             f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
         )
-    verdict = f"{len(trainer)} of {chips} chips train: {said} {peak:.1f} of {limit:.4g} GiB per chip"
+    if compiled is None:
+        return (
+            f"{UNKNOWN}: not compiled; weights, moments and gradients alone take {peak:.1f} of {limit:.4g} "
+            "GiB per chip"
+        )
+    verdict = f"yes: {len(trainer)} of {chips} chips train, {said} {peak:.1f} of {limit:.4g} GiB per chip"
     if rollout_mesh is None:
         return verdict
     shared = rollout_mesh.devices.flat[0] in trainer
@@ -352,8 +369,7 @@ def committed_peak(c, hf, name: str) -> float | None:
 
 def memory_remedy(c) -> str:
     """The constant to change when memory is short: of those with room left, the least harmful."""
-    accumulates = c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE
-    if accumulates and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
+    if has_passes(c) and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
         return (
             f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}, set 0 (accumulating costs another gradient)"
         )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parts.run import evaluation
 from parts.run.answers import read_lines
 from parts.run.run_files import read_constants, read_log, read_object
 from parts.run.train_log import HELD_OUT
@@ -133,43 +134,25 @@ def with_evaluations(
 ) -> dict[str, list[float | None]]:
     """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which loses none by a kill."""
     rows = {int(row["step"]): dict(row) for row in log}
-    for evaluation in evaluations:
-        row = rows.setdefault(evaluation["step"], {"step": evaluation["step"]})
-        row.update({column: evaluation[name] for column, name in HELD_OUT.items()})
+    for result in evaluations:
+        row = rows.setdefault(result["step"], {"step": result["step"]})
+        row.update({column: result[name] for column, name in HELD_OUT.items()})
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
     return {name: [without_nan(rows[step].get(name, math.nan)) for step in sorted(rows)] for name in names}
 
 
 def summary(before, after, evaluations, constants) -> dict[str, Any]:
-    """The figures on top of the page: a table, and sentences below it."""
-    names = {
-        "answer_accuracy": "right, in the form asked for", "lenient_accuracy": "right by the last number",
-        "format_accuracy": "form right", "greedy_answer_accuracy": "greedy: right, in the form",
-        "greedy_lenient_accuracy": "greedy: right by the last number",
-    }  # fmt: skip
-    results = {"before": before, "after": after}
-    results = {when: result for when, result in results.items() if result}
-    rows = [[words, *(f"{result[name]:.1%}" for result in results.values())] for name, words in names.items()]
-    questions = next(iter(results.values()))["questions"] if results else 0
-    best = best_evaluation(evaluations)
+    """The figures on top of the page: a table, and a sentence below it."""
+    results = {when: result for when, result in (("before", before), ("after", after)) if result}
+    if not results:
+        return {"header": [], "rows": [], "notes": []}
+    questions = next(iter(results.values()))["questions"]
+    note = evaluation.best([e for e in evaluations if e["step"]])
     return {
         "header": [f"{questions} test questions, {constants['EVAL_CONFIG']} sampling", *results],
-        "rows": rows if results else [],
-        "notes": [best] if best else [],
+        "rows": evaluation.comparison(list(results.values())),
+        "notes": [note] if note else [],
     }
-
-
-def best_evaluation(evaluations: Sequence[dict[str, Any]]) -> str:
-    """Which evaluation during training had the most right answers, in a sentence; empty if there is none."""
-    trained = [e for e in evaluations if e["step"]]
-    if not trained:
-        return ""
-    best = max(trained, key=lambda e: e["answer_accuracy"])  # the first of several
-    last = trained[-1]
-    return (
-        f"Best on the {best['questions']} held-out questions: step {best['step']}, "
-        f"{best['answer_accuracy']:.1%} right (the last, step {last['step']}: {last['answer_accuracy']:.1%})."
-    )
 
 
 # %% The page of some answers -------------------------------------------------------------------------------

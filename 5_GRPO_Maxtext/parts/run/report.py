@@ -3,11 +3,9 @@
 import itertools
 import json
 import math
-import operator
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -17,7 +15,7 @@ from etils import epath
 from parts import settings
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run import answers, checkpoints, page
+from parts.run import answers, checkpoints, evaluation, page
 from parts.run.run_folder import Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -28,19 +26,6 @@ KEPT = (  # of an evaluation, in result.json
     "answer_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy",
     "greedy_lenient_accuracy", "questions", "mean_score", "by_data_source",
 )  # fmt: skip
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share seen in n questions (Wilson 1927, JASA 22, p. 209).
-
-    Returns:
-        Lower and upper end, each from 0 to 1.
-    """
-    share = round(share * n) / n
-    z = NormalDist().inv_cdf(0.975)
-    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max(0.0, center - half), min(1.0, center + half)
 
 
 def introduce(
@@ -94,29 +79,9 @@ def introduce(
 
 def comparison_table(before: dict[str, Any], after: dict[str, Any], eval_config: str) -> str:
     """The before/after table in Markdown, shares with 95 % Wilson intervals."""
-    n = before["questions"]
-
-    def cell(value, key):
-        if key in ("mean_score", "completion_length"):
-            return f"{value:.2f}" if key == "mean_score" else f"{value:.1f}"
-        low, high = wilson(value, n)
-        return f"{value:.1%} ({low:.1%} to {high:.1%})"
-
-    names = {
-        "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
-        "partial_accuracy": "within 10 %", "format_accuracy": "format right",
-        "greedy_answer_accuracy": "greedy: answers right",
-        "greedy_lenient_accuracy": "greedy: right by the last number",
-        "greedy_format_accuracy": "greedy: format right",
-        "cut_off": "cut off at the limit", "mean_score": "mean score",
-        "completion_length": "mean length, tokens",
-    }  # fmt: skip
-    lines = [f"| {n} questions, {table_cell(eval_config)} sampling | before | after |", "|---|---|---|"]
-    for key, name in names.items():
-        if key in before:
-            row = [cell(result[key], key) for result in (before, after)]
-            lines.append(f"| {name} | {row[0]} | {row[1]} |")
-    return "\n".join(lines)
+    head = f"| {before['questions']} questions, {table_cell(eval_config)} sampling | before | after |"
+    rows = (f"| {' | '.join(cells)} |" for cells in evaluation.comparison([before, after]))
+    return "\n".join([head, "|---|---|---|", *rows])
 
 
 def data_source_table(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -155,20 +120,11 @@ def sample_answers(before: dict[str, Any], after: dict[str, Any]) -> str:
     )
 
 
-def best_checkpoint(evaluations: Sequence[dict[str, Any]], c, run: Run) -> str:
-    """Names the kept checkpoint that was best during training, and says by which questions; or nothing."""
+def best_checkpoint(evaluations: Sequence[dict[str, Any]], run: Run) -> str:
+    """Which kept checkpoint was best during training, in a paragraph; or nothing."""
     saved = set(checkpoints.saved(run.checkpoints))
-    kept = [result for result in evaluations if result["step"] in saved]
-    if not kept:
-        return ""
-    strict, lenient = (operator.itemgetter(f"{kind}_accuracy") for kind in ("answer", "lenient"))
-    best = max(kept, key=lambda result: (strict(result), lenient(result)))  # the first of several
-    return (
-        f"Of the checkpoints kept, {run.folder}/{best['step']} was the best on the "
-        f"{best['questions']} questions asked during training: {strict(best):.1%} right ({lenient(best):.1%} "
-        f"by the last number), the last {strict(kept[-1]):.1%} ({lenient(kept[-1]):.1%}). None of them is "
-        "among the test questions above, which the last checkpoint answered.\n\n"
-    )
+    words = evaluation.best([result for result in evaluations if result["step"] in saved])
+    return f"Of the checkpoints kept in {run.folder}: {words}\n\n" if words else ""
 
 
 def draw_picture(
@@ -209,7 +165,7 @@ def draw_picture(
         (0.2, after, AFTER_COLOR, "after"),
     ):
         shares = np.array([result[key] for key in keys])
-        intervals = np.array([wilson(share, result["questions"]) for share in shares])  # [4, 2]
+        intervals = np.array([evaluation.wilson(share, result["questions"]) for share in shares])  # [4, 2]
         error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
         bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
     bars.set_xticks(range(4), ["answers\nright", "by the last\nnumber", "format\nright", "greedy:\nright"])
@@ -251,14 +207,15 @@ def write(
     title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
     evaluations = answers.read_lines(folder / "evaluations.jsonl")
     draw_picture(folder / "report.png", log, before, after, evaluations, title)
-    best = best_checkpoint(evaluations, c, run)
+    best = best_checkpoint(evaluations, run)
     size = f"{c.BATCH_SIZE} x {c.NUM_GENERATIONS}"
     training = f"{c.NUM_BATCHES} steps of {size} answers, median {step_seconds:.2f} s each"
     if log:  # it can be lost: the run was over, and only the report is made again
         names = ("reward", "reward_std", "kl", "zero_variance", "length")
         reward, spread, kl, no_signal, length = (log[-1].get(name, math.nan) for name in names)
+        measured = "not measured (BETA=0)" if math.isnan(kl) else f"{kl:.4f}"
         training += (
-            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL {kl:.4f}, groups without "
+            f"; last step: reward {reward:.2f} +- {spread:.2f} within a group, KL {measured}, groups without "
             f"signal {no_signal:.0%}, {length:.1f} tokens per answer"
         )
     lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."

@@ -91,7 +91,7 @@ class Run:
             raise UserError(
                 f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {trained} steps the model "
                 "can no longer be asked as it was before training; put the file back, or start another run "
-                "(inference.py and convert_checkpoint.py take this one's checkpoints as they are)"
+                "(inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
             )
         result = ask()
         print(f"{name} training: {in_words(result)}")
@@ -108,8 +108,7 @@ def open_run(c) -> Iterator[Run]:
             constants.json is damaged; another run's checkpoints.
         Stopped: Ctrl-C in the block.
     """
-    started = time.localtime(devices.start_time())
-    folder = Path(c.RUN_DIR or time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started))
+    folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder()
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
     root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
     with contextlib.ExitStack() as stack:
@@ -132,6 +131,27 @@ def open_run(c) -> Iterator[Run]:
             yield Run(folder, logs, root)
         except KeyboardInterrupt:
             raise settings.Stopped(folder) from None
+
+
+def new_folder() -> Path:
+    """Makes a folder named after the time that no other run has: two may start in the same second.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    started = time.localtime(devices.start_time())
+    name = time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started)
+    count = 1
+    while devices.is_first():
+        try:
+            Path(f"{name}_{count}" if count > 1 else name).mkdir(parents=True)
+            break
+        except FileExistsError:
+            count += 1
+        except OSError as error:
+            raise UserError(f"{name}: {error.strerror}; choose a RUN_DIR that can be written") from None
+    count = devices.of_first(count)
+    return Path(f"{name}_{count}" if count > 1 else name)
 
 
 def read_run_file(logs: Path, root: str) -> dict[str, str]:

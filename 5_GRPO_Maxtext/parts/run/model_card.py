@@ -10,7 +10,7 @@ import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import task_rewards
 from parts.run.report import comparison_table
@@ -85,10 +85,9 @@ def header(
 def figures(c: Mapping[str, Any], result: Mapping[str, Any], step: int) -> str:
     """Before and after with 95 % intervals, or why there are none."""
     if not result:
-        updates = c["NUM_BATCHES"] * c["NUM_ITERATIONS"]
         return (
-            f"No figures: this is the checkpoint after update {step} of {updates}. Only what a finished run "
-            "ends with is evaluated on the test questions."
+            f"No figures: this is the checkpoint after step {step} of {c['NUM_BATCHES']}. Only what a "
+            "finished run ends with is evaluated on the test questions."
         )
     table = comparison_table(result["before"], result["after"], c["EVAL_CONFIG"])
     return (
@@ -102,7 +101,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
 
     Args:
         run: RUN_DIR, with `constants.json`, and with `result.json` if the run is over.
-        step: the checkpoint's number, in updates. Only the last one has figures.
+        step: the checkpoint's number. Only the last one has figures.
         model: MODEL, a hub name or a folder.
         folder: where its files are; the licence comes from its README.md.
 
@@ -111,14 +110,14 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
     """
     c = read_constants(run)
     result = read_object(run / "result.json") or {}
-    if step != result.get("steps", 0) * c["NUM_ITERATIONS"]:  # the figures are another checkpoint's
+    if step != result.get("steps"):  # the figures are another checkpoint's
         result = {}
     licence = licence_of(folder)
     named = f"Its card names {code(licence['license'])}." if licence else "Its folder does not name it."
     base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
     name = f"{Path(base or model).name}-grpo"
     think = not task_rewards.WANT_THINK_TAGS.isdisjoint(task_rewards.reward_names(c["REWARDS"]))
-    system_prompt = questions.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
+    system_prompt = prompts.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     content = c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)
     weights = f"LoRA of rank {c['LORA_RANK']}, merged" if c["LORA_RANK"] else "all weights"
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
@@ -126,7 +125,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
 # {code(name)}
 
 {code(model)}, trained with GRPO (group relative policy optimization, arXiv 2402.03300) by the main script of
-the course *Q-learning to GRPO*: {weights}, {step // c["NUM_ITERATIONS"]} steps, each on {c["BATCH_SIZE"]} \
+the course *Q-learning to GRPO*: {weights}, {step} steps, each on {c["BATCH_SIZE"]} \
 questions x {c["NUM_GENERATIONS"]} answers, which programs graded.
 
 ## What it was trained on
