@@ -29,7 +29,7 @@ class Variants:
     OVERLONG_PENALTY: NonNegative = 1.0  # points that an answer at the limit loses by OVERLONG_BUFFER
     ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"  # refill: ask other questions (DAPO)
     TARGET_KL: NonNegative = 0.0  # nats per token; BETA is steered to keep the KL here (0 = off)
-    TEMPERATURE_END: NonNegative = 0.0  # TEMPERATURE moves there in a straight line over all steps (0 = off)
+    TEMPERATURE_END: NonNegative = 0.0  # TEMPERATURE goes there in a straight line over all steps (0 = stays)
     OFF_POLICY_STEPS: OneOrOff = 0  # 1: answers are one step old; vLLM draws them while a step trains
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
