@@ -19,10 +19,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
-from short_runs import SHORT
 from test_page import with_hostile_texts
 
-import grpo_llama3_1_8b_demo as demo
 from parts.run import answers, page
 
 WIDTHS = {"phone": (360, 800), "desk": (1400, 1000)}
@@ -33,11 +31,9 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(finished):
     """The folder of a short run."""
-    folder = tmp_path_factory.mktemp("browser") / "run"
-    demo.main([*SHORT, f"RUN_DIR={folder}"])
-    return folder
+    return finished / "run"
 
 
 @pytest.fixture(scope="module")

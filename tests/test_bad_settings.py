@@ -1,16 +1,19 @@
 """A hundred settings that are wrong, each in another way: one line with constant, value and remedy.
 
-They are tried on the main script before anything is trained, and most of them again as a dry run.
+Those that need no file and no model are refused where the constants are read. The others are tried on the
+main script before anything is trained, and most of them again as a dry run.
 """
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
+from parts import settings
 from parts.rewards import task_rewards
 from parts.settings import UserError
 
@@ -56,9 +59,9 @@ CHECKPOINT_DIR=mine.jsonl/x => choose another
 CHECKPOINT_DIR=/proc/checkpoints => choose another
 SEED=-1 => 0 or more
 SEED=4294967296 => at most
-SEED=1e3 => int
+SEED=1e3 => a whole number
 SEED=99999999999999999999 => at most
-DRY_RUN=maybe => bool
+DRY_RUN=maybe => True or False
 BAD_ROWS=ignore => one of refuse, skip
 MAX_PROMPT_LENGTH=0 => 1 or more
 MAX_PROMPT_LENGTH=-5 => 1 or more
@@ -80,8 +83,7 @@ NUM_GENERATIONS=0 => 2 or more
 NUM_ITERATIONS=0 => 1 or more
 NUM_BATCHES=0 => 1 or more
 NUM_TEST_QUESTIONS=0 => 1 or more
-NUM_PASSES=0 => 1 or more
-EVAL_CONFIG=greedy NUM_PASSES=3 => all alike
+NUM_PASSES=3 => no such constant
 EVAL_EVERY=-1 => 0 or more
 EVAL_QUESTIONS=0 => 1 or more
 LOG_ANSWERS_EVERY=-1 => 0 or more
@@ -104,7 +106,7 @@ ZERO_VARIANCE_GROUPS=drop => one of keep
 TARGET_KL=-1 => 0 or more
 ADVANTAGE_CLIP=-1 => 0 or more
 LOGITS_CLIP=nan => 0 or more
-OFF_POLICY_STEPS=2 => 0 or 1
+OFF_POLICY_STEPS=2 => at most 1
 OFF_POLICY_STEPS=1 TEMPERATURE_END=0.5 => switch one off
 SAMPLER_CORRECTION=inf => 0 or more
 LEARNING_RATE=nan => 0 or more
@@ -195,14 +197,37 @@ def line_of(arguments):
     return line
 
 
-@pytest.mark.parametrize("settings_", VALUES)
-def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(settings_, a_small_place):
-    arguments = settings_.split()
-    for first in [[]] if settings_ in ONLY_WHEN_IT_RUNS else [["DRY_RUN=True"], []]:
-        line = line_of([*first, *arguments])
-        assert VALUES[settings_] in line, line
-        assert any(argument.split("=")[0] in line for argument in arguments), line
-        assert set(os.listdir()) <= a_small_place | ({"runs"} if not first else set())
+def refused_when_read(arguments):
+    """What the first line of `main` says, with or without DRY_RUN; nothing if it takes the values."""
+    try:
+        settings.read(demo.Constants, arguments)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(a_small_place, subtests):
+    read_alone = 0
+    for row, words in VALUES.items():
+        with subtests.test(row):
+            arguments = row.split()
+            ways = [[]] if row in ONLY_WHEN_IT_RUNS else [["DRY_RUN=True"], []]
+            lines = [refused_when_read(arguments)]
+            read_alone += bool(lines[0])
+            for first in [] if lines[0] else ways:
+                lines = [*filter(None, lines), line_of([*first, *arguments])]
+                assert set(os.listdir()) <= a_small_place | ({"runs"} if not first else set())
+            for line in lines:
+                assert words in line and "\n" not in line, line
+                assert any(argument.split("=")[0] in line for argument in arguments), line
+            shutil.rmtree("runs", ignore_errors=True)
+    assert 80 < read_alone < len(VALUES) - 40
+
+
+@pytest.mark.parametrize("first", [[], ["DRY_RUN=True"]])
+def test_the_main_script_reads_its_constants_before_anything_else(first, a_small_place):
+    assert "use a whole number" in line_of([*first, "NUM_BATCHES=0", "MODEL=nothing", "RUN_DIR=run"])
+    assert set(os.listdir()) == a_small_place
 
 
 @pytest.mark.parametrize("text", REWARDS)

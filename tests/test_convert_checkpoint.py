@@ -18,12 +18,12 @@ from flax import nnx
 from maxtext.utils import model_creation_utils
 from test_load_llama import logits_of, tolerance
 
-from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
 from parts import settings
 from parts.model import llama
+from parts.run import checkpoints
 from parts.settings import HERE, UserError
-from parts.tunix_api import CheckpointManager
+from tools import convert_checkpoint as convert
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an output layer of its own
@@ -192,18 +192,18 @@ def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(m
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
-    """The checkpoint is written as Tunix's trainer writes it, after a change to every weight."""
+    """The checkpoint is written as the main script writes it, after a change to every weight."""
     trained, mesh = load("tiny_llama", scan_layers=scan_layers)
     changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trained, nnx.Param))
     nnx.update(trained, changed)
     Path("run").mkdir()
     Path("run/constants.json").write_text(json.dumps(settings.defaults(demo.Constants, "laptop")))
-    manager = CheckpointManager(root_directory=str(Path("run/checkpoints/actor").resolve()))
-    optimizer = nnx.Optimizer(trained, optax.adamw(1e-3), wrt=nnx.Param)
-    for step in (9, 10):  # the latest is taken: by number, not by name
-        manager.save(step, trained, optimizer, force=True)
-    manager.close()
-    assert Path("run/checkpoints/actor/10/optimizer_state").is_dir()
+    weights = nnx.to_pure_dict(nnx.state(trained, nnx.Param))
+    c, moments = settings.read(demo.Constants, []), optax.adamw(1e-3).init(weights)
+    with checkpoints.open_manager(str(Path("run/checkpoints").resolve())) as manager:
+        for step in (9, 10):  # the latest is taken: by number, not by name
+            checkpoints.save(manager, step, weights, moments, {"beta": 0.0, "ahead": None}, c)
+    assert Path("run/checkpoints/10/moments").is_dir()
 
     convert.main(["SOURCE=run", "TARGET=hf"])
     assert max(convert.find_checkpoints(Path("run"))[0]) == 10
@@ -216,7 +216,7 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     assert tokenizer.encode("Tom has 2 apples") == original.encode("Tom has 2 apples")
     card = Path("hf/README.md").read_text()
     assert huggingface_hub.metadata_load("hf/README.md")["library_name"] == "transformers"
-    assert "after update 10 of 200" in card
+    assert "after step 10 of 200" in card
 
 
 FAULTS = {
@@ -253,13 +253,14 @@ def faulty(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("message", FAULTS)
-def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, message):
+def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, subtests):
     monkeypatch.chdir(faulty)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=message) as error:
-        convert.main(FAULTS[message])
-    assert "\n" not in str(error.value) and not Path("t").exists()
+    for message, arguments in FAULTS.items():
+        with subtests.test(message):
+            with pytest.raises(UserError, match=message) as error:
+                convert.main(arguments)
+            assert "\n" not in str(error.value) and not Path("t").exists()
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
@@ -269,8 +270,8 @@ def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
 
 
 def test_the_command_line():
-    script = HERE / "convert_checkpoint.py"
-    done = subprocess.run([sys.executable, script, "SOURCE=tiny_llama"], capture_output=True, text=True)
+    command = [sys.executable, HERE / "tool.py", "convert_checkpoint", "SOURCE=tiny_llama"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr == "error: TARGET is empty; give it on the command line: TARGET=folder\n"
 

@@ -1,9 +1,6 @@
 """A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply goes on."""
 
-import contextlib
 import errno
-import functools
-import io
 import json
 import os
 import re
@@ -21,39 +18,27 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from short_runs import HANGS, SCRIPT
-from test_guards import load_weights
+from short_runs import HANGS, SCRIPT, SHORT, load_weights, saved_steps
 
-from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
-from parts.run import health
 import inference
 import reward_func
-from tools import show_run
 from parts import settings
+from parts.data import prompts
 from parts.model import llama
 from parts.rewards import task_rewards
-from parts.run import checkpoints, run_log
+from parts.run import checkpoints, run_folder, train_log
 from parts.run.run_files import read_log
 from parts.settings import UserError
-from parts.tunix_api import RLTrainingConfig, trainer
+from tools import convert_checkpoint as convert
+from tools import show_run
 
-RUN = ["NUM_BATCHES=4", "BATCH_SIZE=2", "NUM_GENERATIONS=4", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=2",
-       "EVAL_EVERY=2", "EVAL_QUESTIONS=4", "LOG_ANSWERS_EVERY=1", "EVAL_CONFIG=liberal"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a run that is over: run/."""
-    folder = tmp_path_factory.mktemp("finished")
-    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
-        demo.main([*RUN, "RUN_DIR=run"])
-    return folder
+LAST, BEFORE = 8, 6  # checkpoints of a run of SHORT: the last one, and the one before
 
 
 @pytest.fixture
 def run(finished, tmp_path, monkeypatch):
-    """A copy of it in the current folder, to be damaged."""
+    """A copy of a run that is over in the current folder, to be damaged."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished / "run", "run")
     return Path("run")
@@ -72,8 +57,8 @@ def garbage(path):
     path.write_bytes(bytes(range(256)) * 4 + b"\n")
 
 
-def actor(run, step=4):
-    return run / "checkpoints" / "actor" / str(step)
+def last_of(run):
+    return run / "checkpoints" / str(LAST)
 
 
 def empty_folder(checkpoint):
@@ -83,22 +68,28 @@ def empty_folder(checkpoint):
 
 def cut_arrays(checkpoint):
     """The largest file of the weights: the numbers themselves."""
-    files = [path for path in checkpoint.glob("model_params/**/*") if path.is_file()]
+    files = [path for path in checkpoint.glob("weights/**/*") if path.is_file()]
     cut(max(files, key=lambda path: path.stat().st_size))
 
 
-CHECKPOINTS = {  # what is done to the last checkpoint, and the reason that is given
-    "no weights": (lambda last: shutil.rmtree(last / "model_params"), "model_params"),
-    "no moments": (lambda last: shutil.rmtree(last / "optimizer_state"), "it has no optimizer_state"),
-    "an empty folder": (empty_folder, ""),
-    "weights' metadata cut": (lambda last: cut(last / "model_params" / "_METADATA"), ""),
-    "weights' metadata empty": (lambda last: empty(last / "model_params" / "_METADATA"), ""),
-    "moments' metadata lost": (lambda last: (last / "optimizer_state" / "_METADATA").unlink(), ""),
-    "moments' metadata garbage": (lambda last: garbage(last / "optimizer_state" / "_METADATA"), ""),
-    "arrays cut": (cut_arrays, ""),
-    "arrays lost": (lambda last: shutil.rmtree(last / "model_params" / "d"), ""),
-    "the index of the arrays cut": (lambda last: cut(last / "model_params" / "manifest.ocdbt"), ""),
+CHECKPOINTS = {  # what is done to the last checkpoint
+    "no weights": lambda last: shutil.rmtree(last / "weights"),
+    "no moments": lambda last: shutil.rmtree(last / "moments"),
+    "no loop": lambda last: shutil.rmtree(last / "loop"),
+    "loop garbage": lambda last: garbage(last / "loop" / "metadata"),
+    "an empty folder": empty_folder,
+    "weights' metadata cut": lambda last: cut(last / "weights" / "_METADATA"),
+    "weights' metadata empty": lambda last: empty(last / "weights" / "_METADATA"),
+    "moments' metadata garbage": lambda last: garbage(last / "moments" / "_METADATA"),
+    "arrays cut": cut_arrays,
+    "arrays lost": lambda last: shutil.rmtree(last / "weights" / "d"),
+    "the index of the arrays cut": lambda last: cut(last / "weights" / "manifest.ocdbt"),
 }
+
+
+def contents(folder):
+    """Every file below `folder`, byte by byte."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 # name: (what is done to the run, what is said)
@@ -115,170 +106,220 @@ REFUSED = {
     "constants lost": (  # a new run, that is not to go on with another's weights
         lambda run: (run / "constants.json").unlink(), "holds the checkpoints of another run"
     ),
-    "run.json cut": (lambda run: cut(run / "run.json"), "run.json is damaged; copy .*checkpoints/run.json"),
+    "run.json cut": (lambda run: cut(run / "run.json"), "run.json is lost or damaged; copy .*ts/run.json"),
     "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after"),
     "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
-    "every checkpoint": (
-        lambda run: [shutil.rmtree(actor(run, step) / "model_params") for step in (2, 4)],
-        r"none of its checkpoints \(2, 4\) can be read.*model_params",
+    "the weights of the last checkpoint": (
+        lambda run: shutil.rmtree(last_of(run) / "weights"),
+        r"checkpoint 8 in .*run/checkpoints cannot be read .*; try again, or move it away to go on from 6$",
+    ),
+    "the only checkpoint": (
+        lambda run: cut_arrays(last_of(run)) or [shutil.rmtree(run / "checkpoints" / n) for n in "246"],
+        r"checkpoint 8 in .*run/checkpoints cannot be read .*; try again, or put a whole one back$",
     ),
     "the mark of the checkpoints": (
         lambda run: cut(run / "checkpoints" / "run.json"), "copy the run.json of its RUN_DIR over it"
     ),
 }  # fmt: skip
 
+LOGS = ("after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "result.json")
 GOES_ON = {  # several at once: a run to the end takes seconds
-    "files lost": (
-        lambda run: [(run / name).unlink() for name in ("after.json", "train_log.csv", "evaluations.jsonl")],
-        ["after training: ", "has lost the rows of 4 steps"],
-    ),
-    "files garbage": (
-        lambda run: [garbage(run / name) for name in (
-            "after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "answers.pending.json",
-            "result.json",
-        )],
-        ["after training: ", "has lost the rows of 4 steps"],
-    ),
-    "files cut": (
-        lambda run: [cut(run / name) for name in (
-            "after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "result.json"
-        )] + [cut_arrays(actor(run))],
-        ["after training: ", "checkpoint 4 in .* is damaged .*; taking 2", "going on after step 2 of 4"],
-    ),
-}  # fmt: skip
+    "files lost": lambda run: [(run / name).unlink() for name in LOGS],
+    "files garbage": lambda run: [garbage(run / name) for name in LOGS],
+    "files cut": lambda run: [cut(run / name) for name in LOGS],
+}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, name):
-    damage, words = REFUSED[name]
-    damage(run)
-    there = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=words) as error:
-        demo.main([*RUN, "RUN_DIR=run"])
-    assert "\n" not in str(error.value)
-    assert {path: path.read_bytes() for path in there} == there
+def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, subtests):
+    whole = shutil.copytree(run, "whole")
+    for name, (damage, words) in REFUSED.items():
+        with subtests.test(name):
+            shutil.rmtree(run)
+            shutil.copytree(whole, run)
+            damage(run)
+            there = contents(run)
+            with pytest.raises(UserError, match=words) as error:
+                demo.main([*SHORT, "RUN_DIR=run"])
+            assert "\n" not in str(error.value)
+            assert contents(run).items() >= there.items()
 
 
 @pytest.mark.parametrize("name", GOES_ON)
 def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finished, name, capsys):
-    damage, words = GOES_ON[name]
-    damage(run)
-    demo.main([*RUN, "RUN_DIR=run", "PROFILE_DIR=trace"])
+    GOES_ON[name](run)
+    demo.main([*SHORT, "RUN_DIR=run"])
     said = capsys.readouterr().out
-    for word in words:
-        assert re.search(word, said), said[-2000:]
-    assert ("trace of steps" in said) == ("going on after step 2" in said) == Path("trace").exists()
-    whole, again = load_weights(finished / "run", 4), load_weights("run", 4)
+    assert "after training: " in said and "going on after step 8 of 8" in said
+    assert re.search(r"train_log.csv has lost the rows of \d steps", said)
+    results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
+    assert results[0]["after"] == results[1]["after"]
+
+
+def test_moved_away_as_the_line_says_a_damaged_checkpoint_costs_its_steps_only(run, finished, capsys):
+    cut_arrays(last_of(run))
+    last_of(run).rename("moved away")
+    for name in LOGS:
+        cut(run / name)
+    demo.main([*SHORT, "RUN_DIR=run", "PROFILE_DIR=trace"])
+    said = capsys.readouterr().out
+    assert "going on after step 6 of 8" in said and not Path("trace").exists()  # two steps: no third
+    whole, again = load_weights(finished / "run", LAST), load_weights("run", LAST)
+    assert whole.keys() == again.keys()
     for weight in whole:
         np.testing.assert_array_equal(whole[weight], again[weight], err_msg=weight)
     results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
     assert results[0]["after"] == results[1]["after"]
-    if "is damaged" in said:  # kept, and out of the way
-        assert (actor(run).parent / "damaged_4").is_dir()
 
 
-class Weights(nnx.Module):
-    """A model of 6 numbers: Tunix restores it as it restores the Llama."""
+@pytest.fixture(params=["503 Service Unavailable", "Connection reset by peer"])
+def unreachable(request, monkeypatch):
+    """The network fails while a checkpoint is read."""
 
-    def __init__(self):
-        self.table = nnx.Param(jnp.zeros((2, 3)))
+    def fail(*arguments, **options):
+        raise OSError(request.param)
 
-
-def toy_trainer(root):
-    config = RLTrainingConfig(
-        actor_optimizer=None, eval_every_n_steps=100, mini_batch_size=1, checkpoint_root_directory=str(root),
-        checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=5),
-    )  # fmt: skip
-    return trainer.Trainer(Weights(), optax.adamw(0.1), config, dict)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", fail)
+        patch.setattr(ocp.PyTreeCheckpointer, "restore", fail)
+        yield request.param
 
 
-@pytest.fixture
-def toy(tmp_path):
-    """Checkpoints 1 and 2 of the six numbers: all 1, all 2, with moments 1 and 2."""
-    root = tmp_path / "checkpoints" / "actor"
-    writer = toy_trainer(root)
-    for step in (1, 2):
-        writer.model.table[...] = jnp.full((2, 3), float(step))
-        moments = nnx.state(writer.optimizer, nnx.OptState)
-        nnx.update(writer.optimizer, jax.tree.map(functools.partial(jnp.full_like, fill_value=step), moments))
-        writer.checkpoint_manager.save(step, writer.model, writer.optimizer, force=True)
-    writer.checkpoint_manager.close()
+def test_an_error_of_the_network_is_no_damage(run, unreachable):
+    """Nothing is renamed, and no older checkpoint is taken in its place."""
+    (run / "after.json").unlink()
+    there = contents(run)
+    for read in (
+        lambda: demo.main([*SHORT, "RUN_DIR=run"]),
+        lambda: inference.main(["CHECKPOINT=run"]),
+        lambda: convert.main(["SOURCE=run", "TARGET=exported"]),
+    ):
+        with pytest.raises(UserError, match=rf"{unreachable}\); try again, or ") as error:
+            read()
+        assert "\n" not in str(error.value) and "8" in str(error.value)
+    assert contents(run).items() >= there.items() and not Path("exported").exists()
+    assert saved_steps(run) == [2, 4, 6, 8]
+
+
+# --- what Orbax says to each kind of damage, on a model of six numbers
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    """Checkpoints 1 and 2 of six numbers, to be copied: all 1, all 2, with moments 1 and 2."""
+    root, c = tmp_path_factory.mktemp("toys") / "checkpoints", settings.read(demo.Constants, [])
+    with checkpoints.open_manager(str(root)) as manager:
+        for step in (1, 2):
+            checkpoints.save(manager, step, *six_numbers(step), {"beta": float(step), "ahead": None}, c)
     return root
 
 
+@pytest.fixture
+def toy(toys, tmp_path):
+    return shutil.copytree(toys, tmp_path / "checkpoints")
+
+
+def six_numbers(value):
+    """Weights and moments of AdamW, all of them `value`."""
+    weights = {"table": jnp.full((2, 3), float(value))}
+    moments = optax.adamw(0.1).init(weights)
+    return weights, jax.tree.map(lambda x: jnp.full_like(x, value), moments)
+
+
+def newest(root):
+    """What a run would go on from."""
+    with checkpoints.open_manager(str(root)) as manager:
+        return checkpoints.restore(manager, manager.latest_step(), *six_numbers(0))
+
+
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(toy, name, capsys):
-    damage, reason = CHECKPOINTS[name]
-    damage(toy / "2")
-    with checkpoints.restoring_whole_ones():
-        reader = toy_trainer(toy)
-    said = capsys.readouterr().out
-    assert re.fullmatch(rf"checkpoint 2 in .* is damaged \(.*{reason}.*\); taking 1, the one before\n", said)
-    assert reader.train_steps == 1 and float(reader.model.table[...].min()) == 1
-    moments = jax.tree.leaves(nnx.state(reader.optimizer, nnx.OptState))
-    assert {float(x) for leaf in moments for x in np.ravel(leaf)} == {1.0}
-    assert reader.checkpoint_manager.save(2, reader.model, reader.optimizer, force=True)  # its place is free
-    reader.checkpoint_manager.close()
-    assert sorted(path.name for path in toy.iterdir()) == ["1", "2", "damaged_2"]
+def test_a_damaged_checkpoint_is_named_and_never_passed_over(toy, name):
+    CHECKPOINTS[name](toy / "2")
+    there = contents(toy)
+    with pytest.raises(
+        UserError, match=r"^checkpoint 2 in .* cannot be read as this MODEL's \(.+\); "
+    ) as error:
+        newest(toy)
+    assert str(error.value).endswith("move it away to go on from 1") and "\n" not in str(error.value)
+    assert contents(toy) == there and (toy / "2").is_dir()
+    (toy / "2").rename(toy.parent / "moved away")
+    weights, moments, loop = newest(toy)
+    numbers = {float(x) for leaf in jax.tree.leaves((weights, moments)) for x in np.ravel(leaf)}
+    assert numbers == {1.0} and loop["beta"] == 1.0
 
 
-def test_whole_checkpoints_are_restored_without_a_word_and_none_is_a_start(toy, tmp_path, capsys):
-    with checkpoints.restoring_whole_ones():
-        reader, fresh = toy_trainer(toy), toy_trainer(tmp_path / "none")
-    assert (reader.train_steps, fresh.train_steps) == (2, 0) and not capsys.readouterr().out
-    assert float(reader.model.table[...].min()) == 2 and float(fresh.model.table[...].max()) == 0
+def test_a_whole_checkpoint_is_restored_as_it_was_saved(toy):
+    weights, moments, loop = newest(toy)
+    assert jax.tree.structure(moments) == jax.tree.structure(six_numbers(0)[1])
+    numbers = {float(x) for leaf in jax.tree.leaves((weights, moments)) for x in np.ravel(leaf)}
+    assert numbers == {2.0} and loop == {"beta": 2.0, "ahead": None}
+    assert checkpoints.saved(str(toy)) == [1, 2] and checkpoints.saved(str(toy / "none")) == []
 
 
-def test_too_little_memory_or_disk_is_no_damage():
-    full = OSError(errno.ENOSPC, "No space left on device")
-    for error in (MemoryError(), UserError("one line"), full):
+def test_without_its_list_of_moments_a_checkpoint_is_read_by_the_optimizers_own(toy):
+    (toy / "2" / "moments" / "_METADATA").unlink()
+    assert {float(x) for leaf in jax.tree.leaves(newest(toy)[:2]) for x in np.ravel(leaf)} == {2.0}
 
-        def read(step, error=error):
+
+def test_too_little_memory_is_no_damage(toy, monkeypatch):
+    for error in (MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")):
+
+        def fail(*arguments, error=error, **options):
             raise error
 
+        monkeypatch.setattr(ocp.CheckpointManager, "restore", fail)
         with pytest.raises(type(error)):
-            checkpoints.newest_readable([1, 2], read, "here")
+            newest(toy)
 
 
-def test_inference_beside_a_run_that_prunes_takes_what_is_there_by_then(toy):
-    """The last two when the command began, 1 and 2, are gone; the run has saved 3 and 4."""
-    steps = checkpoints.saved(str(toy.parent))
-    writer = toy_trainer(toy)
-    for step in (3, 4):
-        writer.model.table[...] = jnp.full((2, 3), float(step))
-        writer.checkpoint_manager.save(step, writer.model, writer.optimizer, force=True)
-    writer.checkpoint_manager.close()
-    for step in steps:
-        shutil.rmtree(toy / str(step))
-    model = Weights()
-    rollout = types.SimpleNamespace(model=lambda: model)
-    assert inference.restore(rollout, str(toy.parent), steps, lora_only=False) == 4
-    assert float(model.table[...].min()) == 4
-    with pytest.raises(UserError, match=r"none of its checkpoints \(2\) can be read"):
-        inference.restore(rollout, str(toy.parent), [2], lora_only=False)
+def test_a_checkpoint_that_a_run_prunes_while_inference_starts_is_one_line(toy):
+    shutil.rmtree(toy / "1")
+    rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match=r"^checkpoint 1 in .* cannot be read"):
+        inference.restore(rollout, str(toy), 1, lora_only=False)
 
 
-@pytest.mark.parametrize("name", ["no weights", "an empty folder", "weights' metadata cut", "arrays cut"])
-def test_the_checkpoint_before_a_damaged_one_answers_and_is_exported(run, name, capsys):
-    CHECKPOINTS[name][0](actor(run))
-    convert.main(["SOURCE=run", "TARGET=exported"])
-    assert "is damaged" in (said := capsys.readouterr().out) and "taking 2, the one before" in said
-    assert "after update 2 of 4" in Path("exported/README.md").read_text()
-    if name in ("no weights", "arrays cut"):
+def test_a_checkpoint_of_another_model_is_refused_by_inference(toy):
+    rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match=r"^checkpoint 2 in .* cannot be read as this MODEL's"):
+        inference.restore(rollout, str(toy), 2, lora_only=False)
+
+
+def test_a_damaged_checkpoint_neither_answers_nor_is_exported_but_the_one_before_can_be_named(run, capsys):
+    cut_arrays(last_of(run))
+    there = contents(run)
+    with pytest.raises(
+        UserError, match=r"checkpoint 8 in .* cannot be read .* move it away to go on from 6$"
+    ):
         inference.main(["CHECKPOINT=run"])
-        assert "is damaged" in (said := capsys.readouterr().out) and "taking 2, the one before" in said
-    assert actor(run).is_dir()  # whoever only reads moves nothing
+    with pytest.raises(UserError, match=r"SOURCE: .*checkpoints/8/weights cannot be read"):
+        convert.main(["SOURCE=run", "TARGET=exported"])
+    assert not Path("exported").exists()
+    capsys.readouterr()
+    inference.main(["CHECKPOINT=run/6"])
+    assert "run/checkpoints/6, trained from tiny_llama" in capsys.readouterr().out
+    convert.main(["SOURCE=run/checkpoints/6", "TARGET=exported"])
+    assert "after step 6 of 8" in Path("exported/README.md").read_text()
+    assert contents(run).items() >= there.items()  # whoever only reads changes nothing
+
+
+def test_an_error_while_writing_takes_no_older_checkpoint(run, monkeypatch, capsys):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(convert.safetensors.numpy, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert.main(["SOURCE=run", "TARGET=exported"])
+    assert capsys.readouterr().out.count(" -> Hugging Face") == 1 and not Path("exported").exists()
 
 
 @pytest.mark.parametrize("damage", [empty, cut, garbage])
 def test_every_reader_of_a_run_names_its_damaged_constants(run, damage):
     damage(run / "constants.json")
     for read in (
-        lambda: health.main(["run"]),
         lambda: show_run.main(["run"]),
         lambda: inference.main(["CHECKPOINT=run"]),
         lambda: convert.main(["SOURCE=run", "TARGET=exported"]),
-        lambda: demo.main([*RUN, "RUN_DIR=run", "DRY_RUN=True"]),
+        lambda: demo.main([*SHORT, "RUN_DIR=run", "DRY_RUN=True"]),
     ):
         with pytest.raises(UserError, match=r"run: its constants.json is damaged"):
             read()
@@ -292,12 +333,23 @@ def test_a_log_that_is_cut_in_the_middle_of_a_number_loses_the_row(tmp_path):
     assert [row["step"] for row in read_log(path)] == [1, 5]
 
 
-def test_with_a_target_for_the_kl_a_lost_log_is_refused(run):
+def test_a_run_of_the_former_version_is_refused_in_one_line(run):
+    """Its constants had other names, and its checkpoints were numbered by update, in checkpoints/actor."""
     constants = json.loads((run / "constants.json").read_text())
-    (run / "constants.json").write_text(json.dumps(constants | {"TARGET_KL": 0.1}))
-    (run / "train_log.csv").unlink()
-    with pytest.raises(UserError, match=r"TARGET_KL=0.1: run/train_log.csv has lost 4 rows"):
-        demo.main([*RUN, "RUN_DIR=run", "TARGET_KL=0.1"])
+    beta = constants.pop("BETA")
+    (run / "constants.json").write_text(json.dumps(constants | {"KL_COEF": beta, "NUM_PASSES": 1}))
+    (run / "checkpoints" / "actor").mkdir()
+    for step in saved_steps(run):
+        (run / "checkpoints" / str(step)).rename(run / "checkpoints" / "actor" / str(step))
+    there = contents(run)
+    refused = (
+        r"^RUN_DIR=run: its run was started by another version .*\(it differs in BETA, KL_COEF, NUM_PASSES"
+    )
+    for dry in ("DRY_RUN=False", "DRY_RUN=True"):
+        with pytest.raises(UserError, match=refused) as error:
+            demo.main([*SHORT, "RUN_DIR=run", dry])
+        assert "\n" not in str(error.value)
+    assert contents(run) == there
 
 
 # --- whose a folder is
@@ -309,10 +361,22 @@ def test_two_runs_of_one_name_do_not_share_a_checkpoint_dir(finished, tmp_path, 
     with pytest.raises(
         UserError, match=r"^CHECKPOINT_DIR=kept: .*kept/run holds the checkpoints of another "
     ):
-        demo.main([*RUN, "RUN_DIR=b/run", "CHECKPOINT_DIR=kept"])
+        demo.main([*SHORT, "RUN_DIR=b/run", "CHECKPOINT_DIR=kept"])
     with pytest.raises(UserError, match=r"^CHECKPOINT_DIR=file/x: .*; choose another folder$"):
         Path("file").write_text("")
-        demo.main([*RUN, "RUN_DIR=c/run", "CHECKPOINT_DIR=file/x"])
+        demo.main([*SHORT, "RUN_DIR=c/run", "CHECKPOINT_DIR=file/x"])
+
+
+def test_a_first_start_claims_its_checkpoint_dir_before_anything_is_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a/run", "a/run"):  # the same run, started twice
+        with run_folder.open_run(settings.read(demo.Constants, [f"RUN_DIR={folder}", "CHECKPOINT_DIR=kept"])):
+            assert [path.name for path in Path("kept/run").iterdir()] == ["run.json"]
+    with pytest.raises(
+        UserError, match=r"^CHECKPOINT_DIR=kept: .*kept/run holds the checkpoints of another run \(a/run\)"
+    ):
+        demo.main([*SHORT, "RUN_DIR=b/run", "CHECKPOINT_DIR=kept"])
+    assert not Path("b/run/constants.json").exists()
 
 
 def test_a_run_whose_checkpoints_are_elsewhere_is_exported(finished, tmp_path, monkeypatch, capsys):
@@ -324,16 +388,17 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_exported(finished, tmp_path, m
     constants = json.loads(Path("run/constants.json").read_text())
     Path("run/constants.json").write_text(json.dumps(constants | {"CHECKPOINT_DIR": "kept"}))
     convert.main(["SOURCE=run", "TARGET=exported"])
-    assert "kept/run/actor/4/model_params" in capsys.readouterr().out
+    assert "kept/run/8/weights" in capsys.readouterr().out
     assert "answers right" in Path("exported/README.md").read_text()  # the run's card, with its figures
 
 
 def test_a_second_process_in_a_run_dir_is_refused(run):
     code = (
         "import sys, grpo_llama3_1_8b_demo as demo\n"
-        "from parts import run_log, settings\n"
-        f"c = settings.read(demo.Constants, {[*RUN, 'RUN_DIR=run']!r})\n"
-        "with run_log.open_run(c):\n    print('open', flush=True); sys.stdin.read()"
+        "from parts import settings\n"
+        "from parts.run import run_folder\n"
+        f"c = settings.read(demo.Constants, {[*SHORT, 'RUN_DIR=run']!r})\n"
+        "with run_folder.open_run(c):\n    print('open', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)}, text=True,
@@ -342,39 +407,39 @@ def test_a_second_process_in_a_run_dir_is_refused(run):
     try:
         assert first.stdout.readline() == "open\n"
         with pytest.raises(UserError, match=r"RUN_DIR=run: another process is running in it"):
-            demo.main([*RUN, "RUN_DIR=run"])
+            demo.main([*SHORT, "RUN_DIR=run"])
     finally:
         first.kill()
         first.communicate()
-    with run_log.open_run(settings.read(demo.Constants, [*RUN, "RUN_DIR=run"])):
+    with run_folder.open_run(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
         pass  # the kernel has forgotten the lock of the killed one
 
 
 def test_a_run_does_not_go_on_with_other_questions(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(settings.HERE / "tiny_gsm8k", "mine")
-    arguments = [*RUN, "DATASET=mine", "RUN_DIR=run"]
+    arguments = [*SHORT, "DATASET=mine", "RUN_DIR=run"]
     c = settings.read(demo.Constants, arguments)
-    with run_log.open_run(c) as opened:
-        opened.same_questions(demo.read_data(c))
+    with run_folder.open_run(c) as opened:
+        opened.same_questions(prompts.read_data(c, None))
     lines = Path("mine/test.jsonl").read_text().splitlines()
     Path("mine/test.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     with pytest.raises(UserError, match=r"^RUN_DIR=run: its run was started with other questions"):
         demo.main(arguments)
     Path("mine/test.jsonl").write_text("\n".join(lines))  # the same questions, another file
-    with run_log.open_run(c) as opened:
-        opened.same_questions(demo.read_data(c))
+    with run_folder.open_run(c) as opened:
+        opened.same_questions(prompts.read_data(c, None))
 
 
 def test_questions_that_are_too_long_are_listed_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    c = settings.read(demo.Constants, [*RUN, "RUN_DIR=run", "MAX_PROMPT_LENGTH=24"])
+    c = settings.read(demo.Constants, [*SHORT, "RUN_DIR=run", "MAX_PROMPT_LENGTH=24"])
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     seen = []
     for _ in range(2):
-        with run_log.open_run(c) as opened:
-            for rows, source in demo.read_data(c).values():
-                demo.make_prompts(c, rows, source, tokenizer, False, opened.logs / "too_long.csv")
+        with run_folder.open_run(c) as opened:
+            for rows, source in prompts.read_data(c, None).values():
+                prompts.make_prompts(c, rows, source, tokenizer, False, opened.logs / "too_long.csv")
         seen.append(Path("run/too_long.csv").read_text())
     assert seen[0] == seen[1] and len(seen[0]) > 100
 
@@ -383,46 +448,42 @@ def test_questions_that_are_too_long_are_listed_once(tmp_path, monkeypatch):
 
 
 def test_an_update_that_overflows_reaches_no_checkpoint(tmp_path, monkeypatch):
-    """In the last step: no loss after it would tell, and the save is forced."""
+    """In the last step: no loss after it would tell."""
     monkeypatch.chdir(tmp_path)
-    arguments = [*RUN, "LEARNING_RATE=1e39", "WARMUP_FRACTION=0.0", "NUM_BATCHES=1", "EVAL_EVERY=0"]
-    with pytest.raises(UserError, match=r"after update 1 are not finite.*LEARNING_RATE=1e\+39") as error:
+    arguments = [*SHORT, "LEARNING_RATE=1e39", "WARMUP_FRACTION=0.0", "NUM_BATCHES=1", "EVAL_EVERY=0"]
+    with pytest.raises(UserError, match=r"after step 1 are not finite.*LEARNING_RATE=1e\+39") as error:
         demo.main([*arguments, "RUN_DIR=run"])
     assert "\n" not in str(error.value)
     assert checkpoints.saved("run/checkpoints") == []
 
 
-@pytest.mark.parametrize("what", ["weights", "moments"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_written(tmp_path, what, bad):
-    toy = toy_trainer(tmp_path / "actor")
-    moments = jax.tree.map(jnp.copy, nnx.state(toy.optimizer, nnx.OptState))
-    if what == "weights":
-        toy.model.table[...] = jnp.array([[0, 1, 2], [3, bad, 5]])
-    else:
-        spoil = lambda x: jnp.full_like(x, bad) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
-        nnx.update(toy.optimizer, jax.tree.map(spoil, moments))
-    with checkpoints.only_finite(toy, settings.read(demo.Constants, [])):
-        for forced in ({}, {"force": True}):
-            with pytest.raises(UserError, match=r"after update 1 are not finite"):
-                toy.checkpoint_manager.save(1, toy.model, toy.optimizer, **forced)
-        toy.model.table[...] = jnp.zeros((2, 3))
-        nnx.update(toy.optimizer, moments)
-        assert toy.checkpoint_manager.save(1, toy.model, toy.optimizer)
-    toy.checkpoint_manager.close()
+def test_what_is_not_finite_is_not_written(tmp_path, bad):
+    c, whole = settings.read(demo.Constants, []), six_numbers(1)
+    spoilt = [
+        ({"table": whole[0]["table"].at[1, 1].set(bad)}, whole[1]),
+        (whole[0], jax.tree.map(lambda x: x * bad if jnp.issubdtype(x.dtype, jnp.floating) else x, whole[1])),
+    ]
+    with checkpoints.open_manager(str(tmp_path / "checkpoints")) as manager:
+        for weights, moments in spoilt:
+            with pytest.raises(UserError, match=r"after step 1 are not finite"):
+                checkpoints.save(manager, 1, weights, moments, {}, c)
+        assert not checkpoints.saved(str(tmp_path / "checkpoints"))
+        checkpoints.save(manager, 1, *whole, {}, c)
+    assert checkpoints.saved(str(tmp_path / "checkpoints")) == [1]
 
 
 # --- stopped before the first step
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number):
     (tmp_path / "slow.py").write_text(
         "import time\nfrom pathlib import Path\nPath('asked').touch()\ntime.sleep(3600)\n"
         "def slow(prompts, completions, **columns):\n    return [0.0] * len(completions)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, *RUN, "RUN_DIR=run", "REWARDS=slow", "REWARD_FUNC=slow.py"],
+        [sys.executable, SCRIPT, *SHORT, "RUN_DIR=run", "REWARDS=slow", "REWARD_FUNC=slow.py"],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     while not (tmp_path / "asked").exists():
@@ -437,10 +498,10 @@ def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number
 
 def test_a_resumed_run_counts_the_seconds_of_its_earlier_steps():
     log = [{"step": step, "seconds": step + 3.0} for step in (1, 2, 3)] + [{"step": 4.0}]
-    assert run_log.seconds_before(log, 2) == 4 + 5 and run_log.seconds_before(log, 0) == 0
+    assert train_log.seconds_before(log, 2) == 4 + 5 and train_log.seconds_before(log, 0) == 0
 
 
-def test_an_answer_that_ends_on_the_last_token_is_not_cut_off(finished):
+def test_an_answer_that_ends_on_the_last_token_is_not_cut_off():
     """Of one token each: the end, and another."""
 
     class Rollout:
@@ -451,7 +512,7 @@ def test_an_answer_that_ends_on_the_last_token_is_not_cut_off(finished):
         def eos_id(self):
             return 2
 
-    c = settings.read(demo.Constants, RUN)
+    c = settings.read(demo.Constants, SHORT)
     rows = [{"prompts": "p", "question": "q", "answer": "1", "data_source": "gsm8k", "extra_info": ""}] * 3
     grader = task_rewards.make_grader("", "", reward_func, [])
     assert demo.evaluate(c, Rollout(), rows, grader, "greedy")["cut_off"] == pytest.approx(1 / 3)

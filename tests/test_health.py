@@ -11,7 +11,8 @@ import pytest
 
 from parts.run import health
 from parts.run.run_files import read_log
-from parts.settings import HERE
+from parts.settings import HERE, UserError
+from tools import show_run
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn
     "alike": ["sampling is too narrow", "TEMPERATURE=0.05"],
@@ -83,7 +84,7 @@ def test_a_mismatch_that_is_corrected_is_left_in_peace_until_the_weights_are_at_
 
 
 def test_every_kind_of_line_is_provoked():
-    text = (HERE / "health.py").read_text()
+    text = (HERE / "parts" / "run" / "health.py").read_text()
     assert (
         set(re.findall(r'found\["(\w+)"\]', text)) == set(SHOWN) == set(make_health_logs.CASES) - {"healthy"}
     )
@@ -142,21 +143,23 @@ def test_steps_without_a_figure_are_passed_over_but_not_most_of_them():
     assert "kl" not in health.check(without(-1, -3, -4), constants)
 
 
-def test_the_command_reads_a_runs_folder(tmp_path):
+def test_the_command_reads_a_runs_folder(tmp_path, capsys):
     rows, constants = log("kl")
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
-    script = HERE / "health.py"
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
-    assert done.stdout.splitlines() == list(health.history(rows, constants)) and done.returncode == 0
-    for arguments in ([tmp_path / "nothing"], []):
-        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
-        assert done.returncode == 2 and "give the " in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_the_command_does_not_import_jax(tmp_path):
-    code = "import health, sys; assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)
+    code = (
+        "from tools import show_run; import sys; show_run.main(sys.argv[1:]); assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE, capture_output=True, text=True)
+    lines = [*health.history(rows, constants), f"page     {tmp_path}/report.html"]
+    assert done.stdout.splitlines() == lines and len(lines) > 1 and not done.stderr
+    rows, constants = log("healthy")
+    shutil.copy(make_health_logs.FOLDER / "healthy.csv", tmp_path / "train_log.csv")
+    (tmp_path / "constants.json").write_text(json.dumps(constants))
+    show_run.main([str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[0] == f"{len(rows)} steps, and nothing to report"
+    with pytest.raises(UserError, match="give the RUN_DIR of one"):
+        show_run.main([str(tmp_path / "nothing")])
 
 
 @pytest.mark.slow

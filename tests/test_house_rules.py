@@ -1,54 +1,84 @@
 """Folder 5's house rules, read from the source: who imports whom, and in which order the story is told."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
-SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
-PARTS = {
-    f"{path.parent.name}.{path.stem}": path
-    for folder in ("parts", "sandbox")
-    for path in sorted((FOLDER / folder).glob("*.py"))
+MAIN = "grpo_llama3_1_8b_demo"
+FILES = {  # by the name under which they are imported
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
+    for place in ("*.py", "tools/*.py", "parts/*.py", "parts/*/*.py", "sandbox/*.py")
+    for path in sorted(FOLDER.glob(place))
     if path.stem != "__init__"
 }
-FILES = SCRIPTS | PARTS
 EXAMPLES = sorted((FOLDER / "examples").glob("*.py"))
-MAIN = "grpo_llama3_1_8b_demo"
 
 
 def tree(path):
     return ast.parse(path.read_text())
 
 
-def imported(path):
-    """The files of the folder that a file imports, anywhere in it."""
+TREES = {name: tree(path) for name, path in FILES.items()}
+# From the ground floor up; those of one floor do not know each other.
+FLOORS = [
+    {"plain_text", "late_imports", "settings", "constants", "sandbox"},  # among themselves: no circle, below
+    {"data", "rewards", "machine"},
+    {"model", "loss_variants"},
+    {"run"},
+    {"scripts", "tools"},
+]
+SIDEWAYS = {("data", "rewards")}  # a row is refused whose ground truth holds no number to grade by
+
+
+def room(name):
+    """The room of a file: `parts.model.llama` is in model, the scripts are in scripts."""
+    parts = name.split(".")
+    return parts[0] if parts[0] in ("tools", "sandbox") else parts[1] if parts[0] == "parts" else "scripts"
+
+
+def imported_modules(module):
+    """Every module that a file names in an import, anywhere in it."""
     names = set()
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path.name}: a relative import"
+            assert not node.level, "a relative import"
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names & FILES.keys()
+    return names
 
 
-ARROWS = {name: imported(path) for name, path in FILES.items()}
+ARROWS = {name: imported_modules(tree) & FILES.keys() for name, tree in TREES.items()}
 
 
 def test_the_rules_see_the_folder():
-    assert {MAIN, "inference", "reward_func", "parts.settings", "sandbox.box"} <= FILES.keys()
-    assert "parts.settings" in ARROWS[MAIN] and "parts.run.run_log" in ARROWS["parts.run.report"]
+    assert {MAIN, "inference", "reward_func", "tool", "parts.settings", "sandbox.box"} <= FILES.keys()
+    assert {"tools.tpu_fit_check", "parts.run.train_log", "parts.model.cluster"} <= FILES.keys()
+    assert "parts.settings" in ARROWS[MAIN] and "parts.run.checkpoints" in ARROWS["parts.run.report"]
+    assert {room(name) for name in FILES} == set().union(*FLOORS) and len(FILES) > 40
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_never_imports_a_script(part):
-    assert not ARROWS[part] & SCRIPTS.keys()
+def test_lower_rooms_never_know_higher_ones():
+    """So a part never imports a script or a tool."""
+    floor = {name: i for i, rooms in enumerate(FLOORS) for name in rooms}
+    sideways = set()
+    for name, arrows in ARROWS.items():
+        for other in arrows:
+            here, there = room(name), room(other)
+            assert floor[there] <= floor[here], f"{name} imports {other}"
+            if floor[there] == floor[here] in (1, 2) and here != there:
+                sideways.add((here, there))
+    assert sideways == SIDEWAYS
 
 
-def test_only_the_fit_check_imports_the_main_script():
-    assert {name for name, arrows in ARROWS.items() if MAIN in arrows} == {"tpu_fit_check"}
+def test_only_the_fit_check_imports_the_main_script_and_no_script_a_tool():
+    assert {name for name, arrows in ARROWS.items() if MAIN in arrows} == {"tools.tpu_fit_check"}
+    for name, arrows in ARROWS.items():
+        tools = {other for other in arrows if room(other) == "tools"}
+        assert not tools or room(name) == "tools", (name, tools)
 
 
 def test_there_is_no_circle():
@@ -59,57 +89,120 @@ def test_there_is_no_circle():
     assert not left
 
 
-@pytest.mark.parametrize("path", [*FILES.values(), *EXAMPLES], ids=lambda path: path.stem)
-def test_no_globals_and_no_path_is_touched(path):
+def test_no_globals_and_no_path_is_touched():
     """A constant is not changed after it was read, and no file makes itself importable."""
-    for node in ast.walk(tree(path)):
-        assert getattr(node, "id", "") != "globals", (path.name, node.lineno)
-        assert not isinstance(node, ast.Global), (path.name, node.lineno)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("sys", "path"), (path.name, node.lineno)
+    trees = TREES | {path.name: ast.parse(path.read_text()) for path in EXAMPLES}
+    assert len(trees) > len(TREES)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            assert getattr(node, "id", "") != "globals", (name, node.lineno)
+            assert not isinstance(node, ast.Global), (name, node.lineno)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("sys", "path"), (name, node.lineno)
 
 
-def test_tunix_is_imported_in_one_file_only():
-    """Its next version renames what is used here."""
-    for name, path in FILES.items():
-        for node in ast.walk(tree(path)):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
-            if any(module.split(".")[0] == "tunix" for module in modules):
-                # vLLM's engine is a class that needs the TPU packages as soon as it is imported
-                assert name in ("parts.tunix_api", "parts.model.vllm_rollout"), name
+# What a step and a checkpoint go through, beside the model itself.
+PATH_OF_A_STEP = [
+    MAIN, "parts.loss_variants", "parts.model.cluster", "parts.model.log_probs", "parts.model.rollout",
+    "parts.run.checkpoints", "parts.run.train_log", "parts.run.answers", "parts.run.evaluation",
+]  # fmt: skip
+LIBRARIES = {"tunix", "maxtext", "orbax", "ocp"}
+
+
+def private_names(tree):
+    """Private modules, names and attributes of Tunix, MaxText and Orbax that a file uses."""
+    bound = {}  # name in the file: module it stands for
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            bound |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            bound |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    theirs = {name for name, module in bound.items() if module.split(".")[0] in LIBRARIES}
+    found = {bound[name] for name in theirs if re.search(r"\._", bound[name])}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+            # an attribute of ours is self._x; of an object of theirs it is x._y or self._x._y
+            ours = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if not ours and node.attr not in ("_replace", "_asdict"):  # a NamedTuple's, and public
+                found.add(ast.unparse(node))
+    return found
+
+
+def test_private_names_are_seen():
+    text = "import orbax.checkpoint as ocp\nocp._src.x\nfrom tunix._a import b\nself._cluster._c()\nself._d"
+    assert private_names(ast.parse(text)) == {"ocp._src", "tunix._a.b", "self._cluster._c"}
+
+
+def test_no_private_name_of_a_library_is_in_the_path_of_a_step_or_a_checkpoint():
+    for name in PATH_OF_A_STEP:
+        assert not private_names(TREES[name]), name
+
+
+def test_tunixs_learner_and_cluster_are_not_subclassed_and_nothing_of_them_is_patched():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                assert not bases & {"GRPOLearner", "RLLearner", "RLCluster", "PeftTrainer", "Trainer"}, name
+                assert not bases & {"CheckpointManager"}, name
+        assert not any("learner" in module.lower() for module in imported_modules(tree)), name
+    for name in PATH_OF_A_STEP:
+        assert "patched" not in FILES[name].read_text(), name
 
 
 def test_the_main_script_tells_its_story_in_order():
-    """Sections and calls come in the order in which a run needs them; the constants are the only class."""
-    text = (FOLDER / f"{MAIN}.py").read_text()
+    """Sections and calls come in the order in which a run needs them."""
+    text = FILES[MAIN].read_text()
     marks = [line.split(" -")[0] for line in text.splitlines() if line.startswith("# %%")]
     told = ("Constants", "Imports", "Prompts", "GRPO", "Sampling and evaluation", "Training", "Main")
     assert marks == [f"# %% {name}" for name in told]
-    body = tree(FOLDER / f"{MAIN}.py").body
-    assert [node.name for node in body if isinstance(node, ast.ClassDef)] == ["Constants"]
+    body = TREES[MAIN].body
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    # the constants; what goes into an update; what a step draws
+    bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
+    assert bases == {"Constants": ["Variants", "Machine"], "Batch": ["NamedTuple"], "Drawn": ["NamedTuple"]}
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     order = list(functions)
-    assert order.index("group_advantage") < order.index("grpo_loss") < order.index("evaluate")
-    assert order[-1] == "main"
+    story = [
+        "group_advantage", "grpo_loss", "update", "evaluate", "make_optimizer", "ask", "to_batch", "train",
+        "main",
+    ]  # fmt: skip
+    assert [name for name in order if name in story] == story and order[-1] == "main"
+
+    def calls_in(block):
+        calls = [node for node in ast.walk(block) if isinstance(node, ast.Call)]
+        calls.sort(key=lambda call: (call.lineno, call.col_offset))
+        return [ast.unparse(call.func) for call in calls]
+
     told = [
         "read", "refuse", "check_versions", "load_hf_config", "load_tokenizer", "read_data", "make_grader",
         "all_hosts", "plan_devices", "open_run", "make_cluster", "check_disk", "once", "train", "once",
         "write",
     ]  # fmt: skip
-    calls = [node for node in ast.walk(functions["main"]) if isinstance(node, ast.Call)]
-    calls.sort(key=lambda call: (call.lineno, call.col_offset))
-    names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+    names = [name.split(".")[-1] for name in calls_in(functions["main"])]
     assert [name for name in names if name in told] == told
+    # the loop: draw, compare, log-probs of the others, update, weights to the sampler, a row, a checkpoint
+    loops = [node for node in ast.walk(functions["train"]) if isinstance(node, ast.For)]
+    [loop] = [node for node in loops if ast.unparse(node.target) == "(step, batch_of_questions)"]
+    told = [
+        "asking", "use.advantage", "to_batch", "under", "update", "cluster.rollout.update_params",
+        "train_log.answer_figures", "answers.append_step", "log.add", "loss_variants.adaptive_beta", "save",
+    ]  # fmt: skip
+    names = calls_in(loop)
+    told_of = [name for name in names[names.index("asking") :] if name in told]
+    assert list(dict.fromkeys(told_of)) == told
 
 
 def test_a_function_is_given_its_constants():
     """An upper-case name in the main script belongs to the module, or to the constants it was handed."""
-    module = tree(FOLDER / f"{MAIN}.py")
-    [constants] = [node for node in module.body if isinstance(node, ast.ClassDef)]
-    fields = {node.target.id for node in constants.body if isinstance(node, ast.AnnAssign)}
-    assert len(fields) > 50
-    for node in ast.walk(module):
+    classes = [*TREES[MAIN].body, *TREES["parts.constants"].body]
+    names = ("Constants", "Variants", "Machine")
+    blocks = [node for node in classes if isinstance(node, ast.ClassDef) and node.name in names]
+    fields = {node.target.id for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)}
+    assert len(blocks) == 3 and len(fields) > 60
+    page = [node for node in blocks[0].body if isinstance(node, ast.AnnAssign)]
+    assert len(page) < 48  # what a reader turns; the rest stands beside the page
+    for node in ast.walk(TREES[MAIN]):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             assert node.id not in fields, (node.id, node.lineno)
 

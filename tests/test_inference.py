@@ -15,14 +15,9 @@ import inference
 import reward_func
 from parts import settings
 from parts.model import llama
-from parts.rewards import task_rewards
-from parts.run import run_log
 from parts.rewards.grading import extract_answer, grade, last_number
-from parts.settings import HERE, UserError
 from parts.rewards.task_rewards import COURSE_REWARDS
-
-RUN = ["NUM_BATCHES=2", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0",
-       "LEARNING_RATE=3e-3", "BETA=0.0"]  # fmt: skip
+from parts.settings import HERE, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -31,24 +26,15 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of two steps, its questions, and its own rollout engine's greedy answers, before and after."""
+def trained(finished, tmp_path_factory):
+    """A copy of a run, its test questions, and its own rollout engine's greedy answers, before and after."""
     run_dir = tmp_path_factory.mktemp("inference") / "run"
-    c = settings.read(demo.Constants, [*RUN, f"RUN_DIR={run_dir}"])
-    folder, hf = llama.load_hf_config(c.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    test_questions, source = demo.read_data(c)["test"]
-    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, test_questions)
-    with run_log.open_run(c) as run:
-        rows = demo.make_prompts(c, test_questions[:16], source, tokenizer, False, run_dir / "too_long.csv")
-        cluster = demo.make_cluster(c, folder, hf, tokenizer, run.checkpoints)
-        prompts, greedy = [row["prompts"] for row in rows], demo.sampling(c, "greedy")
-        before = cluster.rollout.generate(prompts, greedy).text
-        demo.train(c, cluster, grader, rows, run)
-        after = cluster.rollout.generate(prompts, greedy).text
+    shutil.copytree(finished / "run", run_dir)
+    asked = [json.loads((run_dir / f"{when}.json").read_text()) for when in ("before", "after")]
+    before, after = (result["greedy_completions"] for result in asked)
     changed = [i for i in range(16) if before[i] != after[i]]
     assert changed  # or the tests below would show nothing
-    return run_dir, rows, before, after, changed[0]
+    return run_dir, asked[0]["asked"], before, after, changed[0]
 
 
 @pytest.fixture
@@ -61,9 +47,11 @@ def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkey
     run_dir, rows, _, after, i = trained
     pieces = []
     monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
-    inference.main([f"CHECKPOINT={run_dir}", *rows[i]["question"].split()])  # quotation marks forgotten
-    assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/actor/2, trained from tiny_llama"
-    assert "".join(pieces[1:]) == after[i]
+    asked = rows[i]["question"].split()  # quotation marks forgotten
+    inference.main([f"CHECKPOINT={run_dir}", f"ANSWER={rows[i]['answer']}", *asked])
+    assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/8, trained from tiny_llama"
+    graded = "right" if grade(after[i], rows[i]["answer"]) else f"wrong, right: {rows[i]['answer']}"
+    assert pieces.pop() == f" [{graded}]" and "".join(pieces[1:]) == after[i]
     tokens = len(llama.load_tokenizer(HERE / "tiny_llama").encode(after[i], add_special_tokens=False))
     assert tokens / 2 <= len([piece for piece in pieces[1:] if piece]) <= tokens  # no single lump
 
@@ -91,7 +79,7 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     lines = [{"question": r["question"], "answer": f"so it is\n#### {r['answer']}", "id": i}
              for i, r in enumerate(rows)]  # fmt: skip
     Path("in.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
-    inference.main([f"CHECKPOINT={run_dir}/2", "INPUT=in.jsonl", "COMPARE=True"])
+    inference.main([f"CHECKPOINT={run_dir}/8", "INPUT=in.jsonl", "COMPARE=True"])
     written = [json.loads(line) for line in Path("in.answers.jsonl").read_text().splitlines()]
     assert [row["before"] for row in written] == before
     assert [row["completion"] for row in written] == after
@@ -113,7 +101,7 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
 def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys):
     run_dir, rows, *_ = trained
     answers = {}
-    for name in ("base", f"{run_dir}/1", f"{run_dir}/checkpoints/actor/2"):
+    for name in ("base", f"{run_dir}/4", f"{run_dir}/checkpoints/8"):
         inference.main([f"CHECKPOINT={name}", "--samples", "16", "SAMPLING=liberal", rows[0]["question"]])
         first, *said = capsys.readouterr().out.splitlines()
         answers[first] = [line.removeprefix("answer:   ") for line in said if line.startswith("answer:")]
@@ -121,7 +109,7 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
         numbers = [extract_answer(text) for text in answers[first]]
         most = max(numbers.count(n) for n in numbers if n is not None)
         assert f"({most} of 16)" in said[-1]
-    assert "base, tiny_llama untrained" in next(iter(answers))
+    assert "base, tiny_llama as it is" in next(iter(answers))
     texts = list(answers.values())
     assert len(answers) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
 
@@ -186,20 +174,31 @@ def test_without_a_question_the_built_in_ones_are_asked(capsys):
     }
     for (question, gold), shown in zip(inference.QUESTIONS, grades, strict=True):
         assert shipped[question] == gold
-        assert shown in ("right]", f"wrong: {gold}]")
+        assert shown in ("right]", f"wrong, right: {gold}]")
 
 
-def test_the_newest_run_is_taken_and_where_there_is_none_the_base():
+def test_the_newest_run_is_taken_and_where_there_is_none_the_base(capsys):
+    """Wherever it is under runs/: where a run without RUN_DIR goes, where the pages put theirs, or deeper."""
     assert inference.read_arguments([])[2] is None
-    for name in ("older", "newer"):
-        folder = Path("runs/grpo_llama3_1_8b_demo") / name
-        (folder / "checkpoints" / "actor" / "7" / "model_params").mkdir(parents=True)
-        (folder / "constants.json").write_text('{"MODEL": "tiny_llama"}')
-    os.utime("runs/grpo_llama3_1_8b_demo/older/checkpoints/actor/7/model_params", (1, 1))
+    places = [Path("runs/grpo_llama3_1_8b_demo/2026-11-23_08-00-00"), Path("runs/mine"), Path("runs/a/b/c")]
+    for age, run in enumerate(places):
+        (run / "checkpoints" / "7" / "weights").mkdir(parents=True)
+        (run / "constants.json").write_text('{"MODEL": "tiny_llama"}')
+        os.utime(run / "checkpoints" / "7", (age, age))
+    (Path("runs/no_checkpoint") / "checkpoints").mkdir(parents=True)
+    Path("runs/no_checkpoint/constants.json").write_text('{"MODEL": "tiny_llama"}')
+    for run in places:
+        os.utime(run / "checkpoints" / "7", (10, 10))
+        *_, checkpoint = inference.read_arguments([])
+        assert (checkpoint.run, checkpoint.step) == (run, None)
+        os.utime(run / "checkpoints" / "7", (0, 0))
     *_, checkpoint = inference.read_arguments([])
-    assert (checkpoint.run, checkpoint.step) == (Path("runs/grpo_llama3_1_8b_demo/newer"), None)
     assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
+    with pytest.raises(SystemExit):
+        inference.main(["--help"])
+    help_text = capsys.readouterr().out.split("\nCHECKPOINT = ")[1].split("\n\n")[0]
+    assert "(empty = newest run in runs/, else base)" in help_text
 
 
 @pytest.mark.parametrize("column", ["laptop", "tpu"])
@@ -267,12 +266,12 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     assert graded == [True, True, False, None]
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["-h", "How many?"], ["How", "many?", "--help"]])
-def test_help_is_given_beside_a_question_too(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        inference.main(arguments)
-    said = capsys.readouterr().out
-    assert not stopped.value.code and "\nCHECKPOINT = ''" in said and "\nLORA_TARGETS = " in said
+def test_help_is_given_beside_a_question_too(capsys):
+    for arguments in (["-h"], ["--help"], ["-h", "How many?"], ["How", "many?", "--help"]):
+        with pytest.raises(SystemExit) as stopped:
+            inference.main(arguments)
+        said = capsys.readouterr().out
+        assert not stopped.value.code and "\nCHECKPOINT = ''" in said and "\nLORA_TARGETS = " in said
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -315,8 +314,8 @@ LONG = "Tom has 2 apples and " * 9
     ("arguments", "words"),
     [
         (["--sample", "3"], ["'--sample'", "--samples N"]),
-        (["--samples", "three", "How many?"], ["SAMPLES=three", "int"]),
-        (["--samples"], ["SAMPLES=", "int"]),
+        (["--samples", "three", "How many?"], ["SAMPLES=three", "whole number"]),
+        (["--samples"], ["SAMPLES=", "whole number"]),
         (["--samples=0"], ["SAMPLES=0", "1 or more"]),
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
@@ -364,7 +363,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(trained):
-    with pytest.raises(UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 1, 2$"):
+    with pytest.raises(UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 2, 4, 6, 8$"):
         inference.main([f"CHECKPOINT={trained[0]}/5", "How many?"])
 
 

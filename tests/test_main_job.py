@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,17 +13,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from short_runs import HANGS, SHORT, start, wait_for
+from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, start, wait_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_guards import load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import settings
+from parts.data import prompts
+from parts.machine import process
 from parts.model import llama
 from parts.rewards import task_rewards
-from parts.run import report, run_log
 from parts.rewards.grading import grade
+from parts.run import checkpoints, evaluation, report, train_log
+from parts.run.run_files import read_log
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
 # a test then need not be faster than the run. It also counts what jax finds among the compiled programs.
@@ -58,72 +61,117 @@ KEPT_BY_DEFAULT = dict.fromkeys(
     )
 )
 
-# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again.
-# Not TARGET_KL: SIGKILL can cost the log a step, and the controller that step's KL.
-STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE_END=0.7",
+# What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again,
+# the weight of the KL; and answers that were drawn with weights that are gone.
+STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "TEMPERATURE_END=0.3",
+            "TARGET_KL=0.001",
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
+AHEAD = ["OFF_POLICY_STEPS=1", "SAMPLER_CORRECTION=2.0"]
 
 
-def saved_updates(run_dir):
-    return sorted(int(p.name) for p in Path(run_dir, "checkpoints", "actor").glob("*") if p.name.isdigit())
-
-
-def start_and_kill(folder, condition, hold_after, *options):
-    """RUN_DIR=broken until `condition` holds, then SIGKILL; with `hold_after` steps in its log it waits."""
-    arguments = [*SHORT, *HELD, *options, "RUN_DIR=broken"]
-    process = start(folder, *arguments, HOLD_AFTER=str(hold_after), **KEPT_BY_DEFAULT)
-    wait_for(condition, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
-def kill_while_saving(folder, *options):
-    """A first checkpoint is there, and the second is being written (or was, just now)."""
-    (folder / "hold.py").write_text(HOLD)
-    checkpoints = folder / "broken" / "checkpoints" / "actor"
-    start_and_kill(folder, lambda: len(list(checkpoints.glob("*"))) >= 2, 4, *options)
+def assert_same_end(whole, other):
+    """Log (all but times and memory), answers, evaluations, result and weights of two runs, bit for bit."""
+    logs = []
+    for folder in (whole, other):
+        rows = read_log(folder / "train_log.csv")
+        logs.append([
+            {name: repr(value) for name, value in row.items()
+             if not name.startswith(("memory", "seconds", "tokens_per", "reward_hold"))}
+            for row in rows
+        ])  # fmt: skip
+    steps = len(logs[0])
+    assert [row["step"] for row in logs[0]] == [repr(step + 1.0) for step in range(steps)]
+    assert logs[0] == logs[1] and steps in (4, 8) and len(logs[0][0]) > 25
+    for name in ("answers.jsonl", "evaluations.jsonl"):  # no step twice, none lost
+        lines = [(folder / name).read_text().replace(', "hold": 0.0', "") for folder in (whole, other)]
+        assert lines[0] == lines[1] and f'"step": {steps}' in lines[0]
+    results = [json.loads((folder / "result.json").read_text()) for folder in (whole, other)]
+    assert results[0]["before"] == results[1]["before"] and results[0]["after"] == results[1]["after"]
+    weights = [load_weights(folder, steps) for folder in (whole, other)]
+    assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 60
+    for name in weights[0]:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """The folder that a run was killed in."""
+    """The folder of a run that was killed while its second checkpoint was being written, or just after it."""
     folder = tmp_path_factory.mktemp("killed")
-    kill_while_saving(folder)
+    (folder / "hold.py").write_text(HOLD)
+    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
+    wait_for(lambda: len([p for p in folder.glob("run/checkpoints/*") if p.is_dir()]) >= 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
     return folder
 
 
-def go_on_to_the_same_weights(folder, monkeypatch, capsys, options=(), updates=8):
-    """Kills the run in `folder` later once more; then to the end, beside one that was not killed."""
-    monkeypatch.chdir(folder)
+def test_killed_and_resumed_ends_as_a_run_that_was_not(killed, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLD_AFTER", "inf")
-    first, saved = saved_updates("broken")[-1], 2 + saved_updates("broken")[-1] * 8 // updates
-    start_and_kill(folder, lambda: saved_updates("broken")[-1] > first, saved, *options)
-    capsys.readouterr()
-    demo.main([*SHORT, *HELD, *options, "RUN_DIR=broken"])
-    assert "going on after step" in capsys.readouterr().out
-    demo.main([*SHORT, *options, "RUN_DIR=whole"])
-
-    whole, broken = (load_weights(name, updates) for name in ("whole", "broken"))
-    assert whole.keys() == broken.keys() and len(whole) > 60
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], broken[name], err_msg=name)
-    for name in ("answers.jsonl", "evaluations.jsonl"):  # no step twice, none lost
-        lines = [
-            Path(folder, name).read_text().replace(', "hold": 0.0', "") for folder in ("whole", "broken")
-        ]
-        assert lines[0] == lines[1] and '"step": 8' in lines[0]
-    results = [json.loads(Path(name, "result.json").read_text()) for name in ("whole", "broken")]
-    assert results[0]["after"] == results[1]["after"] and results[1]["steps"] == 8
+    folder = shutil.copytree(killed, tmp_path / "resumed")
+    done = saved_steps(folder / "run")[-1]
+    assert 2 <= done <= 4
+    assert f"going on after step {done} of 8" in run_here(folder, *SHORT, *HELD)
+    assert_same_end(finished / "run", folder / "run")
 
 
-def test_killed_and_resumed_ends_with_the_very_same_weights(killed, monkeypatch, capsys):
-    go_on_to_the_same_weights(killed, monkeypatch, capsys)
+def moments_of_a_kill(monkeypatch, run, kept):
+    """Copies the folder of a run, as a SIGKILL would leave it, at three moments of each of its steps."""
+
+    def copying(when, original):
+        def called(self, *arguments):
+            step = int(arguments[0]["step"]) if when == "row" else int(arguments[0])
+            if when == "row":
+                copy(f"{step} before its row")
+            result = original(self, *arguments)
+            copy(f"{step} after its row" if when == "row" else f"{step} while saving")
+            return result
+
+        return called
+
+    def copy(name):
+        # Orbax is writing: what it renames in between is gone, as it is for whoever looks at the disk
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(run, kept / name, symlinks=True)
+
+    monkeypatch.setattr(train_log.TrainingLog, "add", copying("row", train_log.TrainingLog.add))
+    monkeypatch.setattr(checkpoints, "save", copying("save", checkpoints.save))
 
 
-@pytest.mark.slow
-def test_killed_and_resumed_in_the_middle_of_much_state(tmp_path, monkeypatch, capsys):
-    kill_while_saving(tmp_path, *STATEFUL)
-    go_on_to_the_same_weights(tmp_path, monkeypatch, capsys, STATEFUL, updates=16)
+OPTIONS = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=2", "EVAL_QUESTIONS=4", "NUM_TEST_QUESTIONS=4"]
+BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST = "1 after its row", "3 before its row", "4 while saving"
+
+
+@pytest.mark.parametrize(
+    ("options", "moments"),
+    [
+        pytest.param(STATEFUL, [BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST], id="much state"),
+        pytest.param(AHEAD, [BETWEEN_TWO], id="answers ahead"),
+        pytest.param(STATEFUL, None, id="much state, every moment", marks=pytest.mark.slow),
+        pytest.param(AHEAD, None, id="answers ahead, every moment", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments, tmp_path, monkeypatch):
+    kept, whole = tmp_path / "kept", tmp_path / "whole"
+    kept.mkdir()
+    whole.mkdir()
+    with monkeypatch.context() as patch:
+        moments_of_a_kill(patch, whole / "run", kept)
+        run_here(whole, *OPTIONS, *options)
+    every = sorted(path.name for path in kept.iterdir())
+    assert len(every) == 4 * 2 + 2
+    log = read_log(whole / "run" / "train_log.csv")
+    if options is STATEFUL:  # or it would show nothing
+        assert len({row["beta"] for row in log}) > 2 and any(row["answers"] > 16 for row in log)
+        assert [row["temperature"] for row in log] == pytest.approx([0.6, 0.5, 0.4, 0.3])
+    else:
+        assert log[-1]["mismatch"] > 10 * log[0]["mismatch"]
+    for name in moments or every:
+        folder = tmp_path / "resumed"
+        folder.mkdir()
+        (kept / name).rename(folder / "run")
+        run_here(folder, *OPTIONS, *options)
+        assert_same_end(whole / "run", folder / "run")
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +180,7 @@ def stopped(killed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     (folder / "hold.py").write_text(HOLD)
     process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
-    wait_for((folder / "run" / "checkpoints" / "actor" / "4").exists, process)
+    wait_for((folder / "run" / "checkpoints" / "4").exists, process)
     process.send_signal(signal.SIGINT)
     (folder / "go_on").touch()
     _, err = process.communicate(timeout=HANGS)
@@ -145,7 +193,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(stopped):
     assert "RUN_DIR=run" in err.splitlines()[-1] and "Traceback" not in err
     rows = (folder / "run" / "train_log.csv").read_text().splitlines()
     # the checkpoint is of the last step that the log shows
-    assert len(rows) == 1 + saved_updates(folder / "run")[-1] < 1 + 8
+    assert len(rows) == 1 + saved_steps(folder / "run")[-1] < 1 + 8
     assert not (folder / "run" / "after.json").exists()
 
 
@@ -166,10 +214,10 @@ def test_compiled_programs_are_kept_beside_the_runs_or_where_the_environment_say
     try:
         jax.config.update("jax_compilation_cache_dir", "elsewhere")
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-        run_log.keep_compiled()
+        process.keep_compiled()
         assert jax.config.jax_compilation_cache_dir == "elsewhere"
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        run_log.keep_compiled()
+        process.keep_compiled()
         assert jax.config.jax_compilation_cache_dir == str(settings.HERE.parent / "runs" / "compiled")
         assert [getattr(jax.config, name) for name in names[1:]] == [2**30, 0, 0]
     finally:
@@ -222,11 +270,12 @@ def test_it_learns_and_leaves_a_report(learned):
     assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
     curves = EventAccumulator(str(run / "tensorboard"))
     curves.Reload()
-    losses = {event.step: event.value for event in curves.Scalars("actor/train/loss")}
+    losses = {event.step: event.value for event in curves.Scalars("loss")}
     with open(run / "train_log.csv", newline="") as file:
         logged = [float(row["loss"]) for row in csv.DictReader(file)]
     assert list(losses.values()) == pytest.approx(logged, rel=1e-6)  # float32 and back
     assert again.count("going on") == 1
+    assert out.splitlines()[0].endswith("; the constants' laptop column")
 
 
 def test_the_report_has_the_command_that_was_given(learned):
@@ -242,7 +291,8 @@ def test_real_gsm8k_runs_to_the_end(tmp_path, monkeypatch, capsys):
     if not gsm8k.exists():
         pytest.skip("GSM8K is not beside this checkout")
     monkeypatch.chdir(tmp_path)
-    demo.main([f"DATASET={gsm8k}/train.jsonl", f"TEST_DATASET={gsm8k}/test.jsonl", *SHORT, "RUN_DIR=run"])
+    data = [f"DATASET={gsm8k}/train.jsonl", f"TEST_DATASET={gsm8k}/test.jsonl"]
+    demo.main([*data, *SHORT, "NUM_BATCHES=2", "RUN_DIR=run"])
     assert "of 7,473 questions are longer than MAX_PROMPT_LENGTH=28" in capsys.readouterr().out
     assert json.loads(Path("run/result.json").read_text())["after"]["answer_accuracy"] < 0.2
 
@@ -252,7 +302,7 @@ def test_wilson_interval_is_the_closed_form():
         z = 1.959963984540054  # the normal distribution's 97.5 % point
         center = (share + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        np.testing.assert_allclose(report.wilson(share, n), (center - half, center + half), atol=1e-12)
+        np.testing.assert_allclose(evaluation.wilson(share, n), (center - half, center + half), atol=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -272,15 +322,24 @@ def test_flip_table_counts_each_pair():
     assert "| right before | 1 | 1 |" in table and "| wrong before | 2 | 1 |" in table
 
 
-def test_evaluation_with_several_passes(learned, tmp_path, grader):
+def test_an_evaluation_grades_every_answer_by_itself(learned, tmp_path, grader):
     c, engine = settings.read(demo.Constants, LEARNS), learned[3].rollout
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    questions, source = demo.read_data(c)["test"]
-    rows = demo.make_prompts(c, questions[:32], source, tokenizer, False, tmp_path / "too_long.csv")
-    result = demo.evaluate(c, engine, rows, grader, "liberal", num_passes=4)
-    once = demo.evaluate(c, engine, rows, grader, "greedy")
-    assert result["pass_at_k"] >= result["answer_accuracy"] > 0
+    questions, source = prompts.read_data(c, None)["test"]
+    rows = prompts.make_prompts(c, questions[:32], source, tokenizer, False, tmp_path / "too_long.csv")
+    result = demo.evaluate(c, engine, rows, grader, "liberal")
     assert len(result["correct"]) == len(result["completions"]) == 32
-    graded = [grade(c, r["answer"]) for c, r in zip(result["completions"], rows)]
-    assert graded == result["correct"]
-    assert once["answer_accuracy"] == np.mean(once["correct"]) and "pass_at_k" not in once
+    graded = [grade(text, row["answer"]) for text, row in zip(result["completions"], rows)]
+    assert graded == result["correct"] and result["answer_accuracy"] == np.mean(graded) > 0
+    assert demo.evaluate(c, engine, rows, grader, "liberal") == result  # the same noise before and after
+    both = demo.evaluate_both(c, engine, rows, grader)
+    assert {name: both[name] for name in result} == result
+    greedy = demo.evaluate(c, engine, rows, grader, "greedy")
+    assert both["greedy_completions"] == greedy["completions"] != result["completions"]
+    asked = []
+    generate = engine.generate
+    counting = type("Counting", (), {"generate": lambda self, *a: asked.append(1) or generate(*a),
+                                     "eos_id": lambda self: engine.eos_id()})()  # fmt: skip
+    once = settings.read(demo.Constants, [*LEARNS, "EVAL_CONFIG=greedy"])
+    assert demo.evaluate_both(once, counting, rows, grader)["completions"] == greedy["completions"]
+    assert len(asked) == 2  # 32 questions, 16 at once: the greedy pass does not run twice

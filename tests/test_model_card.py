@@ -13,7 +13,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 import grpo_llama3_1_8b_demo as demo
 from parts import settings
 from parts.run import model_card
-from parts.run.report import wilson
+from parts.run.evaluation import wilson
 from parts.settings import HERE
 
 BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}
@@ -84,19 +84,19 @@ def test_the_committed_run_of_seed_0_has_the_figures_of_its_table(tmp_path):
     assert "| greedy: answers right | 39.1% (34.9% to 43.4%) | 97.9% (96.2% to 98.8%) |" in body
 
 
-@pytest.mark.parametrize(("step", "finished"), [(400, True), (200, False), (-1, False)])
+@pytest.mark.parametrize(("step", "finished"), [(200, True), (100, False), (-1, False)])
 def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
-    """Checkpoints count updates: 200 steps of NUM_ITERATIONS=2 end at 400."""
+    """Checkpoints count steps, also where each has two updates."""
     result = {"before": BEFORE, "after": AFTER, "steps": 200}
     run = make_run(tmp_path / "run", result, NUM_ITERATIONS=2)
     head, body, _ = card_of(run, tmp_path, step=step)
     assert ("model-index" in head) == finished == ("87.5%" in body)
-    assert (f"after update {step} of 400" in body) != finished
+    assert (f"after step {step} of 200" in body) != finished
 
 
 def test_a_run_without_a_result_says_so(tmp_path):
     head, body, _ = card_of(make_run(tmp_path / "run"), tmp_path, step=50)
-    assert "model-index" not in head and "No figures: this is the checkpoint after update 50 of 200" in body
+    assert "model-index" not in head and "No figures: this is the checkpoint after step 50 of 200" in body
 
 
 def test_all_constants_of_the_run_are_listed(tmp_path):

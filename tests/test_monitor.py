@@ -1,5 +1,6 @@
 """What is logged, against the tokens and texts themselves; the profiler's trace; memory; several devices."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -21,14 +23,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
-from parts.run import health
 from parts import settings
-from parts.rewards import task_rewards
-from parts.run import answers, run_log
+from parts.machine import process
 from parts.model.rollout import MaxTextRollout
+from parts.rewards import task_rewards
+from parts.run import answers, run_folder, train_log
 from parts.run.run_files import read_log
 
 STEPS, B, G, T = 6, 4, 4, 13
+DAY = 86_400  # seconds
 ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
              f"TOTAL_GENERATION_STEPS={T}", "NUM_TEST_QUESTIONS=4", "SAVE_INTERVAL_STEPS=3",
              "EVAL_CONFIG=liberal", "EVAL_EVERY=3", "EVAL_QUESTIONS=8", "LOG_ANSWERS_EVERY=3",
@@ -39,8 +42,15 @@ ARGUMENTS = [f"NUM_BATCHES={STEPS}", f"BATCH_SIZE={B}", f"NUM_GENERATIONS={G}",
 def run(tmp_path_factory):
     """One short run in this process, and what its rollout and its rewards returned, call by call."""
     folder = tmp_path_factory.mktemp("monitor")
-    seen = {"tokens": [], "rewards": {}, "folder": folder}
-    generate, guarded = MaxTextRollout.generate, task_rewards.guarded
+    seen = {"tokens": [], "rewards": {}, "folder": folder, "evaluations": 0}
+    generate, guarded, evaluate_both = MaxTextRollout.generate, task_rewards.guarded, demo.evaluate_both
+
+    def long_evaluation(*arguments):
+        seen["evaluations"] += 1
+        return evaluate_both(*arguments)
+
+    def clock():  # each evaluation takes a day
+        return time.perf_counter() + DAY * seen["evaluations"]
 
     def observed_generate(self, prompts, rollout_config, **kwargs):
         output = generate(self, prompts, rollout_config, **kwargs)
@@ -64,6 +74,8 @@ def run(tmp_path_factory):
         patch.chdir(folder)
         patch.setattr(MaxTextRollout, "generate", observed_generate)
         patch.setattr(task_rewards, "guarded", observed_rewards)
+        patch.setattr(demo, "evaluate_both", long_evaluation)
+        patch.setattr(demo, "time", SimpleNamespace(perf_counter=clock))
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
     seen["rows"] = read_log(folder / "run" / "train_log.csv")
     assert len(seen["tokens"]) == STEPS == len(seen["rows"])
@@ -89,11 +101,17 @@ def test_cut_off_counts_answers_without_an_end_not_those_that_end_at_the_limit(r
 def test_length_tokens_a_second_and_distinct_answers(run):
     for row, (tokens, texts) in zip(run["rows"], run["tokens"]):
         written = sum(map(len, tokens))
-        assert row["length"] == pytest.approx(written / (B * G), abs=1e-6)
-        # the length passes through float32 in Tunix
-        assert row["tokens_per_second"] == pytest.approx(written / row["seconds"], rel=1e-6)
+        assert row["length"] == pytest.approx(written / (B * G), rel=1e-12)
+        assert row["tokens_per_second"] == pytest.approx(written / row["seconds"], rel=1e-12)
         groups = [texts[i : i + G] for i in range(0, B * G, G)]
         assert row["distinct"] == np.mean([len(set(group)) for group in groups])
+
+
+def test_the_seconds_of_a_step_are_without_its_evaluation(run):
+    assert (
+        run["evaluations"] == 5
+    )  # before and after the run; before the first step, after the third and sixth
+    assert all(0 < row["seconds"] < DAY for row in run["rows"])
 
 
 def test_each_rewards_mean_and_their_sum(run):
@@ -112,79 +130,66 @@ def test_tensorboard_has_every_figure_of_every_step(run):
     events = EventAccumulator(str(run["folder"] / "run" / "tensorboard"))
     events.Reload()
     scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    tags = {  # column: its name in TensorBoard, and the step of the first row there
-        "reward": ("rewards/train/score/mean", 0), "reward_std": ("groups/train/reward_std", 0),
-        "correct": ("answers/train/correct", 0), "format_ok": ("answers/train/format_ok", 0),
-        "zero_variance": ("groups/train/zero_variance", 0), "length": ("completions/train/mean_length", 0),
-        "kl": ("actor/train/kl", 1), "entropy": ("actor/train/entropy", 1), "loss": ("actor/train/loss", 1),
-        "clip_fraction": ("actor/train/pg_clipfrac", 1), "grad_norm": ("actor/train/grad_norm", 1),
-        "distinct": ("groups/train/distinct", 0), "cut_off": ("completions/train/cut_off", 0),
-        "beta": ("schedule/train/beta", 0), "temperature": ("schedule/train/temperature", 0),
-        "correct_lenient": ("answers/train/correct_lenient", 0),
-        "mismatch": ("actor/train/mismatch", 1), "mismatch_max": ("actor/train/mismatch/max", 1),
-    }  # fmt: skip
-    held_out = {name for name in run["rows"][0] if name.startswith("held_out_")}
-    assert held_out == set(run_log.HELD_OUT)
-    for name in held_out:  # before the first step, after the third and after the last; on rows 3 and 6
-        logged = scalars[f"held_out/{name.removeprefix('held_out_')}"]
-        assert list(logged) == [0, 3, 6]
-        column = [row[name] for row in run["rows"]]
-        np.testing.assert_allclose([column[2], column[5]], [logged[3], logged[6]], rtol=1e-6)
-        assert np.isnan([column[i] for i in (0, 1, 3, 4)]).all()
-    for name in run["rows"][0].keys() - tags.keys() - {"step"} - held_out:
-        reward = name.removeprefix("reward_")
-        tags[name] = (f"rewards/train/{reward}", 0) if reward != name else (f"system/train/{name}", 1)
-    for name, (tag, first) in tags.items():
-        logged = [scalars[tag][step] for step in range(first, first + STEPS)]
-        np.testing.assert_allclose(logged, [row[name] for row in run["rows"]], rtol=1e-6, err_msg=name)
+    assert scalars.keys() == run["rows"][0].keys() > {"reward", "kl", "loss", "grad_norm", "beta", "mismatch"}
+    for name, logged in scalars.items():
+        column = {int(row["step"]): row[name] for row in run["rows"]}
+        if name in train_log.HELD_OUT:
+            assert {step for step, value in column.items() if not np.isnan(value)} == {3, 6} == logged.keys()
+        else:
+            assert logged.keys() == set(range(1, STEPS + 1))
+        for step, value in logged.items():  # float32
+            assert value == pytest.approx(column[step], rel=1e-6), name
 
 
-def test_the_trace_holds_the_chosen_steps_and_no_others(run):
+def test_the_evaluations_are_in_the_log_where_a_step_ends_with_one(run):
+    assert {name for name in run["rows"][0] if name.startswith("held_out_")} == set(train_log.HELD_OUT)
+    evaluations = {e["step"]: e for e in answers.read_lines(run["folder"] / "run" / "evaluations.jsonl")}
+    assert list(evaluations) == [0, 3, 6]
+    for column, name in train_log.HELD_OUT.items():
+        assert [run["rows"][step - 1][column] for step in (3, 6)] == [evaluations[s][name] for s in (3, 6)]
+
+
+def test_the_trace_holds_the_third_step_and_no_other(run):
     files = list(run["folder"].glob("trace/plugins/profile/*/*.xplane.pb"))
     assert len(files) == 1
     planes = ProfileData.from_file(str(files[0])).planes
-    events = [event for plane in planes for line in plane.lines for event in line.events]
-    sampled = [dict(event.stats)["step_num"] for event in events if event.name == "sampler"]
-    assert sampled == [2, 3]  # Tunix counts from 0
-    updates = [event.start_ns for event in events if event.name == "PjitFunction(_train_step)"]
-    trained = {
-        dict(event.stats)["step_num"]
-        for event in events
-        if event.name == "train"
-        # the last one has none: the trainer only sees that nothing is left
-        and any(0 <= update - event.start_ns < event.duration_ns for update in updates)
-    }
-    assert trained == {2, 3}
+    events = [event.name for plane in planes for line in plane.lines for event in line.events]
+    assert events.count("PjitFunction(update)") == 1
+    assert (
+        events.count("PjitFunction(_decode_all)") == 3
+    )  # the answers, and the evaluation that ends the step
     # TensorBoard's plugin is xprof; this is what it does with the file
     data, kind = raw_to_tool_data.xspace_to_tool_data([str(files[0])], "trace_viewer", {})
     names = {event.get("name", "") for event in json.loads(data)["traceEvents"]}
-    assert kind == "application/json" and {"sampler 2", "sampler 3", "train 2", "train 3"} <= names
-    assert any("jit" in name and "prefill_and_decode" in name for name in names)
+    assert kind == "application/json" and any("jit" in name and "_decode_all" in name for name in names)
 
 
 @pytest.mark.parametrize(
-    ("batches", "first", "expected"),
-    [(9, 1, "1 2 on 3 4 wait off 5 6 7 8 9"), (4, 1, "1 2 on 3 4 wait off"), (2, 1, "1 2"),
-     (3, 4, "on 4 wait off 5 6"), (3, 5, "5 6 7")],
+    ("steps", "folder", "expected"),
+    [("123456", "trace", "1 2 on 3 off 4 5 6"), ("123", "trace", "1 2 on 3 off"), ("12", "trace", "1 2"),
+     ("5678", "trace", "5 6 on 7 off 8"), ("1234", "", "1 2 3 4")],
 )  # fmt: skip
-def test_the_profiler_runs_from_before_the_first_step_to_after_the_last(
-    monkeypatch, batches, first, expected
-):
-    """Also where the run ends inside, and where it is resumed inside or behind."""
+def test_the_profiler_runs_while_a_process_takes_its_third_step(monkeypatch, steps, folder, expected):
+    """Also where the run ends with it, and where the run is resumed."""
     heard = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: heard.append("on"))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: heard.append("off"))
-    steps = range(first, first + batches)
-    for step in run_log.traced(steps, first, range(3, 5), "trace", lambda: heard.append("wait")):
-        heard.append(str(step))
+
+    @contextlib.contextmanager
+    def trace(folder, **options):
+        heard.append("on")
+        yield
+        heard.append("off")
+
+    monkeypatch.setattr(jax.profiler, "trace", trace)
+    for step in process.traced(steps, folder):
+        heard.append(step)
     assert " ".join(heard) == expected
 
 
 def test_memory_counts_what_is_there():
-    before = run_log.memory_gib()
+    before = process.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
     on_host = np.ones(1 << 25)  # 256 MiB, touched
-    after = run_log.memory_gib()
+    after = process.memory_gib()
     used = {name: (after[name] - before[name]) * 1024 for name in before}
     assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32
     # the CPU device lies in the same process, but can take what an earlier test has freed; the rest is the
@@ -203,7 +208,7 @@ def test_memory_is_the_runtimes_own_count_where_it_keeps_one(monkeypatch):
             return {"bytes_in_use": 3 << 30, "peak_bytes_in_use": 5 << 30, "bytes_limit": 95 << 30}
 
     monkeypatch.setattr(jax, "local_devices", lambda: [Chip()])
-    used = run_log.memory_gib()
+    used = process.memory_gib()
     assert used["memory_device_3_gib"] == 3 and used["memory_device_3_peak_gib"] == 5 and len(used) == 3
 
 
@@ -215,33 +220,29 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     """As after a resume on more devices: rows beyond the checkpoint go, columns of both stay."""
     path = tmp_path / "train_log.csv"
     path.write_text("step,reward,memory_device_1_gib\n1,2.5,0.5\n2,3.5,0.5\n3,4.5,0.5\n")
-    log = run_log.TrainingLog(path, constants(), 2, [], health.check)
-    log.rows[3] = {"step": 3.0, "reward": 9.0, "reward_new": 1.0}
-    log._rewrite()
-    rows = log.close()
-    assert [row["reward"] for row in rows] == [2.5, 3.5, 9.0]
+    log = train_log.TrainingLog(tmp_path, constants(), 2)
+    shown = dict.fromkeys(("correct", "format_ok", "kl"), 0.0)
+    log.add({"step": 3, "reward": 9.0, "reward_new": 1.0} | shown)
+    log.close()
+    assert [row["reward"] for row in log.rows] == [2.5, 3.5, 9.0]
     read = read_log(path)
     assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
     assert read[0]["memory_device_1_gib"] == 0.5 and np.isnan(read[2]["memory_device_1_gib"])
-    assert [p.name for p in tmp_path.iterdir()] == ["train_log.csv"]
+    assert {p.name for p in tmp_path.iterdir()} == {"train_log.csv", "tensorboard"}
 
 
-def test_what_is_scheduled_has_a_column(tmp_path):
-    """Metrics named schedule/..., as a schedule of the loss reports them, beside those of a real step."""
-    log = run_log.TrainingLog(tmp_path / "train_log.csv", constants(), 0, [], health.check)
-    names = ("rewards/score/mean", "groups/reward_std", "answers/correct", "answers/format_ok", "rewards/sum",
-             "groups/zero_variance", "completions/mean_length", "groups/distinct", "completions/cut_off",
-             "schedule/beta", "schedule/temperature", "answers/correct_lenient")  # fmt: skip
-    metrics = {name: ([float(i)], np.mean) for i, name in enumerate(names)}
-    log.on_rollout_metrics(SimpleNamespace(metrics=metrics, global_steps=0))
+def test_a_row_is_on_the_disk_when_it_was_added(tmp_path):
+    log = train_log.TrainingLog(tmp_path, constants(), 0)
+    for step in (1, 2):
+        log.add({"step": step, "reward": 1.5, "correct": 0.5, "format_ok": 0.5, "kl": 0.1})
+        assert [row["step"] for row in read_log(tmp_path / "train_log.csv")] == [*range(1, step + 1)]
     log.close()
-    assert (log.rows[1]["beta"], log.rows[1]["temperature"]) == (9.0, 10.0)
 
 
 def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for more in ([], ["PROFILE_DIR=trace"]):
-        with run_log.open_run(constants("RUN_DIR=run", "NUM_BATCHES=5", *more)) as opened:
+        with run_folder.open_run(constants("RUN_DIR=run", "NUM_BATCHES=5", *more)) as opened:
             assert opened.folder.name == "run"
 
 
@@ -292,7 +293,7 @@ def test_on_8_devices_the_curves_are_those_of_one(run, run_on_8):
 def resumed_folder(run_on_8, folder):
     """The run on 8 devices, as if killed between its checkpoint of step 3 and the end."""
     copy = shutil.copytree(run_on_8, folder / "run")
-    shutil.rmtree(copy / "checkpoints" / "actor" / str(STEPS))
+    shutil.rmtree(copy / "checkpoints" / str(STEPS))
     (copy / "after.json").unlink()
     return copy
 

@@ -10,6 +10,7 @@ from short_runs import SHORT
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import settings
+from parts.data import prompts
 from parts.model import llama
 from parts.rewards import task_rewards
 from parts.run import report
@@ -54,7 +55,7 @@ def prompt_of(*arguments):
     row = {"question": "?", "answer": "1", "data_source": "gsm8k", "source": "mine.jsonl", "line": "1"}
     think_tags = grader_of(c.REWARDS, [row]).think_tags
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    return demo.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, Path("too_long.csv"))[0][
+    return prompts.make_prompts(c, [row], "mine.jsonl", tokenizer, think_tags, Path("too_long.csv"))[0][
         "prompts"
     ]
 
@@ -73,9 +74,9 @@ def test_a_source_whose_questions_are_all_too_long_is_named():
     # two-step problems take at least 22 tokens
     c = constants("MAX_PROMPT_LENGTH=20", "DATASET=examples/one_step,examples/two_step")
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows, source = demo.read_data(c)["test"]
+    rows, source = prompts.read_data(c, None)["test"]
     with pytest.raises(UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"):
-        demo.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
+        prompts.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
     assert "two_step/test.jsonl" in Path("too_long.csv").read_text()
 
 
@@ -124,16 +125,15 @@ def test_texts_are_voted_on_where_texts_are_graded():
     answers = ["Rome", "the Paris", "paris", "<answer>12</answer>"]
     grader = grader_of("compute_score")
     assert grader.majority(answers) == 1
-    result = demo.evaluate(
-        constants(), Parrot(answers), asked(("Paris", "qa")), grader, "liberal", num_passes=4
-    )
-    assert (result["majority_at_k"], result["pass_at_k"], result["answer_accuracy"]) == (1.0, 1.0, 0.5)
+    assert [grader.votes(answers)[i] for i in (1, 2)] == ["paris", "paris"]
+    result = demo.evaluate(constants(), Parrot(answers), asked(*[("Paris", "qa")] * 4), grader, "liberal")
+    assert result["correct"] == [False, True, True, False]
     course = grader_of("")
     assert course.majority(answers) == 3 and course.majority(["Rome"]) == 0
 
 
 def run(*arguments):
-    demo.main([*arguments, *SHORT, "RUN_DIR=run"])
+    demo.main([*arguments, *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run"])
     return json.loads(Path("run/result.json").read_text()), Path("run/report.md").read_text()
 
 

@@ -8,17 +8,16 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 from hostile import HOSTILE
-from short_runs import SHORT
+from short_runs import saved_steps
 
-import grpo_llama3_1_8b_demo as demo
-from tools import show_run
-from parts.run import answers, page
+from parts import settings
+from parts.run import answers, evaluation, page
 from parts.settings import HERE, UserError
+from tools import show_run
 
 
 class Elements(html.parser.HTMLParser):
@@ -49,11 +48,9 @@ def data_of(path):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(finished):
     """The folder of a short run."""
-    folder = tmp_path_factory.mktemp("page") / "run"
-    demo.main([*SHORT, f"RUN_DIR={folder}"])
-    return folder
+    return finished / "run"
 
 
 def test_the_page_has_what_the_files_have(run):
@@ -88,11 +85,12 @@ def test_evaluations_ask_the_validation_questions_and_the_report_names_the_best(
     data = data_of(run / "report.html")
     asked = [question["question"] for question in data["asked"]]
     assert asked == [json.loads(line)["question"] for line in shipped]
-    saved = {int(path.name) for path in (run / "checkpoints" / "actor").glob("[0-9]*")}
     evaluations = answers.read_lines(run / "evaluations.jsonl")
-    kept = [e for e in evaluations if e["step"] in saved]
+    kept = [e for e in evaluations if e["step"] in saved_steps(run)]
     best = max(kept, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))["step"]
-    assert kept and f"{run}/{best} was the best on the 8 questions" in (run / "report.md").read_text()
+    words = f"Best on the 8 held-out questions: step {best}, "
+    assert kept and f"Of the checkpoints kept in run: {words}" in (run / "report.md").read_text()
+    assert [words in note for note in data["summary"]["notes"]] == [True]
 
 
 def test_only_the_pages_own_script_may_run(run):
@@ -183,23 +181,35 @@ def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends(monkeypatch):
     assert all(sum(g["step"] == step for g in kept) == 2 for step in steps)
 
 
-def test_the_best_evaluation_is_the_first_of_the_highest_after_training_began():
-    def evaluation(step, share):
-        return {"step": step, "answer_accuracy": share, "questions": 8}
+def test_the_best_evaluation_is_the_first_of_the_highest():
+    def result(step, share, lenient=1.0):
+        return {"step": step, "answer_accuracy": share, "lenient_accuracy": lenient, "questions": 8}
 
-    shares = [0.9, 0.5, 0.75, 0.75, 0.7]
-    words = page.best_evaluation([evaluation(25 * i, share) for i, share in enumerate(shares)])
-    assert "step 50, 75.0% right (the last, step 100: 70.0%)" in words
-    assert page.best_evaluation([evaluation(0, 0.9)]) == ""
+    shares = [0.5, 0.75, 0.75, 0.7]
+    words = evaluation.best([result(25 * i, share) for i, share in enumerate(shares, start=1)])
+    assert "step 50, 75.0% right, 100.0% by the last number (last: step 100: 70.0%, 100.0%)" in words
+    assert "step 2," in evaluation.best([result(1, 0.5, 0.6), result(2, 0.5, 0.7), result(3, 0.5, 0.7)])
+    assert evaluation.best([]) == ""
+
+
+def test_the_evaluation_before_training_is_not_called_the_best():
+    before = {"step": 0, "answer_accuracy": 0.9, "lenient_accuracy": 0.9, "questions": 8}
+    result = dict.fromkeys(evaluation.ROWS, 0.5) | {"questions": 8}
+    assert page.summary(result, None, [before], {"EVAL_CONFIG": "greedy"})["notes"] == []
+    after = before | {"step": 4, "answer_accuracy": 0.5}
+    [note] = page.summary(result, None, [before, after], {"EVAL_CONFIG": "greedy"})["notes"]
+    assert "step 4, 50.0%" in note
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"]])
-def test_a_wrong_folder_is_one_line(tmp_path, arguments):
-    done = subprocess.run(
-        [sys.executable, HERE / "show_run.py", *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "RUN_DIR" in done.stderr or "runs/mine" in done.stderr
+def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["show_run", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        settings.answer(show_run.main)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1
+    assert "RUN_DIR" in said or "runs/mine" in said
 
 
 def test_a_template_that_lacks_a_place_is_an_error(monkeypatch, tmp_path):

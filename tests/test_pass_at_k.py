@@ -4,18 +4,17 @@ import csv
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from short_runs import SHORT
 
-import grpo_llama3_1_8b_demo as demo
-from tools import pass_at_k
 from parts import settings
-from parts.rewards.grading import grade, last_number
 from parts.model.rollout import MaxTextRollout
+from parts.rewards.grading import grade, last_number
 from parts.settings import HERE, UserError
+from tools import pass_at_k
 
 NUM_QUESTIONS, SAMPLES = 6, 8
 
@@ -57,11 +56,13 @@ def test_the_interval_is_that_of_the_mean():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Two short runs."""
+def run(finished, tmp_path_factory):
+    """Two runs: one that is over, and a copy of it that ended at step 2."""
     folder = tmp_path_factory.mktemp("pass_at_k")
-    for seed in (0, 1):
-        demo.main([*SHORT, f"SEED={seed}", "NUM_BATCHES=2", "EVAL_EVERY=0", f"RUN_DIR={folder}/seed_{seed}"])
+    for name in ("seed_0", "seed_1"):
+        shutil.copytree(finished / "run", folder / name)
+    for step in (4, 6, 8):
+        shutil.rmtree(folder / "seed_1" / "checkpoints" / str(step))
     return folder
 
 
@@ -100,12 +101,37 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
     assert not np.array_equal(by_model[0], by_model[1]) and Path("out/pass_at_k.png").stat().st_size > 5_000
 
     old, texts[:] = Path("out/pass_at_k.csv").read_text(), []
-    [counted] = Path("out").glob("counts_*seed_1.json")
+    kept = {path: json.loads(path.read_text()) for path in Path("out").glob("counts_*.json")}
+    assert sorted(found["step"] for found in kept.values()) == [0, 2, 8]
+    [counted] = [path for path, found in kept.items() if found["step"] == 2]
     counted.unlink()  # as if stopped there
     pass_at_k.main(arguments)
     assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
     pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_0", "SEED=1"])  # other draws: none is kept
     assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES
+    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_1", "SEED=1"])
+    assert len(texts) == 4 * NUM_QUESTIONS * SAMPLES  # another run of the same model: it alone is asked
+
+
+def test_counts_of_an_untrained_model_that_was_asked_otherwise_are_not_taken(run, monkeypatch):
+    """The prompt, the limit or the questions of another run are another question."""
+    shutil.copytree(run / "seed_0", "other")
+    constants = json.loads(Path("other/constants.json").read_text())
+    c, asked = settings.read(pass_at_k.Constants, ["RUN_DIR=."]), []
+    monkeypatch.setattr(pass_at_k, "count_right", lambda *a: asked.append(a) or {"strict": [], "lenient": []})
+    for _ in range(2):
+        pass_at_k.kept_counts(c, f"{run}/seed_0", trained=False)
+    pass_at_k.kept_counts(c, f"{run}/seed_1", trained=False)
+    assert len(asked) == 1
+    for change in (
+        {"TEMPLATE": "Q: {question}"},
+        {"TOTAL_GENERATION_STEPS": 20},
+        {"DATASET": "examples/one_step"},
+    ):
+        Path("other/constants.json").write_text(json.dumps(constants | change))
+        asked.clear()
+        pass_at_k.kept_counts(c, "other", trained=False)
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

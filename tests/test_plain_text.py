@@ -11,13 +11,12 @@ import pytest
 from hostile import HOSTILE
 
 import grpo_llama3_1_8b_demo as demo
-from parts.run import health
 import inference
 from parts import plain_text, settings
-from parts.run import model_card
 from parts.rewards import code_grading
-from parts.run import page, report, run_log
+from parts.run import health, model_card, page, report, run_folder
 from parts.settings import HERE, UserError
+from tools import show_run
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
 MARKS = {"\u200e", "\u200f", "\u061c"}
@@ -92,7 +91,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     log = [{"reward": 1.0, "reward_std": 1.0, "kl": 0.0, "zero_variance": 0.0, "length": 1.0}]
     text = f"fine\n```\n# taken over\n{EVIL}"
     result = evaluation(text, f"a | b | <b>\n{EVIL}")
-    run = run_log.Run(tmp_path, tmp_path, str(tmp_path))
+    run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
     report.write(c, run, result, result, log, [], "test.jsonl", 1.0, [])
     for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
@@ -114,7 +113,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     answers = [[EVIL, f"<answer>{EVIL}</answer>"]]
     inference.show([row], answers if compared else None, answers, grader)
     said = capsys.readouterr().out
-    assert not obeyed(said) and "gnp.exe" in said and "wrong: \\x1b[2J" in said.replace("\n", "")
+    assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
 
 def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
@@ -131,9 +130,9 @@ def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
     stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
-    monkeypatch.setattr(inference, "saved_steps", lambda *_: (EVIL, [7]))
+    monkeypatch.setattr(inference, "chosen_step", lambda *_: (EVIL, 7))
     monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
-    monkeypatch.setattr(inference, "restore", lambda *_, **__: 7)
+    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
@@ -144,7 +143,7 @@ def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(health, "history", lambda *_: iter([f"DATASET={EVIL}"]))
     (tmp_path / "constants.json").write_text('{"MODEL": "m"}')
     (tmp_path / "train_log.csv").write_text("step\n1\n")
-    health.main([str(tmp_path)])
+    show_run.main([str(tmp_path)])
     assert not obeyed(capsys.readouterr().out)
     code_grading.say_once(EVIL)
     assert not obeyed(capsys.readouterr().err)

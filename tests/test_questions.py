@@ -27,7 +27,7 @@ import pytest
 import transformers
 
 import reward_func
-from parts.data import questions
+from parts.data import prompts, questions
 from parts.rewards import task_rewards
 from parts.run import checks
 from parts.settings import HERE, UserError
@@ -393,7 +393,8 @@ def test_a_small_file_with_gigabytes_in_it_is_refused_within_two(name):
     code = (
         "import resource, sys, pyarrow.parquet\n"
         "from pathlib import Path\n"
-        "from parts import questions, settings\n"
+        "from parts import settings\n"
+        "from parts.data import questions\n"
         "try:\n"
         "    questions.read_file(Path(sys.argv[1]))\n"
         "except settings.UserError as error:\n"
@@ -599,14 +600,12 @@ def test_the_top_of_a_mixed_test_set_holds_every_source():
 
 def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
     rows, _ = read("examples/one_step,examples/two_step", "test")
-    plain = functools.partial(
-        questions.with_prompts, rows, tokenizer, template="{question}", system_prompt=""
-    )
+    plain = functools.partial(prompts.with_prompts, rows, tokenizer, template="{question}", system_prompt="")
     kept, too_long = plain(20)  # two-step problems take at least 22 tokens
     with pytest.raises(
         UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"
     ) as error:
-        questions.refuse_lost_sources(kept, too_long, 20)
+        prompts.refuse_lost_sources(kept, too_long, 20)
     shortest = min(tokens for source, _, tokens in too_long if "two_step" in source)
     assert shortest >= 22 and f"the shortest takes {shortest} tokens" in str(error.value)
     assert {Path(source).parent.name for source, _, _ in too_long if "two_step" in source} == {"two_step"}
@@ -614,7 +613,7 @@ def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
     assert len({(source, line) for source, line, _ in too_long}) == len(too_long)
     kept, too_long = plain(28)
     assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"] and not too_long
-    questions.refuse_lost_sources(kept, too_long, 28)
+    prompts.refuse_lost_sources(kept, too_long, 28)
 
 
 # ---------------------------------------------------------------- which rewards grade them
@@ -690,10 +689,10 @@ def test_small_numbers_are_right_and_no_pair_of_numbers_is_in_two_files():
 def test_the_prompt_asks_for_the_tags_that_are_rewarded(tokenizer):
     system_prompt = "Reason between <reasoning> and </reasoning>, answer between <answer> and </answer>."
     template = "{system_prompt} {question}"
-    prompt = questions.to_prompt(tokenizer, "?", template=template, system_prompt=system_prompt)
+    prompt = prompts.to_prompt(tokenizer, "?", template=template, system_prompt=system_prompt)
     assert "between <reasoning> and </reasoning>" in prompt
-    think = questions.think_prompt(system_prompt)
-    prompt = questions.to_prompt(tokenizer, "?", template=template, system_prompt=think)
+    think = prompts.think_prompt(system_prompt)
+    prompt = prompts.to_prompt(tokenizer, "?", template=template, system_prompt=think)
     assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
     with pytest.raises(UserError, match="mark_reward wants <think>, match_format_"):
         checks.rewards(SimpleNamespace(REWARDS="mark_reward,match_format_exactly"))
@@ -724,7 +723,7 @@ def with_chat_template(tokenizer):
 )
 def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, with_chat_template):
     with pytest.raises(UserError) as error:
-        questions.to_prompt(
+        prompts.to_prompt(
             with_chat_template(chat_template), "2 + 2?", template="{question}", system_prompt=""
         )
     said = str(error.value)
@@ -740,7 +739,7 @@ def test_a_chat_template_that_loops_is_ended(with_chat_template, monkeypatch):
     before = signal.getsignal(signal.SIGALRM)
     started = time.monotonic()
     with pytest.raises(UserError, match=r"fails \(TimeoutError: took more than 0.2 s\)"):
-        questions.to_prompt(with_chat_template(LOOP), "?", template="{question}", system_prompt="")
+        prompts.to_prompt(with_chat_template(LOOP), "?", template="{question}", system_prompt="")
     assert time.monotonic() - started < 60
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
@@ -748,7 +747,7 @@ def test_a_chat_template_that_loops_is_ended(with_chat_template, monkeypatch):
 def test_a_chat_template_may_strip_the_message_and_be_used_in_another_thread(with_chat_template):
     tokenizer = with_chat_template("<{{ messages[0]['content'] | trim }}>")
     ask = functools.partial(
-        questions.to_prompt, tokenizer, " 2 + 2?\n", template="{question}", system_prompt=""
+        prompts.to_prompt, tokenizer, " 2 + 2?\n", template="{question}", system_prompt=""
     )
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert pool.submit(ask).result() == ask() == "<2 + 2?>"
@@ -790,7 +789,7 @@ def test_a_template_that_asks_the_question_is_taken(template):
 def test_a_reward_file_may_import_the_courses_rewards():
     """`import reward_func` works as in a run: the folder of the script is on the path."""
     code = (
-        "import reward_func\nfrom parts import task_rewards\n"
+        "import reward_func\nfrom parts.rewards import task_rewards\n"
         f"grader = task_rewards.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
         "print(grader.names)"
     )

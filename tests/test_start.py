@@ -1,4 +1,4 @@
-"""What parts/machine/late_imports.py leaves out of the main script's imports stays out, and works when it is used."""
+"""What parts/late_imports.py leaves out of the main script's imports stays out, and works when it is used."""
 
 import json
 import subprocess
