@@ -322,7 +322,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/try_hostile_programs.py",
+        "python benchmarks/try_hostile_programs.py TABLE=benchmarks/hostile_programs.csv",
         {"hostile_programs.csv": "benchmarks/hostile_programs.csv"},
         1.5,
         writes_itself=True,
