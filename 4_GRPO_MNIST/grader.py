@@ -64,17 +64,17 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
     differing = [given for given in expected if not same(found[given], expected[given], exercise.tolerance)]
     if not differing:
         return Verdict("right")
-    mistakes = tuple(
-        name
-        for name, mistake in exercise.mistakes.items()
-        if all(same(found[given], value, exercise.tolerance) for given, value in exercise.look(mistake).items())
-    )
+    mistakes = []
+    for name, mistake in exercise.mistakes.items():
+        results = exercise.look(mistake)
+        if all(same(found[given], results[given], exercise.tolerance) for given in results):
+            mistakes.append(name)
     first = differing[0]
     lines = [f"given     {first}", *differences(found[first], np.asarray(expected[first]))]
     lines += [f"This is what comes out if {name}." for name in mistakes]
     if not mistakes:
         lines += [f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this."]
-    return Verdict("wrong", tuple(lines), mistakes)
+    return Verdict("wrong", tuple(lines), tuple(mistakes))
 
 
 def numbers(result: Any) -> np.ndarray:
@@ -114,8 +114,8 @@ def differences(found: np.ndarray, expected: np.ndarray) -> list[str]:
 
 
 def text(array: np.ndarray) -> str:
-    """Numbers as one prints them in a message; of a large array the corners."""
-    return np.array2string(array, precision=5, suppress_small=True, max_line_width=90, threshold=64, edgeitems=2)
+    """Numbers as one reads them in a message; of a large array the corners."""
+    return np.array2string(array, 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 
 def in_one_line(error: Exception, function: Callable) -> str:

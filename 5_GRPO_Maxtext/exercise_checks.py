@@ -120,21 +120,18 @@ EPSILON, BETA = BATCH["epsilon"].item(), BATCH["beta"].item()
 
 
 def look_at_loss(function: Callable) -> dict[str, jax.Array]:
-    """Value and gradient on the golden batch, compiled as a training would."""
-    fixed = [jnp.asarray(BATCH[name]) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage", "mask")]
+    """Value and gradient on the golden batch."""
+    old, ref, advantage = (
+        jnp.asarray(BATCH[name], jnp.float32) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage")
+    )
 
     def loss(log_prob):
-        value = function(
-            log_prob, *(x.astype(jnp.float32) if x.dtype == float else x for x in fixed), EPSILON, BETA
-        )
-        if value is None or jnp.shape(value):
-            raise grader.Unusable(
-                "it returns None; is the `return` missing?" if value is None
-                else f"its shape is {list(jnp.shape(value))}; expected [], one number"
-            )  # fmt: skip
-        return value
+        return function(log_prob, old, ref, advantage, jnp.asarray(BATCH["mask"]), EPSILON, BETA)
 
-    value, gradient = jax.jit(jax.value_and_grad(loss))(BATCH["log_prob"])
+    result = jax.eval_shape(loss, BATCH["log_prob"])  # traced as jax.jit does it in a training
+    if result is None or result.shape:
+        raise grader.Unusable(f"it returns {result}; expected one number, of shape ()")
+    value, gradient = jax.value_and_grad(loss)(BATCH["log_prob"])
     return {
         f"golden.npz (N = T = 12), epsilon {EPSILON}, beta {BETA}: the loss": value,
         "the same: the loss's gradient with respect to log_prob [N, T]": gradient,

@@ -56,9 +56,9 @@ def grpo_loss(
 ) -> jax.Array:
     """Minus GRPO's objective (arXiv 2402.03300, eq. 3 and 4).
 
-        J       = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i) - beta * KL_t ]
+        J = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i) - beta * KL_t ]
         ratio_t = pi(o_t) / pi_old(o_t)
-        KL_t    = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
+        KL_t = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
 
     mean_t is over an answer's own tokens, mean_i over the answers.
 

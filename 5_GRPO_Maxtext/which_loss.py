@@ -1,8 +1,8 @@
 """Which loss is this? Compares a function with six published ones, and with the usual mistakes in each.
 
-A loss for a group of answers is put together from pieces: an advantage, a ratio, a clip, a KL, a mean. The six
-methods are six choices (`METHODS`), a usual mistake is another choice of one piece (`CHANGES`). What a
-function computes on the golden batch, value and gradient, tells which choices it has made.
+A loss for groups of answers is put together from pieces: an advantage, a ratio, a clip, a KL, a mean. The
+six methods are six choices (`METHODS`), a usual mistake is another choice of one piece (`CHANGES`). What a
+function gives on the golden batch, value and gradient, tells which choices it has made.
 
 The six values in golden.npz do not come from here: `tests/make_golden_batch.py` has them from the papers, one
 token at a time.
@@ -287,8 +287,8 @@ def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[s
     """Compares a loss with the six methods, then with each of them with one and with two other pieces.
 
     Returns:
-        By method: the value it should have less the value found, and the largest difference of the gradient.
-        The methods it equals. If there are none, what it looks like: (method, words, ...) of the fewest changes.
+        By method: how far the value is from the golden one, and the gradient's most distant entry.
+        The methods it equals. If there are none, what it looks like: (method, words ...), fewest changes.
     """
     b = golden_batch()
     found = {method: value_and_gradient(function, b, method) for method in METHODS}

@@ -29,7 +29,7 @@ QUESTIONS, G = 3, 4
 N = T = QUESTIONS * G  # as many tokens as answers: [N] against [N, T] goes wrong without a complaint
 EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.04
 LENGTHS = [11, 3, 7, 1, 5, 9, 2, 8, 6, 4, 10, 5]  # none as long as allowed: T is not the longest answer
-# mean log-ratio of each answer: below, between and above the bounds of both clips, for good and for bad answers
+# mean log-ratio of each answer: below, between and above the bounds of both clips, for good and bad answers
 SHIFTS = [0.22, -0.3, 0.1, 0.4, 0.22, -0.3, 0.4, -0.1, 0.0, 0.3, -0.3, 0.1]
 REWARDS = [1.0, 0.0, 0.0, 0.5, 2.0, 1.0, 0.0, 1.5, 1.0, 1.0, 1.0, 1.0]  # the last group teaches nothing
 
@@ -66,8 +66,8 @@ def advantage(i: int, kind: str) -> float:
 
 
 ADVANTAGES = {
-    "grpo": "group_std", "dr_grpo": "centered", "dapo": "group_std", "gspo": "group_std", "cispo": "group_std",
-    "rloo": "leave_one_out",
+    "grpo": "group_std", "dr_grpo": "centered", "dapo": "group_std",
+    "gspo": "group_std", "cispo": "group_std", "rloo": "leave_one_out",
 }  # fmt: skip
 
 
