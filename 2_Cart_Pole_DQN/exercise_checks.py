@@ -136,7 +136,8 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
         shapes = [list(np.shape(x)[1:]) for x in jax.tree.leaves(rows)]
         if shapes != [[BATCH_SIZE, N_STEPS, 2], [BATCH_SIZE, N_STEPS]]:
             raise grader.Unusable(
-                f"of rows [8, 2] and [8] it makes {shapes}; batch_size 64 and n_steps 3 make [[64, 3, 2], [64, 3]]"
+                f"of rows [8, 2] and [8], batch_size 64, n_steps 3 it makes {shapes}; "
+                f"expected [[64, 3, 2], [64, 3]]"
             )
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
