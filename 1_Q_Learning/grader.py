@@ -6,7 +6,7 @@ gives exactly what the reader's function gives is named.
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +20,14 @@ class Exercise(NamedTuple):
         right: the function as it should be.
         mistakes: the same function with one usual mistake in it, by the words that name it.
         tolerance: largest difference, absolute or relative, that counts as rounding.
+        also: asked where the numbers are right: what is wrong all the same, or nothing.
     """
 
     look: Callable[[Callable], dict[str, Any]]
     right: Callable
     mistakes: Mapping[str, Callable]
     tolerance: float = 1e-5
+    also: Callable[[Callable], str] = lambda function: ""
 
 
 class Verdict(NamedTuple):
@@ -40,9 +42,9 @@ class Unusable(Exception):
     """A result that cannot be compared; the text says why."""
 
 
-def run(exercises: Mapping[str, Exercise], functions: Mapping[str, Callable]) -> bool:
-    """Judges every function and prints what there is to say; True if all are right."""
-    verdicts = {name: judge(functions[name], exercise) for name, exercise in exercises.items()}
+def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> bool:
+    """Judges every function by its name and prints what there is to say; True if all are right."""
+    verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         print(f"{name:20s} {verdict.status}")
         for line in verdict.lines:
@@ -63,7 +65,8 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
     expected = exercise.look(exercise.right)
     differing = [given for given in expected if not same(found[given], expected[given], exercise.tolerance)]
     if not differing:
-        return Verdict("right")
+        objection = exercise.also(function)
+        return Verdict("wrong", (objection,)) if objection else Verdict("right")
     mistakes = []
     for name, mistake in exercise.mistakes.items():
         results = exercise.look(mistake)

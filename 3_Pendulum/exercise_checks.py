@@ -1,6 +1,7 @@
 """What stands beside exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,24 @@ import numpy as np
 
 import grader
 from grader import Exercise
+
+LONG = 500  # steps of an episode of CartPole
+
+
+def unrolled(*shapes: tuple) -> Callable:
+    """The objection to a Python loop over the steps, for a function of arrays of these shapes."""
+
+    def objection(function: Callable) -> str:
+        operations = len(jax.make_jaxpr(function)(*(jnp.zeros(*shape) for shape in shapes)).eqns)
+        if operations < LONG:
+            return ""
+        return (
+            f"The numbers are right, but a Python loop over {LONG} steps makes {operations} operations, which "
+            "jax.jit compiles for minutes; jax.lax.scan(..., reverse=True) is one."
+        )
+
+    return objection
+
 
 # %% discounted_returns ---------------------------------------------------------------------------------
 REWARD = np.array([[1, 2, 0, 4, 3], [2, 1, 0, 0, 0]], np.float32)
@@ -63,6 +82,7 @@ DISCOUNTED_RETURNS = Exercise(
             returns(r.T, gamma).T
         ),
     },
+    also=lambda function: unrolled(((2, LONG),))(lambda reward: function(reward, 0.5)),
 )
 
 # %% policy_loss ----------------------------------------------------------------------------------------
@@ -205,6 +225,9 @@ GAE = Exercise(
         ),
         "the columns come out in reversed order": lambda **a: gae(**a)[:, ::-1],
     },
+    also=lambda function: unrolled(*[((2, LONG), x.dtype) for x in ROLLOUT.values()])(
+        lambda *arrays: function(*arrays, 0.5, 0.8)
+    ),
 )
 
 # %% clipped_objective ----------------------------------------------------------------------------------
@@ -274,5 +297,23 @@ EXERCISES = {
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions."""
-    grader.run(EXERCISES, {function.__name__: function for function in functions})
+    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    if not grader.run(EXERCISES, functions):
+        sys.exit(1)
+    import settings
+
+    settings.run(lambda arguments: train(functions, arguments or ["NUM_SEEDS=3"]))
+
+
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """reinforce.py and ppo.py as they are, but for the functions that the reader wrote."""
+    import ppo
+    import reinforce
+
+    discounted_returns, policy_loss, gae, clipped_objective = functions
+    print("\nAll right. reinforce.py with your discounted_returns and policy_loss:")
+    reinforce.discounted_returns, reinforce.policy_loss = discounted_returns, policy_loss
+    reinforce.main(arguments)
+    print("\nppo.py with your gae and clipped_objective:")
+    ppo.gae, ppo.clipped_objective = gae, clipped_objective
+    ppo.main(arguments)

@@ -237,7 +237,7 @@ def main(*functions: Callable) -> None:
 
 def judge_functions(*functions: Callable) -> bool:
     """Judges the three; if all are right, trains with them."""
-    if not grader.run(EXERCISES, {function.__name__: function for function in functions}):
+    if not grader.run(EXERCISES, functions):
         return False
     print("\nAll right. A table of logits now learns with them to write 1, 2, 3 or 4 strokes, as asked:")
     started = time.perf_counter()
