@@ -3,7 +3,9 @@
 tyro reads the values, and makes `--help` of the remarks beside them. Folders 1 to 4 hold a copy each.
 """
 
+import contextlib
 import difflib
+import io
 import sys
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -40,10 +42,12 @@ def read[C](kind: type[C], arguments: Sequence[str], checks: Callable[[C], Itera
                 f"{argument!r}: no such constant; write NAME=value, nearest names: {near} (--help lists all)"
             )
         try:
-            c = tyro.cli(kind, args=[f"--{name}={text}"], default=c, console_outputs=False, **form)
+            with contextlib.redirect_stderr(io.StringIO()):  # tyro's own words, a dozen lines
+                c = tyro.cli(kind, args=[f"--{name}={text}"], default=c, **form)
         except SystemExit:
-            wanted = ", ".join(typing.get_args(types[name])) or f"a value of type {types[name].__name__}"
-            raise UserError(f"{name}={text}: must be {wanted}, such as {getattr(c, name)}") from None
+            choices = ", ".join(typing.get_args(types[name]))
+            wanted = f"one of {choices}" if choices else f"of type {types[name].__name__}"
+            raise UserError(f"{name}={text}: must be {wanted}; write it like {getattr(c, name)}") from None
     for name, kept, remedy in checks(c):
         if not kept:
             raise UserError(f"{name}={getattr(c, name)}: must be {remedy}")

@@ -15,11 +15,16 @@ def load_all(folder: str) -> dict[str, ModuleType]:
     names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
     sys.path.insert(0, str(ROOT / folder))
     try:
-        return {name: importlib.import_module(name) for name in names}
+        modules = {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(ROOT / folder))
         for name in names:
             sys.modules.pop(name, None)
+    for name, module in modules.items():  # tyro looks for the source of a dataclass by its module's name
+        sys.modules[f"{folder}.{name}"] = module
+        if hasattr(module, "Constants"):
+            module.Constants.__module__ = f"{folder}.{name}"
+    return modules
 
 
 def load(folder: str, name: str) -> ModuleType:
