@@ -21,8 +21,8 @@ def unrolled(*shapes: tuple) -> Callable:
         if operations < LONG:
             return ""
         return (
-            f"The numbers are right, but a Python loop over {LONG} steps makes {operations} operations, which "
-            "jax.jit compiles for minutes; jax.lax.scan(..., reverse=True) is one."
+            f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
+            "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
         )
 
     return objection
