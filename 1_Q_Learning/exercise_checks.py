@@ -1,6 +1,7 @@
 """What stands beside exercises.py: numbers to try the functions on, and the usual mistakes."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -113,7 +114,8 @@ def add(Q, place, value):
 Q_UPDATE = Exercise(
     look_at_q_update,
     update_towards(td_target),
-    {
+    returns=False,
+    mistakes={
         "it bootstraps past the end: (1 - terminated) is missing": update_towards(
             lambda Q, s, a, r, s2, end, gamma: r + gamma * Q[s2].max()
         ),
@@ -175,5 +177,18 @@ EXERCISES = {"select_action": SELECT_ACTION, "q_update": Q_UPDATE}
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions."""
-    grader.run(EXERCISES, {function.__name__: function for function in functions})
+    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    if not grader.run(EXERCISES, functions):
+        sys.exit(1)
+    import settings
+
+    settings.run(lambda arguments: train(functions, arguments))
+
+
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """Q_Learning.py as it is, but for the functions that the reader wrote."""
+    import Q_Learning
+
+    print("\nAll right. Q_Learning.py with your select_action and q_update:")
+    Q_Learning.select_action, Q_Learning.q_update = functions
+    Q_Learning.main(arguments)

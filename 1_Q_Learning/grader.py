@@ -20,6 +20,7 @@ class Exercise(NamedTuple):
         right: the function as it should be.
         mistakes: the same function with one usual mistake in it, by the words that name it.
         tolerance: largest difference, absolute or relative, that counts as rounding.
+        returns: False for a function that changes its arguments in place.
         also: asked where the numbers are right: what is wrong all the same, or nothing.
     """
 
@@ -27,6 +28,7 @@ class Exercise(NamedTuple):
     right: Callable
     mistakes: Mapping[str, Callable]
     tolerance: float = 1e-5
+    returns: bool = True
     also: Callable[[Callable], str] = lambda function: ""
 
 
@@ -54,8 +56,15 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> boo
 
 def judge(function: Callable, exercise: Exercise) -> Verdict:
     """Compares a function with the right one, and where they differ with every mistake."""
+
+    def returning(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if result is None and exercise.returns:
+            raise Unusable("it returns None; is the `return` missing?")
+        return result
+
     try:
-        found = {given: numbers(result) for given, result in exercise.look(function).items()}
+        found = {given: numbers(result) for given, result in exercise.look(returning).items()}
     except NotImplementedError:
         return Verdict("not begun")
     except Unusable as error:
@@ -82,8 +91,6 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
 
 def numbers(result: Any) -> np.ndarray:
     """A result as an array. Raises Unusable if it is none."""
-    if result is None:
-        raise Unusable("it returns None; is the `return` missing?")
     try:
         array = np.asarray(result)
     except ValueError:

@@ -95,8 +95,8 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     """Value and both gradients for two episodes of four and two steps."""
     loss = lambda log_prob, advantage: function(log_prob, advantage, jnp.asarray(ALIVE))  # noqa: E731
     result = jax.eval_shape(loss, LOG_PROB, ADVANTAGE)
-    if result is None or result.shape:
-        raise grader.Unusable(f"it returns {result}; expected one number, of shape ()")
+    if result.shape:
+        raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
     given = (
         f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.astype(int).tolist()}"

@@ -1,6 +1,7 @@
 """What stands beside exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -111,5 +112,18 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's functions."""
-    grader.run(EXERCISES, {function.__name__: function for function in functions})
+    """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    if not grader.run(EXERCISES, functions):
+        sys.exit(1)
+    import settings
+
+    settings.run(lambda arguments: train(functions, arguments or ["MNIST_PATH=subset"]))
+
+
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """grpo_mnist.py as it is, but for the functions that the reader wrote."""
+    import grpo_mnist
+
+    print("\nAll right. grpo_mnist.py with your group_advantage and k3:")
+    grpo_mnist.group_advantage, grpo_mnist.k3 = functions
+    grpo_mnist.main(arguments)

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import folders
 import jax
 import jax.numpy as jnp
 import make_golden_batch
@@ -22,8 +23,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from tunix.rl import algo_core, common
-
-import folders
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST", "5_GRPO_Maxtext"]
@@ -174,7 +173,8 @@ READERS = {
         """, "argmax stands where max belongs"),
         ("""
         Q = Q.copy()
-        Q[state, action] += alpha * (reward + gamma * (1 - terminated) * Q[next_state].max() - Q[state, action])
+        target = reward + gamma * (1 - terminated) * Q[next_state].max()
+        Q[state, action] += alpha * (target - Q[state, action])
         """, "the table is not changed in place"),
     ],
     ("2_Cart_Pole_DQN", "td_target"): [
@@ -263,10 +263,15 @@ READERS = {
         """, "jax.jit compiles for minutes"),
     ],
     ("3_Pendulum", "policy_loss"): [
-        ("return -jnp.einsum('nt,nt,nt->', alive, log_prob, jax.lax.stop_gradient(advantage)) / len(alive)", ""),
-        ("return (alive * log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()", "the minus is missing"),
+        ("""
+        A = jax.lax.stop_gradient(advantage)
+        return -jnp.einsum("nt,nt,nt->", alive, log_prob, A) / len(alive)
+        """, ""),
+        ("return (alive * log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
+         "the minus is missing"),
         ("return -(alive * log_prob * advantage).sum(axis=1).mean()", "flows through the advantage"),
-        ("return -(alive * log_prob * jax.lax.stop_gradient(advantage)).mean()", "the mean is taken over the steps"),
+        ("return -(alive * log_prob * jax.lax.stop_gradient(advantage)).mean()",
+         "the mean is taken over the steps"),
     ],
     ("3_Pendulum", "gae"): [
         ("""
@@ -307,8 +312,10 @@ READERS = {
         ("return jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage", "the min is missing"),
         ("return jnp.minimum(ratio, jnp.clip(ratio, 1 - epsilon, 1 + epsilon)) * advantage",
          "the smaller ratio is taken before it is multiplied"),
-        ("return jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage).mean()",
-         "the mean is taken already"),
+        ("""
+        clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+        return jnp.minimum(ratio * advantage, clipped * advantage).mean()
+        """, "the mean is taken already"),
     ],
     ("4_GRPO_MNIST", "group_advantage"): [
         ("""
@@ -320,7 +327,8 @@ READERS = {
         mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, keepdims=True)
         return (rewards - mean) / (std + 1e-6)
         """, "the standard deviation is the population's"),
-        ("return (rewards - rewards.mean(axis=1)) / (rewards.std(axis=1, ddof=1) + 1e-6)", "keepdims is missing"),
+        ("return (rewards - rewards.mean(axis=1)) / (rewards.std(axis=1, ddof=1) + 1e-6)",
+         "keepdims is missing"),
         ("return (rewards - rewards.mean(0)) / (rewards.std(0, ddof=1) + 1e-6)", "wrong axis"),
     ],
     ("4_GRPO_MNIST", "k3"): [
@@ -420,10 +428,9 @@ def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
 def test_a_result_that_is_no_array_of_numbers_is_named():
     files = load("3_Pendulum")
     exercise = files.exercise_checks.EXERCISES["clipped_objective"]
-    for result, said in ((None, "returns None"), ("text", "a str"), ((1, (2, 3)), "a tuple")):
-        verdict = files.grader.judge(
-            lambda *x, result=result: result, exercise._replace(look=lambda f: {"": f()})
-        )
+    for result, said in ((None, "it returns None"), ("text", "a str"), ((1, (2, 3)), "a tuple")):
+        look = lambda f: {"nothing": f()}  # noqa: E731
+        verdict = files.grader.judge(lambda result=result: result, exercise._replace(look=look))
         assert verdict.status == "wrong" and said in verdict.lines[0]
     whole = files.grader.judge(lambda r, A, e: (0 * r).astype(int), exercise._replace(
         look=lambda f: {"numbers": f(jnp.ones(2), jnp.ones(2), 0.2)}))  # fmt: skip
@@ -448,7 +455,7 @@ def test_the_golden_batch_is_what_its_script_computes(golden):
         value = make_golden_batch.loss(method, new, new, old, ref)
         np.testing.assert_allclose(value, golden[f"{method}_loss"], rtol=1e-12)  # the same float64 sums
         direction = golden["mask"] / golden["mask"].sum()
-        h = 1e-5  # the gradient along one direction, by another difference than those it was put together from
+        h = 1e-5  # the gradient along one direction: another difference than those that made it
         ends = [make_golden_batch.loss(method, new + s * h * direction, new, old, ref) for s in (1, -1)]
         slope = (golden[f"{method}_gradient"] * direction).sum()
         np.testing.assert_allclose((ends[0] - ends[1]) / (2 * h), slope, atol=1e-8)
@@ -465,7 +472,7 @@ def test_the_pieces_make_the_golden_losses(method, golden):
 
 
 class Answers(nnx.Module):
-    """A language model that gives token 2 of an answer the log-prob that its table says, and token 1 the rest."""
+    """A language model that gives token 2 the log-prob of a table [N, T], and token 1 the rest."""
 
     def __init__(self, log_prob):
         self.log_prob = nnx.Param(jnp.asarray(log_prob))
@@ -550,7 +557,7 @@ OWN = {  # as written by people who read the papers, or nearly so
         def loss(log_prob, old_log_prob, advantage, mask, epsilon, epsilon_high):
             ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
             x = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
-            return -x[mask.nonzero()].mean() if False else -(x * mask).sum() / mask.sum()
+            return -(x * mask).sum() / mask.sum()
         """, "It is DAPO.", True),
     "gspo without the token trick": ("""
         def loss(log_prob, old_log_prob, advantage, mask, epsilon):
@@ -570,7 +577,8 @@ OWN = {  # as written by people who read the papers, or nearly so
         """, "It is RLOO.", True),
     "cispo with a lower bound": ("""
         def loss(log_prob, old_log_prob, advantage, mask, epsilon, epsilon_high):
-            w = jax.lax.stop_gradient(jnp.clip(jnp.exp(log_prob - old_log_prob), 1 - epsilon, 1 + epsilon_high))
+            ratio = jax.lax.stop_gradient(jnp.exp(log_prob - old_log_prob))
+            w = jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high)
             return -(w * advantage[:, None] * log_prob * mask).sum() / mask.sum()
         """, "It is CISPO, but the upper bound of the clip is epsilon_high", False),
     "two mistakes": ("""
