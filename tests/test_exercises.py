@@ -358,7 +358,7 @@ READERS = {
         ("""
         groups = rewards.reshape(-1, num_generations)
         return ((groups - groups.mean(1)) / (groups.std(1, ddof=1) + 1e-6)).ravel()
-        """, "raises TypeError"),
+        """, "raises ValueError: Incompatible shapes"),
     ],
     ("5_GRPO_Maxtext", "completion_mask"): [
         ("""
