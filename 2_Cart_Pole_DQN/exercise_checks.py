@@ -12,25 +12,99 @@ import grader
 from grader import Exercise
 
 # %% td_target ------------------------------------------------------------------------------------------
-# As many windows as steps: [B] against [B, n] goes wrong without a complaint.
-WINDOWS = {
-    "reward": np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [4, 3, 2, 1]], np.float32),
-    "terminated": np.array([[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]], bool),
-    "truncated": np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]], bool),
-    "next_q": np.array([8, 16, 24, 32], np.float32),
+TRANSITIONS = {
+    "reward": np.array([1, 2, 3], np.float32),
+    "terminated": np.array([0, 1, 0], bool),
+    "next_q": np.array([8, 16, 24], np.float32),
+    "gamma": np.array([0.5, 0.5, 0.25], np.float32),
 }
 
 
 def look_at_td_target(function: Callable) -> dict[str, jax.Array]:
-    """A window without an end, two with a termination, one with a truncation."""
-    jax.eval_shape(lambda w: function(**w, gamma=0.5), WINDOWS)  # traced as jax.jit does it in a training
-    arrays = {name: jnp.asarray(array) for name, array in WINDOWS.items()}
-    given = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS.items())
+    """Three transitions, one of them the last of its episode."""
+    jax.eval_shape(lambda t: function(**t), TRANSITIONS)  # traced as jax.jit does it in a training
+    arrays = {name: jnp.asarray(array) for name, array in TRANSITIONS.items()}
+    given = ", ".join(f"{name} {array.tolist()}" for name, array in TRANSITIONS.items())
     return {
-        f"{given}\ngamma 0.5": function(**arrays, gamma=0.5),
-        f"{given}\ngamma 0.5: gradient of the targets' sum with respect to next_q": jax.grad(
-            lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}, gamma=0.5))
+        given: function(**arrays),
+        f"{given}: the gradient of the targets' sum with respect to next_q": jax.grad(
+            lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}))
         )(arrays["next_q"]),
+    }
+
+
+def without_gradient(target: Callable) -> Callable:
+    """A function of (reward, terminated, next_q, gamma) whose result is a constant."""
+    return lambda reward, terminated, next_q, gamma: jax.lax.stop_gradient(
+        target(reward, terminated, next_q, gamma)
+    )
+
+
+TD_TARGET = Exercise(
+    look_at_td_target,
+    without_gradient(lambda r, end, q, gamma: r + gamma * (1 - end) * q),
+    {
+        "it bootstraps past the end: (1 - terminated) is missing": without_gradient(
+            lambda r, end, q, gamma: r + gamma * q
+        ),
+        "terminated is upside down: only the end bootstraps": without_gradient(
+            lambda r, end, q, gamma: r + gamma * end * q
+        ),
+        "the end takes the reward away, too": without_gradient(
+            lambda r, end, q, gamma: (1 - end) * (r + gamma * q)
+        ),
+        "gamma is missing": without_gradient(lambda r, end, q, gamma: r + (1 - end) * q),
+        "gamma discounts the reward, too": without_gradient(
+            lambda r, end, q, gamma: gamma * (r + (1 - end) * q)
+        ),
+        "the reward is missing": without_gradient(lambda r, end, q, gamma: gamma * (1 - end) * q),
+        "next_q is missing": without_gradient(lambda r, end, q, gamma: r),
+        "the gradient flows through the target: stop_gradient is missing": (
+            lambda reward, terminated, next_q, gamma: reward + gamma * (1 - terminated) * next_q
+        ),
+        "[B, 1] meets [B], which makes [B, B]": without_gradient(
+            lambda r, end, q, gamma: r[:, None] + gamma * (1 - end) * q
+        ),
+        "[B] meets [B, 1], which makes [B, B]": without_gradient(
+            lambda r, end, q, gamma: r + (gamma * (1 - end) * q)[:, None]
+        ),
+        "the mean is taken already": without_gradient(
+            lambda r, end, q, gamma: (r + gamma * (1 - end) * q).mean()
+        ),
+    },
+)
+
+
+# %% n_step ---------------------------------------------------------------------------------------------
+class Windows(NamedTuple):
+    """The fields of the script's Transition that count here."""
+
+    reward: jax.Array  # float32 [B, n]
+    terminated: jax.Array  # bool [B, n]
+    truncated: jax.Array  # bool [B, n]
+    next_obs: jax.Array  # float32 [B, n]; in the script [B, n, 4]
+
+
+# As many windows as steps: [B] against [B, n] goes wrong without a complaint.
+WINDOWS = Windows(
+    np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [4, 3, 2, 1]], np.float32),
+    np.array([[0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]], bool),
+    np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]], bool),
+    np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]], np.float32),
+)
+
+
+def look_at_n_step(function: Callable) -> dict[str, jax.Array]:
+    """A window without an end, one with two, one that ends with its last step, one with a truncation."""
+    jax.eval_shape(lambda windows: function(windows, 0.5), WINDOWS)
+    result = function(jax.tree.map(jnp.asarray, WINDOWS), 0.5)
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
+        raise grader.Unusable("it must return three things: the sums, m, and the last transitions")
+    rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
+    return {
+        f"{rows}\ngamma 0.5: the sums": result[0],
+        f"{rows}\ngamma 0.5: m": result[1],
+        f"{rows}\ngamma 0.5: next_obs of the last transitions": result[2].next_obs,
     }
 
 
@@ -40,62 +114,57 @@ def steps_that_count(ended: jax.Array) -> jax.Array:
     return (ended.cumsum(axis=1) - ended == 0).astype(int)
 
 
-def target(
-    counts: Callable = lambda terminated, truncated: steps_that_count(terminated | truncated),
+def n_step(
+    counts: Callable = lambda w: steps_that_count(w.terminated | w.truncated),
     discounts: Callable = lambda gamma, n: gamma ** jnp.arange(n),
-    rest: Callable = lambda gamma, m, n: gamma**m,
-    over: Callable = lambda terminated, truncated, counts: (terminated * counts).any(axis=1),
-    fixed: Callable = jax.lax.stop_gradient,
+    row: Callable = lambda m, n: m - 1,
+    axis: int = 1,
 ) -> Callable:
-    """The right function, or with another piece: which steps count, discounts, when nothing follows."""
+    """The right function, or with another choice: which steps count, their discounts, which is the last."""
 
-    def td_target(reward, terminated, truncated, next_q, gamma):
-        n, count = reward.shape[1], counts(terminated, truncated)
-        earned = (count * discounts(gamma, n) * reward).sum(axis=1)
-        going_on = 1 - over(terminated, truncated, count)
-        return fixed(earned + rest(gamma, count.sum(axis=1), n) * going_on * next_q)
+    def function(windows, gamma):
+        count, n = counts(windows), windows.reward.shape[1]
+        m = count.sum(axis=1)
+        last = jax.tree.map(lambda x: x[jnp.arange(len(m)), row(m, n)], windows)
+        return (count * discounts(gamma, n) * windows.reward).sum(axis=axis), m, last
 
-    return td_target
+    return function
 
 
-TD_TARGET = Exercise(
-    look_at_td_target,
-    target(),
+N_STEP = Exercise(
+    look_at_n_step,
+    n_step(),
     {
-        "it bootstraps past the end: (1 - terminated) is missing": target(over=lambda end, cut, count: 0),
-        "a truncated episode is taken for a terminated one: it does not bootstrap": target(
-            over=lambda end, cut, count: ((end | cut) * count).any(axis=1)
+        "rewards of the next episode count: nothing stops at an end": n_step(
+            lambda w: jnp.ones_like(w.terminated, int)
         ),
-        "only the window's last step is asked whether it terminated, not the last one that counts": target(
-            over=lambda end, cut, count: end[:, -1]
+        "rewards count beyond a truncation: only a termination stops the sum": n_step(
+            lambda w: steps_that_count(w.terminated)
         ),
-        "rewards of the next episode count: nothing stops at an end": target(
-            counts=lambda end, cut: jnp.ones_like(end, int)
+        "rewards count beyond a termination: only a truncation stops the sum": n_step(
+            lambda w: steps_that_count(w.truncated)
         ),
-        "rewards count beyond a truncation: only a termination stops the sum": target(
-            counts=lambda end, cut: steps_that_count(end)
+        "the step that ends the episode does not count": n_step(
+            lambda w: ((w.terminated | w.truncated).cumsum(axis=1) == 0).astype(int)
         ),
-        "the step that ends the episode does not count": target(
-            counts=lambda end, cut: ((end | cut).cumsum(axis=1) == 0).astype(int)
+        "only the steps that end an episode are left out, not what follows them": n_step(
+            lambda w: (~(w.terminated | w.truncated)).astype(int)
         ),
-        "next_q is discounted by gamma, not by gamma^m": target(rest=lambda gamma, m, n: gamma),
-        "next_q is discounted by gamma^n, even where fewer steps count": target(
-            rest=lambda gamma, m, n: gamma**n
-        ),
-        "next_q is discounted once too little, by gamma^(m - 1)": target(
-            rest=lambda gamma, m, n: gamma ** (m - 1)
-        ),
-        "next_q is not discounted": target(rest=lambda gamma, m, n: 1.0),
-        "next_q is missing": target(rest=lambda gamma, m, n: 0.0),
-        "the rewards are not discounted": target(discounts=lambda gamma, n: jnp.ones(n)),
-        "the first reward is discounted already": target(
+        "the rewards are not discounted": n_step(discounts=lambda gamma, n: jnp.ones(n)),
+        "the first reward is discounted already": n_step(
             discounts=lambda gamma, n: gamma ** jnp.arange(1, n + 1)
         ),
-        "the gradient flows through the target: stop_gradient is missing": target(fixed=lambda y: y),
-        "next_q [B] meets [B, 1], which makes [B, B]": lambda reward, terminated, truncated, next_q, gamma: (
-            target()(reward, terminated, truncated, 0 * next_q, gamma)[:, None]
-            + target()(0 * reward, terminated, truncated, next_q, gamma)
+        "gamma * k stands where gamma^k belongs": n_step(discounts=lambda gamma, n: gamma * jnp.arange(n)),
+        "every later reward is discounted once, by gamma": n_step(
+            discounts=lambda gamma, n: jnp.where(jnp.arange(n) == 0, 1.0, gamma)
         ),
+        "the last transition is always the window's last, which may belong to the next episode": n_step(
+            row=lambda m, n: jnp.full_like(m, n - 1)
+        ),
+        "the last transition is number m of the window, one too far: they are counted from 0": n_step(
+            row=lambda m, n: jnp.minimum(m, n - 1)
+        ),
+        "the sum runs over the batch, not over the window: wrong axis": n_step(axis=0),
     },
 )
 
@@ -208,7 +277,7 @@ SAMPLE = Exercise(
     tolerance=0.025,  # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations
 )
 
-EXERCISES = {"td_target": TD_TARGET, "sample": SAMPLE}
+EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -225,6 +294,6 @@ def train(functions: Sequence[Callable], arguments: list[str]) -> None:
     """cart_pole_dqn.py as it is, but for the functions that the reader wrote."""
     import cart_pole_dqn
 
-    print("\nAll right. cart_pole_dqn.py with your td_target and sample:")
-    cart_pole_dqn.td_target, cart_pole_dqn.sample = functions
+    print("\nAll right. cart_pole_dqn.py with your td_target, n_step and sample:")
+    cart_pole_dqn.td_target, cart_pole_dqn.n_step, cart_pole_dqn.sample = functions
     cart_pole_dqn.main(arguments)
