@@ -47,7 +47,8 @@ def read[C](kind: type[C], arguments: Sequence[str], checks: Callable[[C], Itera
         except SystemExit:
             choices = ", ".join(typing.get_args(types[name]))
             wanted = f"one of {choices}" if choices else f"of type {types[name].__name__}"
-            raise UserError(f"{name}={text}: must be {wanted}; write it like {getattr(c, name)}") from None
+            given = repr(argument)[1:-1]  # in one line, whatever was typed
+            raise UserError(f"{given}: must be {wanted}; write it like {name}={getattr(c, name)}") from None
     for name, kept, remedy in checks(c):
         if not kept:
             raise UserError(f"{name}={getattr(c, name)}: must be {remedy}")
