@@ -100,6 +100,17 @@ def test_nothing_is_begun_as_it_comes(folder):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_other_file_knows_of_the_exercises(folder):
+    written = {"exercises", "exercise_checks", "grader", "which_loss"}
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.stem not in written else ():
+            if isinstance(node, ast.Import):
+                assert not {alias.name for alias in node.names} & written, path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module not in written, path
+
+
 # --- right
 
 
@@ -695,7 +706,7 @@ def test_q_learning_trains_with_the_readers_functions(tmp_path):
 
 
 def test_a_constant_that_does_not_exist_gets_one_line(tmp_path):
-    with pytest.raises(AssertionError, match=r"^error: .ALPHABET=1.*nearest names: ALPHA"):
+    with pytest.raises(AssertionError, match=r"^error: 'ALPHABET=1'.*nearest names: ALPHA"):
         train_a_copy("1_Q_Learning", tmp_path, "ALPHABET=1")
 
 

@@ -117,7 +117,7 @@ def test_a_function_is_given_its_constants():
 # --- folders 1 to 4: each stands alone
 
 ALONE = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
-WRITTEN = ("exercises", "exercise_checks", "grader")  # by the reader; the script never knows of them
+WRITTEN = ("exercises", "exercise_checks", "grader")  # by the reader: tests/test_exercises.py
 SERVING = {"settings", "pictures", "data"}  # what a numbered script may import of its folder
 MARK = "# %% The same in folders 1 to 4"
 
