@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import grader
+import settings
 from grader import Exercise
 
 # %% select_action --------------------------------------------------------------------------------------
@@ -180,8 +181,6 @@ def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    import settings
-
     settings.run(lambda arguments: train(functions, arguments))
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import grader
+import settings
 from grader import Exercise
 
 # %% group_advantage ------------------------------------------------------------------------------------
@@ -115,8 +116,6 @@ def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    import settings
-
     settings.run(lambda arguments: train(functions, arguments or ["MNIST_PATH=subset"]))
 
 

@@ -5,6 +5,10 @@
 
 When all three are right, a table of 72 logits learns with them to count, in a few seconds.
 
+A `loss` of your own asks by name for what it needs of the golden batch: log_prob, old_log_prob, ref_log_prob,
+mask, and advantage (the method's own, [N]) or rewards [N]; epsilon (here 0.2), epsilon_high (0.28), beta
+(0.04), num_generations (4), max_tokens (12). Shapes are those below.
+
 N = B * G answers, G to each of B questions, of at most T tokens. Write with `jnp`: numpy has no gradient.
 """
 
