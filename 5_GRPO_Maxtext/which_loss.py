@@ -198,7 +198,7 @@ CHANGES = {
     "mean": {
         "answer_mean": "the mean is taken over an answer's tokens first, then over the answers",
         "token_mean": "one mean is taken over all tokens, so that long answers count more",
-        "budget": "an answer's sum is divided by the width T of the array, not by what else it should be",
+        "budget": "an answer's sum is divided by T, the most tokens that an answer may have",
         "longest": "an answer's sum is divided by the length of the longest answer",
         "answer_sum": "an answer's tokens are added up and not averaged",
         "sum": "everything is added up and nothing is averaged",
