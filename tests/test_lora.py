@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 from short_runs import load_weights
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
-from tunix.rl.rollout.base_rollout import RolloutConfig
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -215,7 +214,7 @@ def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
     tokenizer = llama.load_tokenizer(tmp_path / "merged")
     rollout = MaxTextRollout(
-        exported, TokenizerAdapter(tokenizer), mesh, RolloutConfig(),
+        exported, TokenizerAdapter(tokenizer), mesh, demo.sampling(constants(*RUN)),
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy

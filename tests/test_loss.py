@@ -82,6 +82,12 @@ def test_each_aggregation_is_the_sum_by_hand(mode, by_hand):
     np.testing.assert_allclose(loss, by_hand(clipped_by_hand()), **CLOSE)
 
 
+def test_dr_grpo_divides_by_the_limit_and_not_by_the_columns_that_are_computed():
+    constants = ("LOSS_AGG_MODE=seq-mean-token-sum-norm", "TOTAL_GENERATION_STEPS=10", "BETA=0.0")
+    loss, *_ = loss_of(*constants, **NO_REFERENCE)
+    np.testing.assert_allclose(loss, (clipped_by_hand() * MASK).sum() / 2 / 10, **CLOSE)
+
+
 def test_every_aggregation_is_tested():
     marks = test_each_aggregation_is_the_sum_by_hand.pytestmark
     choices = typing.get_type_hints(demo.Constants)["LOSS_AGG_MODE"]

@@ -9,7 +9,6 @@ import safetensors.numpy
 from short_runs import SHORT
 from test_rollout import full_forward, prompts, settings
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
-from tunix.rl.rollout.base_rollout import RolloutConfig
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -29,7 +28,7 @@ def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
     config = llama.to_maxtext_config(hf, rows=8, prompt_tokens=28, new_tokens=28)
     actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
     engine = rollout.MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, RolloutConfig(temperature=1.0),
+        actor, TokenizerAdapter(tokenizer), mesh, settings(),
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     output = engine.generate(prompts(8), settings(temperature=0.0))
@@ -39,7 +38,9 @@ def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
     np.testing.assert_array_equal(logits.argmax(axis=-1)[generated], completions[generated])
 
 
-@pytest.mark.parametrize("lora", [(), ("LORA_RANK=2", "SCAN_LAYERS=True")])
+@pytest.mark.parametrize(
+    "lora", [(), pytest.param(("LORA_RANK=2", "SCAN_LAYERS=True"), marks=pytest.mark.slow)]
+)
 def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, tmp_path, monkeypatch, lora):
     monkeypatch.chdir(tmp_path)
     demo.main([f"MODEL={model}", *SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "RUN_DIR=run", "LEARNING_RATE=0.01",

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
-from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from parts.data.prompts import to_prompt
 from parts.model import llama, rollout
@@ -28,17 +28,19 @@ def shipped():
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0, logits_clip=0.0):
+def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0, logits_clip=0.0, prompt_rows=None):
     """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
     hf, tokenizer, actor, mesh = shipped()
+    config = functools.partial(
+        llama.to_maxtext_config, hf, prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS
+    )
     engine = rollout.MaxTextRollout(
         rollout_actor=actor,
         tokenizer=TokenizerAdapter(tokenizer),
         mesh=mesh,
-        rollout_config=RolloutConfig(temperature=temperature),
-        maxtext_config=llama.to_maxtext_config(
-            hf, rows=rows, prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS
-        ),
+        rollout_config=settings(temperature),
+        maxtext_config=config(rows=rows),
+        prompt_config=config(rows=prompt_rows) if prompt_rows else None,
         hf=hf,
         current_step=lambda: engine.step,
         seed=0,
@@ -210,6 +212,61 @@ def test_batch_size_and_padding_do_not_change_a_row():
     sampled = make_rollout().generate(asked, settings(seed=3)).text
     assert make_rollout().generate(asked[:5], settings(seed=3)).text == sampled[:5]
     assert make_rollout(rows=32).generate(asked, settings(seed=3)).text == sampled
+
+
+def test_a_prompt_is_computed_once_and_its_answers_are_the_same(monkeypatch):
+    """Sixteen rows of five different prompts, four prompts in a pass; the order is nobody's."""
+    engine, passes = make_rollout(prompt_rows=4), []
+    asked = [prompts(5)[i] for i in (3, 0, 0, 4, 1, 1, 1, 2, 3, 0, 4, 2, 2, 2, 2, 3)]
+    prefill = engine._prefill
+
+    def counted(params, rest, rows):
+        passes.append(rows.shape)
+        return prefill(params, rest, rows)
+
+    monkeypatch.setattr(engine, "_prefill", counted)
+    output = engine.generate(asked, settings(temperature=0.7, seed=3))
+    assert passes == [(4, 28)] * 2
+    expected = make_rollout().generate(asked, settings(temperature=0.7, seed=3))
+    assert output.text == expected.text and len(set(output.text)) > 5
+    np.testing.assert_array_equal(output.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
+    for found, log_prob in zip(output.logprobs, expected.logprobs, strict=True):
+        # two programs sum float32 in another order: 1e-5 of logits of size 10
+        np.testing.assert_allclose(found, log_prob, atol=2e-4)
+
+
+def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
+    """Through JSON: text, tokens, log-probs in float32, prompts."""
+    engine, asked = make_rollout(), prompts(4)
+    batches = [{"prompts": np.array(asked[:2], dtype=object)}, {"prompts": np.array(asked[2:], dtype=object)}]
+    drawn = []
+
+    def generate(texts):
+        drawn.append(list(texts))
+        return engine.generate(texts, settings(temperature=0.7, seed=5))
+
+    cluster, c = SimpleNamespace(generate=generate, rollout=engine), SimpleNamespace(NUM_GENERATIONS=2)
+    ahead = rollout.OneStepAhead(cluster, batches, c, None)
+    assert ahead.to_json() is None
+    ahead.take(0, np.repeat(asked[:2], 2).tolist())
+    ahead.wait()
+    saved = json.loads(json.dumps(ahead.to_json()))
+    resumed = rollout.OneStepAhead(cluster, batches, c, saved)
+    assert resumed.to_json() == saved
+    before = len(drawn)
+    expected, found = (each.take(1, []) for each in (ahead, resumed))
+    assert len(drawn) == before == 2  # the last step: nothing more is drawn
+    assert drawn[1] == np.repeat(asked[2:], 2).tolist()
+    assert found.text == expected.text
+    np.testing.assert_array_equal(found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
+    for name, fill, dtype in (("tokens", 0, np.int32), ("logprobs", 0.0, np.float32)):
+        rows = [
+            rollout.right_padded(getattr(output, name), NEW_TOKENS, fill, dtype)
+            for output in (expected, found)
+        ]
+        np.testing.assert_array_equal(*rows)
+        assert len({len(row) for row in getattr(found, name)}) > 1  # of different lengths
+    assert ahead.to_json() is None and resumed.to_json() is None
 
 
 def test_the_key_is_a_function_of_the_step():
