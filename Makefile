@@ -79,10 +79,10 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements-tpu.txt
 	touch $@
 
-# MODEL: a folder that convert_checkpoint.py made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
+# MODEL: a folder that the tool convert_checkpoint made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
 TASK ?= tiny_gsm8k
 ifeq ($(filter lm-eval,$(MAKECMDGOALS))$(MODEL),lm-eval)
-$(error MODEL is empty; give the folder that convert_checkpoint.py made: make lm-eval MODEL=runs/mine_hf)
+$(error MODEL is empty; give the folder that the tool convert_checkpoint made: make lm-eval MODEL=runs/mine_hf)
 endif
 lm-eval: .venv-eval/installed
 	.venv-eval/bin/lm-eval run --model hf --model_args pretrained=$(MODEL) \
@@ -118,8 +118,8 @@ fit-setup: .venv-fit/installed
 
 # Compiles every row of both large tables anew and writes their CSV files: an hour and a half.
 fit-check: fit-setup
-	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True
-	.venv-fit/bin/python 5_GRPO_Maxtext/tpu_fit_check.py WRITE=True LARGEST=True
+	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True
+	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True LARGEST=True
 
 .venv-fit/installed: requirements-fit.txt .venv/installed
 	$(PYTHON) -m venv .venv-fit

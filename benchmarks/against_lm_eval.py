@@ -43,7 +43,7 @@ def export(run: Path, constants: dict[str, Any], when: str, folder: Path) -> Non
     if when == "before":
         shutil.copytree(settings.find_path(constants["MODEL"]), ROOT / folder)
     else:
-        python("convert_checkpoint.py", f"SOURCE={run}", f"TARGET={folder}")
+        python("tool.py", "convert_checkpoint", f"SOURCE={run}", f"TARGET={folder}")
 
 
 def ask_lm_eval(folder: Path, command: Sequence[str]) -> list[dict[str, Any]]:

@@ -136,23 +136,28 @@ def eight_answers() -> plt.Figure:
 def stack() -> plt.Figure:
     """Who calls whom when the language model is trained."""
     figure, axes = sheet(9.2, 4.6)
+    box(axes, (4.6, 4.15), (4.0, 0.66), "grpo_llama3_1_8b_demo.py\nthe loop, advantage, loss, update", BLUE)
+    box(axes, (1.2, 4.15), (2.0, 0.66), "Grain\nshuffles questions", GREY)
+    box(axes, (8.0, 4.15), (2.0, 0.66), "reward_func.py\npoints per answer", GREEN)
     box(
-        axes, (4.6, 4.15), (4.6, 0.66), "grpo_llama3_1_8b_demo.py\nprompts, advantage, loss, evaluation", BLUE
+        axes,
+        (2.6, 2.95),
+        (4.3, 0.66),
+        "Tunix: RLCluster\nmodels on chips, new weights to the sampler",
+        ORANGE,
     )
-    box(axes, (4.6, 3.05), (3.6, 0.66), "Tunix: RLCluster, GRPOLearner\nthe loop of a training step", ORANGE)
-    box(axes, (1.45, 3.05), (2.0, 0.66), "Grain\nshuffles questions", GREY)
-    box(axes, (7.9, 3.05), (2.1, 0.66), "reward_func.py\npoints per answer", GREEN)
-    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/rollout.py (laptop)\nvLLM (TPU)", ORANGE)
-    box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
+    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/model/rollout.py\nvLLM (TPU)", ORANGE)
+    box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (4.6, 0.45), (8.4, 0.6), "JAX and XLA: one program for the CPU, the TPU or the GPU", BLUE)
-    arrow(axes, (4.6, 3.82), (4.6, 3.38))
-    arrow(axes, (2.45, 3.05), (2.8, 3.05))
-    arrow(axes, (6.4, 3.15), (6.85, 3.15))
-    arrow(axes, (6.85, 2.95), (6.4, 2.95))
-    arrow(axes, (3.6, 2.72), (2.1, 2.15))
-    arrow(axes, (4.7, 2.72), (4.8, 2.15))
-    arrow(axes, (5.6, 2.72), (7.3, 2.15))
+    arrow(axes, (2.2, 4.15), (2.6, 4.15))
+    arrow(axes, (6.6, 4.25), (7.0, 4.25))
+    arrow(axes, (7.0, 4.05), (6.6, 4.05))
+    arrow(axes, (3.4, 3.82), (3.0, 3.28))
+    arrow(axes, (5.3, 3.82), (5.3, 2.15))
+    arrow(axes, (6.2, 3.82), (7.4, 2.15))
+    arrow(axes, (1.9, 2.62), (1.8, 2.15))
+    arrow(axes, (4.2, 2.62), (4.4, 2.15))
     for x in (1.75, 4.85, 7.75):
         arrow(axes, (x, 1.25), (x, 0.75))
     return figure

@@ -242,7 +242,7 @@ JOBS = [
         rows=task_rows,
     ),
     Job(
-        "python 5_GRPO_Maxtext/pass_at_k.py CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2",
+        "python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2",
         into("5_GRPO_Maxtext", "pass_at_k.csv", "pass_at_k.png"),
         11,
     ),
@@ -322,7 +322,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/try_hostile_programs.py",
+        "python benchmarks/try_hostile_programs.py TABLE=benchmarks/hostile_programs.csv",
         {"hostile_programs.csv": "benchmarks/hostile_programs.csv"},
         1.5,
         writes_itself=True,
@@ -330,6 +330,11 @@ JOBS = [
     Job(
         "python benchmarks/gradient_on_cpu.py",
         {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
+        writes_itself=True,
+    ),
+    Job(
+        "python benchmarks/golden_against_peers.py PEER=/tmp/peers/bin/python",
+        {"golden_against_peers.csv": "benchmarks/golden_against_peers.csv"},
         writes_itself=True,
     ),
 ]  # fmt: skip

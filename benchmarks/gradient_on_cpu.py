@@ -1,4 +1,4 @@
-"""What each change of parts/model/faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
+"""What each change of faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
 
     python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]     # constants of the main script
 
@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import sys
 import time
+import types
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -30,9 +31,8 @@ from flax.linen import partitioning as nn_partitioning
 from machine import clocks, processor
 
 import grpo_llama3_1_8b_demo as demo
-from parts import loss_options, settings
-from parts.model import faster_on_cpu, llama
-from parts.tunix_api import common
+from parts import settings
+from parts.model import faster_on_cpu, llama, log_probs
 
 WARM_UP = 3  # rounds left out
 TABLE = HERE / "gradient_on_cpu.csv"
@@ -43,10 +43,10 @@ MAXTEXTS = {  # ours: the class it stands for
 }
 
 
-def masked_sum(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Log-prob of the tokens without a gather, whose gradient is a scatter."""
+def masked_sum(logits: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
+    """`take_along_axis` of one token without a gather, whose gradient is a scatter."""
     vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return jnp.where(vocabulary == tokens[..., None], jax.nn.log_softmax(logits), 0).sum(axis=-1)
+    return jnp.where(vocabulary == tokens, logits, 0).sum(axis=axis, keepdims=True)
 
 
 class Variant(NamedTuple):
@@ -75,7 +75,7 @@ VARIANTS = {
 }
 
 
-def random_batch(c, pad_id: int, vocabulary: int) -> loss_options.Example:
+def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     """A step's batch: questions of 19 to 26 tokens, answers of 10 to 22."""
     random = np.random.default_rng(0)
     N = c.BATCH_SIZE * c.NUM_GENERATIONS
@@ -91,15 +91,13 @@ def random_batch(c, pad_id: int, vocabulary: int) -> loss_options.Example:
     )
     prompts = np.repeat(prompts, c.NUM_GENERATIONS, axis=0)
     mask = completions != pad_id
-    return loss_options.Example(
+    return demo.Batch(
         prompt_ids=jnp.array(prompts),
-        prompt_mask=jnp.array(prompts != pad_id),
         completion_ids=jnp.array(completions),
         completion_mask=jnp.array(mask),
         advantages=jnp.array(random.normal(size=N), jnp.float32),
-        ref_per_token_logps=jnp.array(np.where(mask, -4.3, 0), jnp.float32),
-        old_per_token_logps=None,
         sampler_log_prob=jnp.zeros(mask.shape),
+        ref_log_prob=jnp.array(np.where(mask, -4.3, 0), jnp.float32),
     )
 
 
@@ -117,21 +115,19 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State]:
         if "SharedPromptAttention" in stays:
             stack.enter_context(mock.patch.object(faster_on_cpu, "shares_prompts", lambda model: False))
         if "masked sum" in name:
-            stack.enter_context(mock.patch.object(common, "selective_log_softmax", masked_sum))
+            changed = types.SimpleNamespace(**vars(jnp) | {"take_along_axis": masked_sum})
+            stack.enter_context(mock.patch.object(log_probs, "jnp", changed))
         adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
         graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
         batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size)
-        batch = batch.cut(c.TOTAL_GENERATION_STEPS - cut)
-        loss_config = loss_options.LossConfig(
-            num_generations=c.NUM_GENERATIONS, beta=c.BETA, epsilon=c.EPSILON, epsilon_high=c.EPSILON,
-            max_answer_tokens=c.TOTAL_GENERATION_STEPS,
-        )  # fmt: skip
-        loss_config.temperature = c.TEMPERATURE
+        width = c.TOTAL_GENERATION_STEPS - cut
+        per_token = ("completion_ids", "completion_mask", "sampler_log_prob", "ref_log_prob")
+        batch = batch._replace(**{name: getattr(batch, name)[:, :width] for name in per_token})
+        count = len(batch.advantages)
 
         def loss(params):
             model = nnx.merge(graphdef, params, rest, copy=True)
-            ids = {"pad_id": tokenizer.pad_token_id, "eos_id": tokenizer.eos_token_id}
-            return demo.grpo_loss(model, batch, loss_config, **ids)
+            return demo.grpo_loss(model, batch, c.BETA, c.TEMPERATURE, count, c, tokenizer.pad_token_id)
 
         with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
             lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params)

@@ -1,9 +1,10 @@
 """What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
 
-    python benchmarks/try_hostile_programs.py     # 1.5 minutes; writes benchmarks/hostile_programs.csv
+    python benchmarks/try_hostile_programs.py                                          # prints, 1.5 minutes
+    python benchmarks/try_hostile_programs.py TABLE=benchmarks/hostile_programs.csv    # and keeps the table
 
-One line per protection and user, root or another: the walls are built differently for them. A run writes its
-user's lines and keeps the others. Columns:
+One line per protection and user, root or another: the walls are built differently for them. TABLE keeps the
+other user's lines. Columns:
 
 tried           programs that the protection is meant to hold
 paid            programs that scored
@@ -26,8 +27,6 @@ for folder in ("5_GRPO_Maxtext", "tests"):
 
 import hostile_programs
 
-TABLE = ROOT / "benchmarks" / "hostile_programs.csv"
-
 
 def line(kind: str, user: str) -> dict[str, str | int]:
     """Tries all programs under the protection `kind`; a line of the table."""
@@ -44,19 +43,18 @@ def line(kind: str, user: str) -> dict[str, str | int]:
     return {"protection": kind, "user": user, "tried": len(outcomes.scores)} | counts | where
 
 
-def main() -> None:
-    """Tries them and writes the table."""
+def main(arguments: list[str]) -> None:
+    """Tries them, and writes the table if TABLE=path is given."""
     user = "another" if os.geteuid() else "root"
-    kept = []
-    if TABLE.exists():
-        with open(TABLE, newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["user"] != user]
-    rows = kept + [line(kind, user) for kind in hostile_programs.KINDS]
-    with open(TABLE, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: (row["protection"], row["user"])))
+    rows = [line(kind, user) for kind in hostile_programs.KINDS]
+    for table in (Path(argument.removeprefix("TABLE=")) for argument in arguments):
+        with open(table, newline="") as file:
+            rows += [row for row in csv.DictReader(file) if row["user"] != user]
+        with open(table, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted(rows, key=lambda row: (row["protection"], row["user"])))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -24,15 +24,16 @@ sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
 import jax
 import numpy as np
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 from machine import clocks
 
 import grpo_llama3_1_8b_demo as demo
-from parts import loss_options, settings
+from parts import settings
+from parts.machine import process
+from parts.model import cluster as clusters
 from parts.model import faster_on_cpu, llama
+from parts.model import rollout as rollouts
 from parts.rewards import task_rewards
-from parts.run import answers, checks, run_log
-from parts.tunix_api import PeftTrainer
+from parts.run import answers, checks, run_folder, train_log
 
 COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
@@ -79,43 +80,41 @@ def between(steps: Iterator[Any], clock: Clock) -> Iterator[Any]:
 
 def watch(clock: Clock, batches: list) -> None:
     """Puts the clock around the calls of a step, and keeps the batches."""
-    cluster, learner, log = loss_options.Cluster, loss_options.Learner, run_log.TrainingLog
-    for owner, method, name in (
-        (demo.MaxTextRollout, "generate", "generation"),
-        (cluster, "get_ref_per_token_logps", "reference"),
-        (cluster, "get_old_per_token_logps", "old log-probs"),
-        (learner, "_compute_rewards", "rewards"),
-        (run_log, "group_metrics", "logging"),
-        (log, "on_rollout_metrics", "logging"),
-        (log, "on_train_step_end", "logging"),
-        (answers.AnswerLog, "on_batch", "logging"),
+    for owner, function, name in (
+        (rollouts.MaxTextRollout, "generate", "generation"),
+        (demo, "ask", "rewards"),
+        (demo, "update", "update"),
+        (demo, "mean_figures", "logging"),
+        (process, "memory_gib", "logging"),
+        (train_log, "answer_figures", "logging"),
+        (train_log.TrainingLog, "add", "logging"),
+        (answers, "append_step", "logging"),
     ):
-        setattr(owner, method, clock.around(name, getattr(owner, method)))
-    compiled = PeftTrainer.jit_train_and_eval_step
+        setattr(owner, function, clock.around(name, getattr(owner, function)))
+    log_probs, to_batch, traced = demo.batch_log_probs, demo.to_batch, process.traced
 
-    def timed_steps(self, *args, **kwargs):
-        train_step, eval_step = compiled(self, *args, **kwargs)
-        timed = functools.partial(clock.around("update", train_step))
-        timed.func.jitted_fn = train_step.func.jitted_fn  # Tunix looks at the size of its cache
-        return timed, eval_step
+    def timed_log_probs(c, batch, temperature, pad_id, model):
+        name = "old log-probs" if model is policy() else "reference"
+        return clock.around(name, log_probs)(c, batch, temperature, pad_id, model)
 
-    PeftTrainer.jit_train_and_eval_step = timed_steps
-    prepare = PeftTrainer._prepare_inputs
-
-    def kept(self, batch):
-        batches.append(prepare(self, batch))
+    def kept(c, cluster, *arguments):
+        watched.append(cluster)
+        batches.append(to_batch(c, cluster, *arguments))
         return batches[-1]
 
-    PeftTrainer._prepare_inputs = kept
-    traced = run_log.traced
-    run_log.traced = lambda *args: between(traced(*args), clock)
+    def policy():
+        return watched[-1].actor_trainer.model
+
+    watched = []
+    demo.batch_log_probs, demo.to_batch = timed_log_probs, kept
+    process.traced = lambda *arguments: between(traced(*arguments), clock)
 
 
 def train(arguments: list[str], clock: Clock, batches: list):
     """A short run of the main script.
 
     Returns:
-        Its constants, the cluster and the config of its model.
+        Its constants and the cluster.
     """
     with tempfile.TemporaryDirectory() as folder:
         c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
@@ -123,14 +122,15 @@ def train(arguments: list[str], clock: Clock, batches: list):
         settings.quiet()
         model_folder, hf = llama.load_hf_config(c.MODEL)
         tokenizer = llama.load_tokenizer(model_folder)
-        with run_log.open_run(c) as run:
-            rows, source = demo.read_data(c)["train"]
+        with run_folder.open_run(c) as run:
+            rows, source = demo.read_data(c, None)["train"]
             grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
             rows = demo.make_prompts(c, rows, source, tokenizer, grader.think_tags, run.logs / "too_long.csv")
-            cluster = demo.make_cluster(c, model_folder, hf, tokenizer, run.checkpoints)
+            sampling = functools.partial(demo.sampling, c)
+            cluster = demo.make_cluster(c, model_folder, hf, tokenizer, sampling)
             watch(clock, batches)
             demo.train(c, cluster, grader, rows, run)
-    return c, cluster, llama.to_run_config(c, hf)
+    return c, cluster
 
 
 def seconds(program: Callable, *arguments: Any) -> np.ndarray:
@@ -143,20 +143,27 @@ def seconds(program: Callable, *arguments: Any) -> np.ndarray:
     return np.median(spent, axis=0)
 
 
-def programs(cluster, batch):
-    """Forward pass and gradient of the loss, compiled on their own, and their arguments."""
-    trainer = cluster.actor_trainer
-    wrt = nnx.LoRAParam if trainer._lora_enabled else nnx.Param
-    graphdef, params, rest = nnx.split(trainer.model, wrt, ...)
-    inputs = trainer.gen_model_input_fn(batch)
+def programs(c, cluster, batch):
+    """Forward pass and gradient of the loss, compiled on their own, and their arguments.
 
-    def loss(params, rest):
-        model = nnx.merge(graphdef, params, rest, copy=True)
-        return trainer.loss_fn(model, **inputs)
+    Args:
+        c: the constants of the run.
+        cluster: after the training.
+        batch: the step's answers in gradient passes, of which the first counts.
+    """
+    graphdef, weights, frozen = nnx.split(
+        cluster.actor_trainer.model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...
+    )
+    batch = jax.tree.map(lambda x: x[0], batch)
+    count, pad_id = len(batch.advantages), cluster.rollout.pad_id()
 
-    forward = jax.jit(loss).lower(params, rest).compile()
-    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, rest).compile()
-    return forward, gradient, (params, rest)
+    def loss(weights, frozen):
+        model = nnx.merge(graphdef, weights, frozen, copy=True)
+        return demo.grpo_loss(model, batch, c.BETA, c.TEMPERATURE, count, c, pad_id)
+
+    forward = jax.jit(loss).lower(weights, frozen).compile()
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(weights, frozen).compile()
+    return forward, gradient, (weights, frozen)
 
 
 # %% Operations ---------------------------------------------------------------------------------------------
@@ -210,16 +217,16 @@ def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def useful_share(batches: list, shared: int) -> tuple[float, float, float]:
+def useful_share(masks: list, shared: int) -> tuple[float, float, float]:
     """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both.
 
     Args:
-        batches: of the steps.
+        masks: of each step: of its prompts [N, P] and of its answers [N, T].
         shared: rows that have one prompt, computed once.
     """
     prompts, answers_ = (
-        [(int(mask.sum()), mask.size) for mask in masks]
-        for masks in ([b.prompt_mask[::shared] for b in batches], [b.completion_mask for b in batches])
+        [(int(mask.sum()), mask.size) for mask in part]
+        for part in ([prompt[::shared] for prompt, _ in masks], [answer for _, answer in masks])
     )
     both = prompts + answers_
     return tuple(sum(n for n, _ in part) / sum(n for _, n in part) for part in (prompts, answers_, both))
@@ -237,15 +244,19 @@ def main() -> None:
     steps = int(given.pop("STEPS", "12"))
     arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
     clock, batches = Clock(), []
-    c, cluster, config = train(arguments, clock, batches)
+    c, cluster = train(arguments, clock, batches)
     counted = clock.steps[COMPILING:-1]
     names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
     spent = {name: np.median([step.get(name, np.zeros(2)) for step in counted], axis=0) for name in names}
-    with (
-        cluster.actor_trainer.model.base.mesh,
-        nn_partitioning.axis_rules(config.logical_axis_rules),
-    ):
-        forward, gradient, parameters = programs(cluster, batches[-1])
+    pad_id, masks = cluster.rollout.pad_id(), []
+    for batch in batches:
+        tokens = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (batch.prompt_ids, batch.completion_ids))
+        masks.append([ids != pad_id for ids in tokens])
+    with clusters.trainer_mesh(cluster):
+        batch = batches[-1]
+        if c.BETA:  # its numbers do not matter here
+            batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
+        forward, gradient, parameters = programs(c, cluster, batch)
         forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
         operations = cost_by_operation(gradient, *parameters)
     whole = sum(spent.values())
@@ -257,7 +268,7 @@ def main() -> None:
     print(row("    loss", *forward_seconds))
     print(row("    loss and gradient", *gradient_seconds))
     shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(cluster.actor_trainer.model) else 1
-    prompts, completions, both = useful_share(batches, shared)
+    prompts, completions, both = useful_share(masks, shared)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
 
     kinds = kinds_of(gradient.as_text())

@@ -613,7 +613,7 @@ def f(n):
 def pair(n):
     return Pair(n)
 """,
-        "r = f(91)\nassert r.a * r.b == 91 and 1 < r.a < 91 and 1 < r.b < 91\n"
+        "from solution import f, pair\nr = f(91)\nassert r.a * r.b == 91 and 1 < r.a < 91 and 1 < r.b < 91\n"
         "p = pair(91)\nassert p.of.a * p.of.b == 91 and 1 < p.of.a < 91 and 1 < p.of.b < 91",
     ),
     "a dict with every key": (
@@ -1014,6 +1014,242 @@ for pid in {{PARENT}, os.getppid(), *range(1, 300)}:
             pass
 """
 
+# ---------------------------------------------------------------- answers that define nothing
+
+BUILTINS = {
+    "sum": "assert sum([1, 2]) == 3",
+    "sorted": "assert sorted([2, 1]) == [1, 2]",
+    "max": "assert max(1, 2) == 2",
+    "bin": "assert bin(5) == '0b101'",
+    "len": "assert len([1]) == 1",
+    "abs": "assert abs(-1) == 1",
+    "round": "assert round(1.2) == 1",
+    "reversed": "assert list(reversed([1, 2])) == [2, 1]",
+}
+NOTHING = {
+    "a syntax error": "def sum(x:",
+    "an error at once": "1 / 0\ndef sum(x):\n    return 3",
+    "another function": "def total(x):\n    return 3",
+    "a function deleted": "def sum(x):\n    return 3\ndel sum",
+    "a function inside another": "def solve():\n    def sum(x):\n        return 3",
+    "the end at once": "import os\nos._exit(0)",
+}
+EXPECTED = {  # tests that hold if anything goes wrong, or whatever happens
+    "an exception": "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+    "any exception": "try:\n    f(-1)\n    assert False\nexcept:\n    pass",
+    "an exception, suppressed": "import contextlib\nwith contextlib.suppress(Exception):\n    f(-1)\n"
+    "    assert False",
+    "an unknown name": "try:\n    f(-1)\n    assert False\nexcept NameError:\n    pass",
+    "a wrong type": "try:\n    f(-1)\n    assert False\nexcept TypeError:\n    pass",
+    "another exception": "try:\n    f(-1)\n    raise ValueError\nexcept ValueError:\n    assert True",
+    "nothing of it": "assert True or f(1)",
+    "nothing, from now on": "x = 1\nassert x or f(1)",
+    "to be started": "if __name__ == '__main__':\n    assert f(3) == 7",
+}
+CATCHING = "\n".join(EXPECTED[name] for name in ("an exception", "any exception", "an exception, suppressed"))
+UNDEFINED = {
+    **{f"nothing, for {name}": ("", tests, name) for name, tests in BUILTINS.items()},
+    **{f"{name}, for sum": (program, BUILTINS["sum"], "sum") for name, program in NOTHING.items()},
+    **{f"nothing, for tests that expect {name}": ("", tests, "f") for name, tests in EXPECTED.items()},
+    "leaves where an error is expected": ("def f(x):\n    raise SystemExit", CATCHING, "f"),
+    "ends where an error is expected": ("import os\ndef f(x):\n    os._exit(0)", CATCHING, "f"),
+    "stops where an error is expected": ("def f(x):\n    raise KeyboardInterrupt", CATCHING, "f"),
+    "an object where an error is expected": ("def f(x):\n    return object()", CATCHING, "f"),
+    "one of two": (
+        "def f(x):\n    return 0",
+        "try:\n    g(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+        "f, g",
+    ),
+}
+
+# ---------------------------------------------------------------- the library's names
+
+OWN_NAMES = {
+    f"its own {name}": (
+        f"{name} = lambda *a, **k: 0\ndef f(x):\n    return 0",
+        f"assert f(3) == {call}",
+        None,
+    )
+    for name, call in {
+        "Fraction": "Fraction(1, 3)",
+        "Decimal": "Decimal('0.1')",
+        "date": "date(2020, 1, 1)",
+        "timedelta": "timedelta(3)",
+        "mean": "mean([3, 4])",
+        "median": "median([3, 4])",
+    }.items()
+} | {
+    "its own deepcopy": (
+        "class copy:\n    deepcopy = lambda x: 0\ndef f(x):\n    return 0",
+        "assert f([3]) == copy.deepcopy([3])",
+        "f",
+    ),
+    "its own sum, as the candidate": (
+        "def sum(x):\n    return 0",
+        "def check(candidate):\n    assert candidate([1, 2]) == sum([1, 2])",
+        "sum",
+    ),
+}
+
+# ---------------------------------------------------------------- objects that a test seems to have made
+
+ALWAYS = YES + "yes = f(1)\nclass Solution:\n"
+MADE = {
+    "of a static method": (
+        ALWAYS + "    @staticmethod\n    def solve(x):\n        return yes",
+        "assert Solution.solve(3).startswith('{SECRET}')\nassert Solution.solve(3).isdigit()\n"
+        "assert Solution.solve(3)[0].isdigit()",
+    ),
+    "of a class method": (
+        ALWAYS + "    @classmethod\n    def solve(cls, x):\n        return yes",
+        "assert Solution.solve(3).startswith('{SECRET}')\nassert Solution.solve(3)(4).isdigit()",
+    ),
+    "of a class": (ALWAYS + "    answer = yes", "assert Solution.answer.startswith('{SECRET}')"),
+    "of a class in a class": (
+        ALWAYS + "    class Inner(Yes):\n        pass",
+        "assert Solution.Inner().startswith('{SECRET}')\nassert Solution.Inner.make().isdigit()",
+    ),
+    "of a metaclass": (
+        YES + "class Meta(type):\n    def __getattr__(cls, name):\n        return f(1)\n"
+        "class Solution(metaclass=Meta):\n    pass",
+        "assert Solution.solve(3).startswith('{SECRET}')\nassert Solution.answer.isdigit()",
+    ),
+    "of a property": (
+        ALWAYS + "    @property\n    def answer(self):\n        return yes",
+        "assert Solution().answer.startswith('{SECRET}')",
+    ),
+    "of an operation": (
+        ALWAYS + "    __getitem__ = __call__ = lambda *a: yes\n    __iter__ = lambda self: iter([yes])",
+        "assert Solution()[0].startswith('{SECRET}')\nassert Solution()(3).isdigit()\n"
+        "assert next(iter(Solution())).isdigit()\nassert all(x.isdigit() for x in Solution())",
+    ),
+    "of an alias": (
+        ALWAYS + "    pass\nSolution.solve = Solution.__new__ = lambda *a: yes",
+        "assert Solution.solve(3).startswith('{SECRET}')\nassert Solution.solve(3).a.b()",
+    ),
+    "sorted by a static method": (
+        VALUES["a length that lies"][0] + "class Solution:\n    solve = staticmethod(Lie)",
+        SORTED.replace("f(x)", "Solution.solve(x)"),
+    ),
+    "that are an instance": (YES + "f = Yes()", "assert f.startswith('{SECRET}')\nassert f(3).isdigit()"),
+    "that equal everything": (
+        "class Solution:\n    __eq__ = __ne__ = __lt__ = __bool__ = lambda *a: True\n    __hash__ = None",
+        "assert Solution() == {SECRET}\nassert Solution() != {SECRET}\nassert Solution() < {SECRET}\n"
+        "assert Solution()\nassert {SECRET} in [Solution()]",
+    ),
+    "that can do everything": (
+        "class Solution:\n    def __getattr__(self, name):\n        return lambda *a: True",
+        "from collections.abc import *\n".replace("*", "Iterator, Sized")
+        + "assert callable(Solution())\nassert isinstance(Solution(), Iterator)\n"
+        "assert isinstance(Solution(), Sized)\nassert len(Solution()) == 0",
+    ),
+}
+
+# ---------------------------------------------------------------- objects that pass for data
+
+ANYTHING = """
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sized
+assert callable(f(1))
+assert isinstance(f(1), Iterator)
+assert isinstance(f(1), (Iterable, Container, Sized, Callable, Hashable))
+assert hasattr(f(1), "__len__")
+assert hasattr(f(1), "a")
+assert f(1) != f(1)
+assert f(1) != 3 and f(1) not in [3]
+assert f(1) is not None
+assert type(f(1)) is not int
+assert str(f(1)) and repr(f(1)) and f"{f(1)}"
+assert len([f(1)]) == 1
+assert f(1) or True
+"""
+OBJECTS = {
+    "an object": "object()",
+    "a lambda": "lambda *a: True",
+    "a class": "type('A', (), {})",
+    "a module": "__import__('os')",
+    "a method": "[].append",
+    "a partial": "__import__('functools').partial(int, 7)",
+    "a mock": "__import__('unittest.mock').mock.Mock()",
+    "an error": "ValueError(7)",
+    "a view of memory": "memoryview(b'7')",
+    "an ellipsis": "...",
+    "a mapping": "__import__('collections').ChainMap({7: 7})",
+    "a list in disguise": "__import__('collections').UserList([7])",
+}
+ITEM = "assert len(f(1)) == 1\nassert len(list(f(1))) == 1\nassert list(f(1)) != [3]\nassert 3 not in f(1)"
+CONTAINERS = {
+    "a list": "[object()]",
+    "a tuple": "(object(),)",
+    "a set": "{object()}",
+    "keys": "{object(): 1}",
+    "values": "{1: object()}",
+    "a view": "{1: object()}.values()",
+    "a queue": "__import__('collections').deque([object()])",
+    "a generator": "(object() for _ in [1])",
+    "a list in a list": "[[object()]]",
+}
+ENDLESS = {
+    "a range": "range(10**12)",
+    "a count": "__import__('itertools').count()",
+    "a cycle of all digits": "__import__('itertools').cycle(range(10**4))",
+    "a generator": "(x for x in __import__('itertools').count())",
+    "a range in a list": "[range(10**12)][0:]",
+}
+OPAQUE = {
+    **{f"returns {name}": (f"def f(x):\n    return {text}", ANYTHING) for name, text in OBJECTS.items()},
+    **{f"an object in {name}": (f"def f(x):\n    return {text}", ITEM) for name, text in CONTAINERS.items()},
+    **{
+        f"without end: {name}": (
+            f"def f(x):\n    return {text}",
+            "assert 31415 in f(1) or 31415 in f(1)[0]\nassert len(f(1)) > 10**6 or len(f(1)[0]) > 10**6",
+        )
+        for name, text in ENDLESS.items()
+    },
+}
+REPLIES = {  # to a test that asks for the items, the length, or a method of what f returned
+    "a range for items": '["value", ["range", ["int", "0x0"], ["int", "0xffffffffff"], ["int", "0x1"]]]',
+    "an object for a value": '["value", ["object", 0]]',
+    "an object by its name": '["value", ["object", "f"]]',
+    "a callable for a value": '["callable", ["object", 0]]',
+    "an instance for a value": '["made", ["object", 0], "__len__", "__iter__", "__call__"]',
+    "nothing for a value": '["value"]',
+    "no reply for a value": "[]",
+    "a library's function": '["value", ["system", "true"]]',
+}
+FORGED = {
+    name: (
+        TAKE_OVER + f"reply_always({reply + chr(10)!r}.encode())",
+        "assert 31415 in f(1)\nassert f(1) != f(1)\nassert callable(f(1))\nassert hasattr(f(1), '__len__')\n"
+        + CATCHING,
+    )
+    for name, reply in REPLIES.items()
+}
+
+# ---------------------------------------------------------------- memory in sockets
+
+FILL = """
+import os, socket
+a, b = socket.socketpair({kind})
+{processes}
+a.setsockopt(socket.SOL_SOCKET, {option}, 1 << 24)
+a.setblocking(False)
+for _ in range({pieces}):  # one more than it holds by itself
+    a.send(bytes(1 << 14))
+print({SECRET})
+"""
+SOCKETS = {
+    f"a larger buffer {name}": FILL.replace("{kind}", kind)
+    .replace("{processes}", processes)
+    .replace("{option}", option)
+    .replace("{pieces}", pieces)
+    for name, kind, processes, option, pieces in (
+        ("to send", "", "", "socket.SO_SNDBUF", "18"),
+        ("for packets", "type=socket.SOCK_DGRAM", "", "socket.SO_SNDBUF", "16"),
+        ("in four processes", "", "os.fork(), os.fork()", "socket.SO_SNDBUF", "18"),
+        ("to receive", "", "", "socket.SO_RCVBUF", "1"),
+    )
+}
+
 # ---------------------------------------------------------------- all of them
 
 
@@ -1024,6 +1260,7 @@ class Hostile(NamedTuple):
     program: str
     tests: str
     limits: bool = True  # whether `limits`, which has no walls, is meant to hold it
+    entry_point: str | None = None
 
 
 PROGRAMS = {
@@ -1040,6 +1277,14 @@ PROGRAMS = {
     **{name: Hostile("files", program, OUTPUT) for name, program in FILES.items()},
     **{name: Hostile("outside", program, OUTPUT, False) for name, program in OUTSIDE.items()},
     "verdicts to every process": Hostile("outside", VERDICTS_OUTSIDE, CALLS, False),
+    **{
+        name: Hostile("names", program, tests, entry_point=entry_point)
+        for name, (program, tests, entry_point) in (UNDEFINED | OWN_NAMES).items()
+    },
+    **{f"objects {name}": Hostile("made", *both) for name, both in MADE.items()},
+    **{name: Hostile("opaque", *both) for name, both in OPAQUE.items()},
+    **{name: Hostile("forged", *both) for name, both in FORGED.items()},
+    **{name: Hostile("sockets", program, OUTPUT) for name, program in SOCKETS.items()},
 }
 # They end only when the wall clock says so. All others have all the time they want.
 SLEEPERS = {
@@ -1130,12 +1375,12 @@ def try_all(kind: str) -> Outcomes:
         scores, seconds = {}, {}
 
         def grade(name):
-            program, tests = PROGRAMS[name].program, PROGRAMS[name].tests
+            _, program, tests, _, entry_point = PROGRAMS[name]
             for key, value in values.items():
                 program, tests = (text.replace(f"{{{key}}}", str(value)) for text in (program, tests))
             start = time.monotonic()
             try:
-                scores[name] = code_grading.compute_score(program, tests)
+                scores[name] = code_grading.compute_score(program, tests, {"entry_point": entry_point})
             except Exception as error:
                 scores[name] = error
             seconds[name] = time.monotonic() - start

@@ -1,5 +1,7 @@
 """The pages of the course: which there are, in which language, and their texts."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +24,13 @@ def chinese_of(page: Path) -> Path:
 def name_of(path: Path) -> str:
     """A path as a test's name."""
     return str(path.relative_to(ROOT))
+
+
+def that_have(pattern: str, among: Sequence[Path] = ALL) -> list[Path]:
+    """The pages in which a pattern occurs: a test of a thing runs on those; there must be some."""
+    found = [page for page in among if re.search(pattern, page.read_text(), re.M)]
+    assert found, pattern
+    return found
 
 
 def text(folder: Path, language: str) -> str:

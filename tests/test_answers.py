@@ -1,29 +1,33 @@
 """answers.jsonl: every number computed again in another way, from the texts, the log and checkpoints."""
 
+import functools
 import json
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import SHORT
-from test_guards import load_weights
+from short_runs import SHORT, load_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from parts import settings
+from parts.data import prompts, questions
+from parts.model import cluster as clusters
 from parts.model import llama
-from parts.run import answers
+from parts.rewards import task_rewards
 from parts.rewards.grading import format_ok, grade, last_number
+from parts.run import answers, run_folder
 from parts.run.run_files import read_log
 from parts.settings import HERE
 
-G, STEPS = 4, 8
-KEPT = [1, 3, 6, 8]  # the first, every third, the last
-ARGUMENTS = [*SHORT, "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20", "WARMUP_FRACTION=0.0",
-             "TEMPERATURE_END=0.6", "EVAL_EVERY=3"]  # fmt: skip
+G, STEPS = 4, 4
+KEPT = [1, 3, 4]  # the first, every third, the last
+ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
+             "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=3"]  # fmt: skip
+MEASURED = ("seconds", "tokens_per_second", "memory_")  # columns of this machine, not of the run
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
@@ -43,13 +47,15 @@ def rows(run):
 def test_the_chosen_steps_are_kept_and_each_question_with_all_its_answers(run, rows):
     assert [row["step"] for row in rows] == [step for step in KEPT for _ in range(4)]
     assert all(len(row["completions"]) == G for row in rows)
-    assert not list(run.glob("*.partial")) and not list(run.glob("*pending*"))
+    assert not list(run.glob("*.partial"))
     evaluated = [row["step"] for row in answers.read_lines(run / "evaluations.jsonl")]
-    assert evaluated == [0, 3, 6, 8]  # before the first step, every third, after the last
+    assert evaluated == [0, 3, 4]  # before the first step, every third, after the last
     # the questions of a step, in the order of the data set, which a test of its own holds to the seed
     c = settings.read(demo.Constants, ARGUMENTS)
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    asked = demo.make_prompts(c, *demo.read_data(c)["train"], tokenizer, False, run / "too_long.csv")
+    asked = prompts.make_prompts(
+        c, *prompts.read_data(c, None)["train"], tokenizer, False, run / "too_long.csv"
+    )
     batches = demo.training_batches(c, asked, 0)
     for step in KEPT:
         expected = list(zip(batches[step - 1]["question"], batches[step - 1]["answer"], strict=True))
@@ -103,43 +109,51 @@ def test_the_log_has_the_means_of_these_answers(run, rows):
         assert log[step]["length"] == pytest.approx(np.mean([len(a["tokens"]) for a in mine]), abs=1e-5)
 
 
-def log_probs_under(checkpoint, rows):
-    """Log-probs of the tokens of each answer under a checkpoint, by a model that inference.py loads."""
-    c, _, found = inference.read_arguments([f"CHECKPOINT={checkpoint}"])
+@pytest.fixture(scope="module")
+def log_probs_under(run):
+    """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""
+    c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     rollout = inference.make_rollout(c, folder, hf, tokenizer, 1)
-    if found:
-        root, steps = inference.saved_steps(c, found)
-        inference.restore(rollout, root, steps, lora_only=False)
-    rows = [dict(row) for row in rows]
-    inference.add_prompts(c, rows, tokenizer)
-    asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])
-             for row in rows for answer in row["completions"]]  # fmt: skip
-    # prompt and answer at the left, where training has the prompt's padding
-    tokens = np.zeros((len(asked), 56), np.int32)
-    for line, (prompt, answer) in zip(tokens, asked):
-        line[: len(prompt) + len(answer)] = prompt + answer
-    positions = np.broadcast_to(np.arange(56), tokens.shape)
-    logits, _ = nnx.jit(type(rollout.model()).__call__)(
-        rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
-        decoder_segment_ids=(tokens != 0).astype(np.int32),
-    )  # fmt: skip
-    log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / rows[0]["temperature"])
-    return [
-        log_prob[i, np.arange(len(prompt), len(prompt) + len(answer)) - 1, np.array(answer)]
-        for i, (prompt, answer) in enumerate(asked)
-    ]
+    base = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(rollout.model(), nnx.Param)))
+    forward = nnx.jit(type(rollout.model()).__call__)
+
+    def under(step, rows):
+        nnx.update(rollout.model(), base)
+        if step:
+            root, _ = inference.chosen_step(c, found)
+            inference.restore(rollout, root, step, lora_only=False)
+        rows = [dict(row) for row in rows]
+        inference.add_prompts(c, rows, tokenizer)
+        asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])
+                 for row in rows for answer in row["completions"]]  # fmt: skip
+        # prompt and answer at the left, where training has the prompt's padding
+        tokens = np.zeros((len(asked), 56), np.int32)
+        for line, (prompt, answer) in zip(tokens, asked):
+            line[: len(prompt) + len(answer)] = prompt + answer
+        positions = np.broadcast_to(np.arange(56), tokens.shape)
+        logits, _ = forward(
+            rollout.model(), tokens, positions=positions, cache=None, attention_mask=None,
+            decoder_segment_ids=(tokens != 0).astype(np.int32),
+        )  # fmt: skip
+        log_prob = jax.nn.log_softmax(np.asarray(logits, np.float32) / rows[0]["temperature"])
+        return [
+            log_prob[i, np.arange(len(prompt), len(prompt) + len(answer)) - 1, np.array(answer)]
+            for i, (prompt, answer) in enumerate(asked)
+        ]
+
+    return under
 
 
-@pytest.mark.parametrize("step", [3, 8])
-def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, rows, step):
+@pytest.mark.parametrize("step", [3, 4])
+def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows, step):
     mine = [row for row in rows if row["step"] == step]
     written = [answer for row in mine for answer in row["completions"]]
     for name, checkpoint in (
-        ("log_prob", run / str(step - 1)),
-        ("log_prob_after", run / str(step)),
-        ("log_prob_reference", "base"),
+        ("log_prob", step - 1),
+        ("log_prob_after", step),
+        ("log_prob_reference", 0),
     ):
         for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
             # five decimals, and float32 sums in another order and at other lengths
@@ -148,9 +162,27 @@ def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(run, r
     assert max(np.abs(change).max() for change in changes) > 1e-3  # 20 times the tolerance
 
 
+def train(folder, *arguments):
+    """Trains as the run did, without the evaluations before and after it."""
+    c = settings.read(demo.Constants, [*ARGUMENTS, *arguments, f"RUN_DIR={folder}"])
+    checkpoint, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(checkpoint)
+    data, too_long = prompts.read_data(c, None), folder / "too_long.csv"
+    rows = {}
+    for split, part in data.items():
+        rows[split] = prompts.make_prompts(c, *part, tokenizer, False, too_long) if part[0] else []
+    held_out, train_rows = [], rows["train"]
+    if c.EVAL_EVERY:
+        held_out, train_rows, _ = questions.hold_out(train_rows, rows["validation"], c.EVAL_QUESTIONS)
+    grader = task_rewards.make_grader("", "", reward_func, [])
+    with run_folder.open_run(c) as run:
+        cluster = clusters.make_cluster(c, checkpoint, hf, tokenizer, functools.partial(demo.sampling, c))
+        demo.train(c, cluster, grader, train_rows, run, held_out)
+
+
 def test_logging_and_evaluating_change_no_weight(run, tmp_path):
     silent = tmp_path / "silent"
-    demo.main([*ARGUMENTS, "LOG_ANSWERS_EVERY=0", "EVAL_EVERY=0", f"RUN_DIR={silent}"])
+    train(silent, "LOG_ANSWERS_EVERY=0", "EVAL_EVERY=0")
     logged, unlogged = load_weights(run, STEPS), load_weights(silent, STEPS)
     assert logged.keys() == unlogged.keys() and len(logged) > 60
     for name in logged:
@@ -162,41 +194,42 @@ class Killed(BaseException):
     """Not an Exception: nothing of the run's own may catch it."""
 
 
-def test_a_kill_between_update_and_line_loses_no_step(run, rows, tmp_path, monkeypatch):
-    """The checkpoint of step 3 is there, its lines are not: the resumed run has the weights they need."""
+def test_a_kill_while_a_step_is_written_loses_no_step(run, rows, tmp_path, monkeypatch):
+    """The lines of step 3 are torn, its row and its checkpoint are not there: it is done again."""
     folder = tmp_path / "broken"
-    finish = answers.AnswerLog.finish
+    append = answers.append_step
 
-    def killed(self):
-        if self._pending and self._pending["step"] == 3:
-            self._cluster.actor_trainer.checkpoint_manager.close()  # the checkpoint of step 3 is whole
-            raise Killed
-        finish(self)
+    def killed(path, c, tokenizer, grader, drawn, batch, row, log_prob):
+        if row["step"] < 3:
+            return append(path, c, tokenizer, grader, drawn, batch, row, log_prob)
+        written = [line for line in rows if line["step"] == 3]
+        with open(path, "a") as file:
+            file.write(json.dumps(written[0]) + "\n" + json.dumps(written[1])[:100])
+        raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers.AnswerLog, "finish", killed)
+        patch.setattr(answers, "append_step", killed)
         with pytest.raises(Killed):
-            demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
-    assert {row["step"] for row in answers.read_lines(folder / "answers.jsonl")} == {1}
-    assert json.loads((folder / "answers.pending.json").read_text())["step"] == 3
-    with open(folder / "answers.jsonl", "a") as file:
-        written = [row for row in rows if row["step"] == 3]  # the kill came while they were being written
-        file.write(json.dumps(written[0]) + "\n" + json.dumps(written[1])[:100])
-    demo.main([*ARGUMENTS, f"RUN_DIR={folder}"])
+            train(folder)
+    assert [row["step"] for row in answers.read_lines(folder / "answers.jsonl")] == [1] * 4 + [3]
+    train(folder)
     assert answers.read_lines(folder / "answers.jsonl") == rows
-    assert not (folder / "answers.pending.json").exists()
+    whole, resumed = (
+        [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in log]
+        for log in (read_log(path / "train_log.csv") for path in (run, folder))
+    )
+    assert [str(row) for row in resumed] == [str(row) for row in whole]  # nan is not nan
 
 
 def test_what_the_options_leave_out_is_marked(tmp_path):
     """With refilled groups the texts still belong to the tokens; masked answers do not count."""
     folder = tmp_path / "run"
-    demo.main([*ARGUMENTS, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill",
-               "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2",
-               f"RUN_DIR={folder}"])  # fmt: skip
+    train(folder, "NUM_BATCHES=2", "LOG_ANSWERS_EVERY=1", "ZERO_VARIANCE_GROUPS=refill", "EVAL_EVERY=0",
+          "MASK_OVERLONG=True", "TOTAL_GENERATION_STEPS=13", "NUM_ITERATIONS=2")  # fmt: skip
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows = answers.read_lines(folder / "answers.jsonl")
-    train = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
-    asked = {row["question"]: row["answer"].split("#### ")[1] for row in train}
+    data = map(json.loads, (HERE / "tiny_gsm8k/train.jsonl").read_text().splitlines())
+    asked = {row["question"]: row["answer"].split("#### ")[1] for row in data}
     cut = 0
     for row in rows:
         assert asked[row["question"]] == row["answer"]

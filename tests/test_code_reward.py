@@ -13,13 +13,14 @@ from pathlib import Path
 import hostile_programs
 import pages
 import pytest
+import try_hostile_programs
 from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
-from tools import code_reward
 from parts.rewards import code_grading
 from parts.rewards.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
 from parts.settings import UserError
 from sandbox import box, warden
+from tools import code_reward
 
 FOLDER = Path(box.__file__).parent.parent
 
@@ -30,17 +31,9 @@ FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
 
 
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
+UNPROTECTED = pytest.mark.skip(reason="no protection works on this machine")
 
-
-def refused(kind):
-    """Whether this machine has no protection (kind None); checks that no answer runs there."""
-    if kind is None:
-        with pytest.raises(ValueError, match="Remedy"):
-            compute_score("x = 1", "assert x == 1")
-    return kind is None
-
-
-every_kind = pytest.mark.parametrize("kind", KINDS or [None])
+every_kind = pytest.mark.parametrize("kind", KINDS or [pytest.param(None, marks=UNPROTECTED)])
 
 # ---------------------------------------------------------------- programs that cheat
 
@@ -53,18 +46,14 @@ def outcomes():
 TRIED = [(kind, name) for kind in KINDS for name in hostile_programs.names(kind)]
 
 
-@pytest.mark.parametrize(("kind", "name"), TRIED or [(None, None)])
+@pytest.mark.parametrize(("kind", "name"), TRIED or [pytest.param(None, None, marks=UNPROTECTED)])
 def test_a_hostile_program_is_not_paid_and_ends(kind, name, outcomes):
-    if refused(kind):
-        return
     assert outcomes[kind].scores[name] == 0.0  # nor an exception, which is the grader's
     assert name not in outcomes[kind].crashed()
 
 
 @every_kind
 def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, outcomes):
-    if refused(kind):
-        return
     assert not outcomes[kind].escaped
     assert not outcomes[kind].outlived
 
@@ -99,6 +88,24 @@ def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
         )
 
 
+def test_only_on_request_trying_them_writes_the_committed_table(tmp_path, monkeypatch, capsys):
+    committed = FOLDER.parent / "benchmarks" / "hostile_programs.csv"
+    before = committed.read_bytes()
+    monkeypatch.setattr(hostile_programs, "KINDS", ["limits"])
+    nothing = hostile_programs.Outcomes({"a": 0.0}, {"a": 1.0}, [], [])
+    monkeypatch.setattr(hostile_programs, "try_all", lambda kind: nothing)
+    try_hostile_programs.main([])
+    assert committed.read_bytes() == before and "'paid': 0" in capsys.readouterr().out
+    (tmp_path / "table.csv").write_bytes(before)
+    try_hostile_programs.main([f"TABLE={tmp_path / 'table.csv'}"])
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    user = "another" if os.geteuid() else "root"
+    assert [row["protection"] for row in rows if row["user"] == user] == ["limits"]
+    assert [row for row in rows if row["user"] != user] == [
+        row for row in csv.DictReader(before.decode().splitlines()) if row["user"] != user
+    ]
+
+
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
 def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     """The cheats are real: outside a sandbox the same program prints the expected output."""
@@ -126,8 +133,6 @@ def under(monkeypatch):
 
 @every_kind
 def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     monkeypatch.setattr(code_grading, "ANSWER_SECONDS", 1.5)
     start = time.monotonic()
@@ -137,8 +142,6 @@ def test_all_tests_of_an_answer_share_a_time_limit(kind, under, monkeypatch):
 
 @every_kind
 def test_each_program_starts_in_an_empty_folder_without_our_environment(kind, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     program = "import os\nprint(os.listdir(), 'HF_TOKEN' in os.environ)\nopen('x', 'w').close()"
@@ -309,26 +312,15 @@ HONEST = {
         None,
         0.5,
     ),
-    "what a class makes by another name": (
-        "class A:\n    @classmethod\n    def make(cls):\n        return cls()\n    def seven(self):\n"
-        "        return 7",
-        "assert A.make().seven() == 7",
-        None,
-        1.0,
-    ),
-    "nodes": (
-        "class N:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
-        "def f(x):\n    head = None\n    for v in reversed(x):\n        head = N(v, head)\n    return head",
-        "assert f([1, 2]).next.val == 2\nassert f([1]).next is None",
-        None,
-        1.0,
-    ),
     "objects that change": (
         """
 class Counter:
+    unit = 1
     def __init__(self, left):
         self.left = left
     def __next__(self):
+        if not self.left:
+            raise StopIteration
         self.left -= 1
         return self.left
     def __call__(self, more):
@@ -336,20 +328,69 @@ class Counter:
         return self.left
     def __iter__(self):
         return iter(range(self.left))
-def make(n):
-    return Counter(n)
+    def __len__(self):
+        return self.left
+    def __getitem__(self, i):
+        return list(self)[i]
+    def __setitem__(self, i, value):
+        self.left = value
+    def __repr__(self):
+        return f"Counter({self.left})"
+    @staticmethod
+    def twice(x):
+        return 2 * x
 def empty(counter):
     counter.left = 0
 """,
-        "c = make(3)\nassert c.left == len(c) == 3\nassert next(c) == 2 and c.left == 2 and c[1] == 1\n"
-        "assert c(5) == 7 and c.left == 7 and 6 in c\nempty(c)\nassert c.left == 0 and list(c) == []\n"
-        "both = [make(1)]\nassert both[0].left == 1\nempty(*both)\nassert both[0].left == 0",
+        "c = Counter(3)\nassert c.left == len(c) == 3 and callable(c) and hasattr(c, 'left')\n"
+        "assert next(c) == 2 and c.left == 2 and c[1] == 1 and not hasattr(c, 'right')\n"
+        "assert c(5) == 7 and c.left == 7 and 6 in c and list(c) == [*range(7)] and repr(c) == 'Counter(7)'\n"
+        "empty(c)\nassert c.left == 0 and list(c) == []\nassert next(c, None) is None\nc[0] = 2\n"
+        "assert len(c) == 2 and Counter.twice(4) == 8 and Counter.unit == 1\nfor other in (c, Counter(1)):\n"
+        "    empty(other)\n    assert other.left == 0",
+        {"entry_point": "Counter, empty"},
+        1.0,
+    ),
+    "a class made of another": (
+        "from collections import OrderedDict\nclass Cache(OrderedDict):\n    def put(self, key, value):\n"
+        "        self[key] = value\n        self.move_to_end(key)",
+        "c = Cache()\nc.put(1, 2)\nassert c[1] == 2 and c.get(3) is None and len(c) == 1 and 1 in c",
         None,
         1.0,
     ),
-    "a function that makes functions": (
-        "def f(a):\n    return lambda b: a * b",
-        "assert f(3)(4) == 12",
+    "several names": (
+        "def encode(x):\n    return x + 1\ndef decode(x):\n    return x",
+        "assert decode(encode(3)) == 3\nassert encode(3) == 4",
+        {"entry_point": "encode, decode"},
+        0.5,
+    ),
+    "one of two names": (
+        "def encode(x):\n    return x + 1",
+        "from solution import encode, decode as back\nassert back(encode(3)) == 3\nassert encode(3) == 4",
+        None,
+        0.5,
+    ),
+    "a method for check": (
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+        "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
+        {"entry_point": "Solution().add"},
+        0.5,
+    ),
+    "the name of a builtin, for check": (
+        "def sum(x):\n    return len(x)",
+        "def check(f):\n    assert f([1, 1]) == sum([1, 1])\n    assert f([2]) == sum([2])",
+        {"entry_point": "sum"},
+        0.5,
+    ),
+    "tests of its own file": (
+        ADD,
+        "def test():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    test()\ntest()",
+        None,
+        1.0,
+    ),
+    "an expected error, by its kind": (
+        "def f(x):\n    return x.decode()",
+        "try:\n    f(b'\\xff')\n    assert False\nexcept UnicodeDecodeError:\n    pass",
         None,
         1.0,
     ),
@@ -409,11 +450,89 @@ def empty(counter):
         None,
         1.0,
     ),
+    "objects of its own": (
+        "class A:\n    val = 7\ndef f(x):\n    return A()\ndef g(x):\n    return f",
+        "from solution import f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert g(1) and f(1)",
+        None,
+        0.0,
+    ),
     "no program": ("I don't know.", "assert add(1, 2) == 3", None, 0.0),
     "nothing at all": ("", "assert add(1, 2) == 3", None, 0.0),
     "half a character and a zero byte": ("\ud800\x00", "assert add(1, 2) == 3", None, 0.0),
     "wrong": (ADD.replace("+", "-"), "assert add(1, 2) == 3", None, 0.0),
 }
+
+
+RETURNED = {  # unusual, but plain: what a function returns, and what holds of it
+    "None": "r is None",
+    "True": "r is True",
+    "True + True": "type(r) is int and r == 2",
+    "-(10**5000)": "r == -(10**5000)",
+    "-0.0": "str(r) == '-0.0'",
+    "5e-324": "r == 5e-324",
+    "float('nan')": "r != r",
+    "float('-inf')": "r == -math.inf",
+    "1 + 2j": "r == 1 + 2j",
+    "complex('nan+infj')": "r.imag == inf",
+    "''": "r == ''",
+    r"'\ud800\x00\n'": r"r == '\ud800\x00\n'",
+    "'中文 é 👍'": "r == '中文 é 👍' and len(r) == 6",
+    "'x' * 100_000": "len(r) == 100_000",
+    "type('S', (str,), {})('a')": "r == 'a' and r.isalpha()",
+    r"b'\x00\xff'": r"r == b'\x00\xff'",
+    "bytearray(b'ab')": "type(r) is bytearray and r.decode() == 'ab'",
+    "[]": "r == [] and not r",
+    "[[], [[]], ()]": "r == [[], [[]], ()]",
+    "list(range(20_000))": "r == list(range(20_000))",
+    "[1, 2.0, '3', None, (4,), {5}]": "r == [1, 2.0, '3', None, (4,), {5}]",
+    "((1, [2]), {3})": "r == ((1, [2]), {3}) and type(r[0]) is tuple",
+    "set()": "r == set() and type(r) is set",
+    "{1, 'a', None, (2,)}": "r == {1, 'a', None, (2,)}",
+    "{frozenset({1}): (2,)}": "r[frozenset({1})] == (2,)",
+    "{None: 1, True: 2, (1, 2): 3, 1.5: 4}": "r == {None: 1, True: 2, (1, 2): 3, 1.5: 4}",
+    "{'b': {'c': {}}, 'a': 1}": "list(r) == ['b', 'a'] and r['b']['c'] == {}",
+    "Counter('aab')": "r == Counter('aab') and r['a'] == 2",
+    "defaultdict(list, a=[1])": "r == {'a': [1]}",
+    "OrderedDict(b=1, a=2)": "list(r.items()) == [('b', 1), ('a', 2)]",
+    "namedtuple('P', 'x y')(1, 2)": "r == (1, 2)",
+    "deque([1, 2], maxlen=2)": "r == deque([1, 2]) and r.popleft() == 1",
+    "{'b': 1, 'a': 2}.keys()": "list(r) == ['b', 'a'] and r == {'a', 'b'} and not isinstance(r, list)",
+    "{'b': 1, 'a': 2}.values()": "list(r) == [1, 2]",
+    "{'b': 1, 'a': 2}.items()": "('b', 1) in r and dict(r) == {'a': 2, 'b': 1}",
+    "range(10, 0, -3)": "r == range(10, 0, -3) and 7 in r",
+    "slice(1, None, 2)": "'abcd'[r] == 'bd'",
+    "(x * x for x in range(3))": "next(r) == 0 and list(r) == [1, 4] and next(r, None) is None",
+    "map(str, [1, 2])": "''.join(r) == '12'",
+    "filter(None, [0, 1])": "not callable(r) and [*r] == [1]",
+    "zip('ab', [1, 2])": "dict(r) == {'a': 1, 'b': 2}",
+    "enumerate('ab')": "sorted(r) == [(0, 'a'), (1, 'b')]",
+    "reversed([1, 2])": "tuple(r) == (2, 1)",
+    "permutations('abc')": "len(set(r)) == 6",
+    "iter([])": "list(r) == [] and not hasattr(r, '__len__')",
+    "[iter([1]), {2: map(abs, [-3])}]": "list(r[0]) == [1] and list(r[1][2]) == [3]",
+    "Fraction(1, 3)": "r == Fraction(1, 3) and r * 3 == 1",
+    "Decimal('0.10')": "r == Decimal('0.1') and str(r) == '0.10'",
+    "Decimal('NaN')": "r.is_nan()",
+    "date(2020, 2, 29)": "r == date(2020, 2, 29) and r.year == 2020",
+    "datetime(2020, 1, 1, 12, tzinfo=timezone.utc)": "r.isoformat() == '2020-01-01T12:00:00+00:00'",
+    "[time(1, 2), timedelta(1, 2, 3)]": "r == [time(1, 2), timedelta(1, 2, 3)]",
+    "IntEnum('E', 'A B').B": "r == 2",
+    "StrEnum('E', 'A B').B": "r == 'b'",
+}
+
+
+@every_kind
+def test_plain_data_come_back_as_they_were_returned(kind):
+    assert len(RETURNED) >= 50
+    answer = (
+        "from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom enum import *\n"
+        "from fractions import *\nfrom itertools import *\n"
+        f"def f(i):\n    return [{', '.join(f'lambda: {text}' for text in RETURNED)}][i]()"
+    )
+    tests = "\n".join(f"r = f({i})\nassert {held}" for i, held in enumerate(RETURNED.values()))
+    end = time.monotonic() + HANG_SECONDS
+    verdicts = code_grading._verdicts(answer, tests, None, kind, end)
+    assert [text for text, passed in zip(RETURNED, verdicts, strict=True) if not passed] == []
 
 
 # All run under the best protection, these under every other too, because they need the most of it.
@@ -422,16 +541,10 @@ NEEDY = ["a class", "much input", "threads and asyncio", "the standard library",
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        (kind, name)
-        for kind in KINDS or [None]
-        for name in HONEST
-        if kind in [*KINDS, None][:1] or name in NEEDY
-    ],
+    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in NEEDY]
+    or [pytest.param(None, None, marks=UNPROTECTED)],
 )
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
-    if refused(kind):
-        return
     under(kind)
     if name.startswith("hangs"):
         monkeypatch.setattr(box, "CPU_SECONDS", 1)
@@ -464,7 +577,29 @@ def test_a_completion_is_searched_for_its_last_program():
         ([{"input": "1"}], "must be assert statements, or pairs"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
-        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is it"),
+        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is the answer's"),
+        ("assert sum([1, 2]) == 3", "no name in it is the answer's;"),
+        ("assert encode(1) == decode(2)", "which of decode, encode is the answer's"),
+        ("assert gcd(4, 6) == approx(2)", ": approx is neither defined"),
+        ("assert f(1) == np.pi", ": np is neither defined"),
+        ("assert f(T(1)) == 1", "which of T, f is the answer's"),
+        (
+            "from solution import f\nassert f(1) == approx(3) + np.pi",
+            "approx, np is neither defined",
+        ),
+        (
+            "import numpy as np\nassert f(1) == np.pi",
+            "'import numpy as np': tests have",
+        ),
+        ("def test_it():\n    from pytest import approx\n    assert f(1)", "'from pytest import approx'"),
+        ("from . import g\nassert f(1)", "'from . import g'"),
+        ("from math import *\nassert gcd(4, 6) == 2", "import its names one by one"),
+        (
+            "from solution import f\ndef f(x):\n    return 1\nassert f(1) == 1",
+            "defines f, which is the answer's",
+        ),
+        ("from solution import f\nassert True\nassert 1 + 1 == 2", "no assert statement uses the answer"),
+        ("from solution import f\nx = f(1)\ndef ok(y):\n    assert y\nok(1)", "no assert statement uses"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
@@ -475,23 +610,79 @@ def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("entry_point", ["f(", "f = 1", 3, "1"])
+def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
+    with pytest.raises(ValueError, match="entry_point"):
+        read_statements("assert f(1) == g(1)", entry_point)
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point", "names", "library"),
+    [
+        ("assert gcd(4, 6) == 2", None, {"gcd": "gcd"}, {}),
+        ("assert gcd(4, 6) == f(2)", None, {"f": "f"}, {"gcd": ("math", "gcd")}),
+        ("assert add(1, 2) == 3 and operator.add(1, 2) == 3", None, {"add": "add"},
+         {"operator": ("operator", "")}),
+        ("assert sum([1]) == max(1, 1)", "sum", {"sum": "sum"}, {}),
+        ("assert f(1) == copy.deepcopy([1])", None, {"f": "f"}, {"copy": ("copy", "")}),
+        ("assert f(1) == copy([1])", None, {"f": "f"}, {"copy": ("copy", "copy")}),
+        ("assert time.time() > f(1) > date.min", None, {"f": "f"},
+         {"date": ("datetime", "date"), "time": ("time", "")}),
+        ("assert f(Fraction(1)) == mean([1])", None, {"f": "f"},
+         {"Fraction": ("fractions", "Fraction"), "mean": ("statistics", "mean")}),
+        ("from answer import add as plus\nassert plus(1, 2) == 3", None, {"plus": "add"}, {}),
+        ("from solution import *\nassert f(1) == 1", None, {"f": "f"}, {}),
+        ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", None, {"f": "g", "g": "g"}, {}),
+        ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}, {}),
+        ("def check(f):\n    assert f(4, 6) == gcd(4, 6)", "gcd", {"f": "gcd"}, {"gcd": ("math", "gcd")}),
+        ("assert f(1) == datetime.strptime('', '')", None, {"f": "f"},
+         {"datetime": ("datetime", "datetime")}),
+        ("from solution import f, g\nassert f(1) == 1", None, {"f": "f"}, {}),
+        ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", None, {"f": "f"}, {}),
+    ],
+)  # fmt: skip
+def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, library):
+    assert read_statements(tests, entry_point)[1:] == (names, library)
+
+
+@pytest.mark.parametrize(
+    ("tests", "counted"),
+    [
+        ("assert True\nassert f(1) == 1", [False, True]),
+        ("x = f([])\nassert x == 1\ny = 1\nassert y == 1", [False, True, False, False]),
+        ("x = []\nf(x)\nassert x == [1]", [False, False, True]),
+        ("def ok(x):\n    assert x\ny = ok(f(1))\nok(y)\nok(1)", [False, True, True, False]),
+        ("def g():\n    return f(1)\nassert g() == 1", [False, True]),
+        ("def g():\n    assert f(1) == 1\ng()", [False, True]),
+        ("import math\nx = math.sqrt(f(4))\nassert math.pi > 3\nassert x == 2", [False, False, False, True]),
+    ],
+)
+def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
+    statements, _, _ = read_statements(f"from solution import f\n{tests}")
+    assert [is_test for _, is_test in statements] == counted
+
+
 @every_kind
-def test_a_test_that_hands_over_a_function_fails_and_is_said_once(kind, under, capsys):
-    if refused(kind):
-        return
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("assert S().f(lambda x: x) == 1", "hands a value of type function to the answer: assert S()"),
+        ("assert S() == 1", "compares the answer's object, or takes it for true: assert S()"),
+        ("s = S()\ns.x = 1\nassert s.f(1) == 1", "sets an attribute of the answer's object: s.x = 1"),
+    ],
+)
+def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, under, capsys):
     under(kind)
     code_grading.say_once.cache_clear()
     for _ in range(2):
-        tests = "assert f(lambda x: x) == 1\nassert f(1) == 1"
-        assert compute_score("def f(g):\n    return g(1) if callable(g) else g", tests) == 0.5
-    assert capsys.readouterr().err.count("hands a value of type function to the answer") == 1
+        answer = "class S:\n    def f(self, g):\n        return g(1) if callable(g) else g\n    __eq__ = f"
+        assert compute_score(answer, f"assert S().f(1) == 1\n{test}") == 0.5
+    assert capsys.readouterr().err.count(f"a test {words}") == 1
 
 
 @every_kind
 def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     """Each of these was an error that ended a run, or would be one where a type is forgotten."""
-    if refused(kind):
-        return
     under(kind)
     returned = (
         "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len",
@@ -511,7 +702,6 @@ def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
 
 
 def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
-    monkeypatch.setattr(code_grading, "BATCH_SECONDS", 1.0)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     started = time.monotonic()
 
@@ -519,7 +709,7 @@ def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
         time.sleep(0.4)
         return float(answer)
 
-    scores = code_grading.side_by_side(slow, range(100))
+    scores = code_grading.side_by_side(slow, range(100), 1.0)
     assert time.monotonic() - started < 20  # one after the other 40 s
     done = [i for i, score in enumerate(scores) if score]
     assert done == list(range(1, len(done) + 1)) and 16 <= len(done) < 100
@@ -527,15 +717,13 @@ def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
 
 
 def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
-    statements, names, helpers = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
+    statements, names, library = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
     assert [is_test for _, is_test in statements] == [False, False, True, False]
-    assert (names, helpers) == (["Stack"], {"re": ("re", "")})
+    assert (names, library) == ({"Stack": "Stack"}, {"re": ("re", "")})
 
 
 @every_kind
 def test_a_stale_result_is_not_tested_again(kind, under):
-    if refused(kind):
-        return
     under(kind)
     tests = "x = f(1)\nassert x == 1\nx = f(2)\nassert x == 1"
     assert compute_score("def f(x):\n    return {1: 1}[x]", tests) == 0.5

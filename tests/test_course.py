@@ -175,17 +175,27 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(folders, tmp_pa
 # --- commands
 
 
+FOLDER_5 = ROOT / "5_GRPO_Maxtext"
+
+
+def script_of(words):
+    """The script that `python a.py ...` runs, or the tool that `python tool.py NAME ...` runs."""
+    script = ROOT / words[1]
+    return script.parent / "tools" / f"{words[2]}.py" if script.name == "tool.py" and words[2:] else script
+
+
 def constants_of(script):
     """Names that a script takes as NAME=value: fields of its dataclass in folder 5, elsewhere any name."""
     text = script.read_text()
-    if "class Constants:" not in text:
+    if "class Constants" not in text:
         return set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
-    if "import grpo_llama3_1_8b_demo as demo" in text:  # takes the main script's constants, too
-        text += (script.parent / "grpo_llama3_1_8b_demo.py").read_text()
+    if script.stem == "grpo_llama3_1_8b_demo" or "import grpo_llama3_1_8b_demo as demo" in text:
+        text += (FOLDER_5 / "grpo_llama3_1_8b_demo.py").read_text()  # takes the main script's constants, too
+        text += (FOLDER_5 / "parts" / "constants.py").read_text()
     return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", PAGES), ids=name_of)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
@@ -197,7 +207,7 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
         if words[:1] == ["make"]:
             assert words[1] in targets, line
         elif words and words[0].endswith("python") and words[1].endswith(".py"):
-            names = constants_of(ROOT / words[1])
+            names = constants_of(script_of(words))
             for name in re.findall(r"(?<!\S)([A-Z][A-Z0-9_]*)=", line):
                 assert name in names, line
 
@@ -237,8 +247,8 @@ def test_a_commands_script_exists_and_names_what_it_writes(job):
         assert re.search(rf"^{script}:", (ROOT / "Makefile").read_text(), re.M)
         return
     assert program == "python"
-    text = (ROOT / script).read_text()
-    text += "".join(path.read_text() for path in (ROOT / script).parent.glob("parts/*.py"))
+    text = script_of(job.command.split()).read_text()
+    text += "".join(path.read_text() for path in (ROOT / script).parent.glob("parts/**/*.py"))
     for name in job.files:
         assert name in text or job.writes_itself or job.rows, name
 

@@ -13,8 +13,9 @@ from flax import nnx
 from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
-from parts import loss_options
+from parts import settings
 from parts.model import faster_on_cpu, llama
+from parts.model.log_probs import completion_log_probs
 from parts.settings import UserError
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
@@ -45,28 +46,28 @@ def batch():
         row[length:] = PAD
     prompts = np.repeat(prompts, G, axis=0)
     mask = completions != PAD
-    return loss_options.Example(
+    return demo.Batch(
         prompt_ids=jnp.array(prompts, jnp.int32),
-        prompt_mask=jnp.array(prompts != PAD),
         completion_ids=jnp.array(completions, jnp.int32),
         completion_mask=jnp.array(mask),
         advantages=jnp.array(random.normal(size=ROWS), jnp.float32),
-        ref_per_token_logps=jnp.array(np.where(mask, random.normal(-3, 0.3, mask.shape), 0), jnp.float32),
-        old_per_token_logps=None,
+        ref_log_prob=jnp.array(np.where(mask, random.normal(-3, 0.3, mask.shape), 0), jnp.float32),
         sampler_log_prob=jnp.zeros((ROWS, T)),
     )
 
 
+def grpo_loss(model, batch, temperature):
+    """The loss on the page, with a KL."""
+    c = settings.read(demo.Constants, [f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}"])
+    return demo.grpo_loss(model, batch, 0.1, temperature, ROWS, c, PAD)
+
+
 def loss_and_gradient(adapter, mesh, batch):
-    config = loss_options.LossConfig(
-        num_generations=G, beta=0.1, epsilon=0.2, epsilon_high=0.2, max_answer_tokens=T
-    )
-    config.temperature = 0.8
     graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
 
     def loss(params):
         model = nnx.merge(graphdef, params, rest, copy=True)
-        return demo.grpo_loss(model, batch, config, pad_id=PAD, eos_id=EOS)
+        return grpo_loss(model, batch, 0.8)
 
     with mesh:
         (value, figures), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -124,13 +125,12 @@ def test_an_answer_sees_neither_its_neighbours_nor_padding(batch):
     """Other answers, and whatever stands behind an answer's end, change nothing in its log-probs."""
     adapter, mesh = loaded("grouped_kv_heads", True)
     log_probs = functools.partial(
-        loss_options.completion_log_probs,
-        adapter, pad_id=PAD, eos_id=EOS, temperature=1.0, num_generations=G,
-    )  # fmt: skip
+        completion_log_probs, adapter, pad_id=PAD, temperature=1.0, num_generations=G
+    )
     with mesh:
-        before = np.asarray(log_probs(batch.prompt_ids, batch.completion_ids))
+        before = np.asarray(log_probs(batch.prompt_ids[None], batch.completion_ids[None]))[0]
         others = batch.completion_ids.at[jnp.array([0, 2, 3, 5])].set(7)
-        after = np.asarray(log_probs(batch.prompt_ids, others))
+        after = np.asarray(log_probs(batch.prompt_ids[None], others[None]))[0]
     mask = np.asarray(batch.completion_mask)
     for row in (1, 4):
         np.testing.assert_array_equal(before[row][mask[row]], after[row][mask[row]])
@@ -218,16 +218,12 @@ def test_twenty_steps_end_in_the_same_weights(batch):
         adapter, mesh = loaded("grouped_kv_heads", ours)
         graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
         optimizer = optax.adamw(1e-3, b2=0.99)
-        config = loss_options.LossConfig(
-            num_generations=G, beta=0.1, epsilon=0.2, epsilon_high=0.2, max_answer_tokens=T
-        )
-        config.temperature = 1.0
 
         @jax.jit
         def step(params, moments):
             def loss(params):
                 model = nnx.merge(graphdef, params, rest, copy=True)
-                return demo.grpo_loss(model, batch, config, pad_id=PAD, eos_id=EOS)[0]
+                return grpo_loss(model, batch, 1.0)[0]
 
             updates, moments = optimizer.update(jax.grad(loss)(params), moments, params)
             return optax.apply_updates(params, updates), moments

@@ -11,20 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_guards import load_weights
+from short_runs import load_weights
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
-from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 from parts import settings
-from parts.run import memory
+from parts.data import prompts
+from parts.model import cluster as clusters
 from parts.model import llama, lora
-from parts.rewards import task_rewards
-from parts.run import run_log
 from parts.model.rollout import MaxTextRollout
+from parts.rewards import task_rewards
+from parts.run import memory, run_folder
 from parts.settings import HERE, UserError
-from parts.tunix_api import RolloutConfig, TokenizerAdapter
+from tools import convert_checkpoint as convert
 
 ALL = ",".join(lora.TARGETS)
 RANK, ALPHA = 4, 12.0
@@ -147,8 +149,9 @@ def start(run_dir, rows):
     """The run's cluster, trained to the end."""
     c = constants(*RUN, f"RUN_DIR={run_dir}")
     folder, hf = llama.load_hf_config(c.MODEL)
-    with run_log.open_run(c) as run:
-        cluster = demo.make_cluster(c, folder, hf, llama.load_tokenizer(folder), run.checkpoints)
+    tokenizer = llama.load_tokenizer(folder)
+    with run_folder.open_run(c) as run:
+        cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
         demo.train(c, cluster, task_rewards.make_grader("", "", reward_func, rows), rows, run)
     return cluster
 
@@ -161,9 +164,9 @@ def greedy_answers(rollout, rows):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     c = constants(*RUN)
-    questions, source = demo.read_data(c)["test"]
+    questions, source = prompts.read_data(c, None)["test"]
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows = demo.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
+    rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
     cluster = start(folder / "run", rows)
     return cluster, folder / "run", rows, greedy_answers(cluster.rollout, rows)
 
@@ -171,8 +174,7 @@ def trained(tmp_path_factory):
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
     cluster, run_dir, *_ = trained
     shipped = flat(load()[0])
-    _, state = cluster.inference_worker._model_states["reference"]  # what the reference's log-probs come from
-    reference = {p: v for p, v in nnx.to_flat_state(state) if isinstance(v, nnx.Param)}
+    reference = flat(cluster.inference_worker.get_model("reference"))  # what the loop takes as pi_ref
     actor = flat(cluster.actor_trainer.model)
     assert shipped.keys() == reference.keys()
     for path, weight in shipped.items():
@@ -183,9 +185,9 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
     for path in actor.keys() - shipped.keys():
         assert path[-1].endswith("_b") <= (np.abs(actor[path][...]).max() > 0)
     saved = load_weights(run_dir, 4)
-    weights = [name for name in saved if name.startswith("model_params")]
+    weights = [name for name in saved if name.startswith("weights")]
     assert len(weights) == 42 and all("_lora_" in name for name in weights)
-    moments = [v.size for name, v in saved.items() if name.startswith("optimizer_state")]
+    moments = [v.size for name, v in saved.items() if name.startswith("moments")]
     assert sum(moments) < 2 * sum(saved[name].size for name in weights) + 20  # two moments, a few counters
 
 
@@ -193,7 +195,7 @@ def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained
 def test_resumed_it_ends_with_the_very_same_matrices(trained, tmp_path):
     _, run_dir, rows, greedy = trained
     resumed = Path(shutil.copytree(run_dir, tmp_path / "run"))
-    shutil.rmtree(resumed / "checkpoints" / "actor" / "4")
+    shutil.rmtree(resumed / "checkpoints" / "4")
     cluster = start(resumed, rows)
     whole, broken = load_weights(run_dir, 4), load_weights(resumed, 4)
     assert whole.keys() == broken.keys()
@@ -238,7 +240,7 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     i = next(i for i, text in enumerate(greedy) if text)
     inference.main([f"CHECKPOINT={run_dir}", rows[i]["question"]])
     first, *said = capsys.readouterr().out.splitlines()
-    assert "actor/4 (LoRA of rank 4), trained from tiny_llama" in first
+    assert "checkpoints/4 (LoRA of rank 4), trained from tiny_llama" in first
     assert "\n".join(said) == greedy[i]
 
 
@@ -269,5 +271,5 @@ def test_checkpoints_are_as_large_as_what_is_trained(trained):
     assert memory.checkpoint_bytes(c, counted) == size == 3 * 4 * counted
 
 
-def test_rank_zero_leaves_tunix_to_train_everything():
+def test_rank_zero_adds_no_matrices():
     assert constants().LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))

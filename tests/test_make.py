@@ -34,7 +34,7 @@ def test_lm_eval_without_a_model_says_in_one_line_what_to_do(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     [line] = (done.stdout + done.stderr).splitlines()
-    assert "MODEL is empty; give the folder that convert_checkpoint.py made" in line
+    assert "MODEL is empty; give the folder that the tool convert_checkpoint made" in line
     assert not list(tmp_path.glob(".venv*"))
 
 

@@ -8,12 +8,13 @@ import random_qwen3
 import safetensors.numpy
 from short_runs import SHORT
 from test_rollout import full_forward, prompts, settings
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
-from tools import convert_checkpoint as convert
 import grpo_llama3_1_8b_demo as demo
 import inference
 from parts.model import llama, rollout
-from parts.tunix_api import RolloutConfig, TokenizerAdapter
+from tools import convert_checkpoint as convert
 
 
 @pytest.fixture(scope="module")

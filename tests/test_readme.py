@@ -17,13 +17,12 @@ import pages
 import pytest
 from folders import load
 
-from tools import convert_checkpoint
 import grpo_llama3_1_8b_demo as demo
-from parts.run import health
 import inference
 import mesh_and_axis_rules
-from tools import pass_at_k
-from parts import settings
+from parts import constants, settings
+from parts.run import health
+from tools import convert_checkpoint, pass_at_k
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [  # folder 5's have a dataclass
@@ -46,25 +45,24 @@ def remarks(kind):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_constants_table_equals_the_script(language):
-    """Two tables, as the block of constants has two parts: names, order, both values, and the remark."""
+def test_the_constants_tables_equal_the_script(language):
+    """One table for each block of constants: names, order, both values, and the remark."""
     text = pages.text(settings.HERE, language)
     row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$"
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
     tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
     laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
     hints = typing.get_type_hints(demo.Constants)
-    parts = inspect.getsource(demo.Constants).split("# --- leave these until you need them")
-    for rows, part in zip(tables, parts, strict=True):
-        assert [name for name, *_ in rows] == re.findall(r"^    ([A-Z]\w*): ", part, re.M)
+    for rows, block in zip(tables, (demo.Constants, constants.Variants, constants.Machine), strict=True):
+        assert [name for name, *_ in rows] == list(inspect.get_annotations(block))
         for name, *values, remark in rows:
             if name != "SYSTEM_PROMPT":  # too long for a table
                 assert values == [shown(laptop[name]), shown(tpu[name])], name
             choices = ", ".join(map(str, typing.get_args(hints[name])))
             assert remark.endswith(choices), name
             if language == "english":
-                expected = remarks(demo.Constants)[name] + (f"; one of {choices}" if choices else "")
-                assert remark.replace("`", "") == expected
+                said = remarks(demo.Constants)[name]
+                assert said and remark.replace("`", "") == said + (f"; one of {choices}" if choices else "")
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
@@ -95,7 +93,8 @@ def test_the_table_of_files_has_every_file_of_folder_5(language):
     listed = max((re.findall(row, block, re.M) for block in re.findall(r"(?:^\|.*\n)+", text, re.M)), key=len)
     paths = [
         *settings.HERE.glob("*.py"),
-        *settings.HERE.glob("parts/*.py"),
+        *settings.HERE.glob("tools/*.py"),
+        *settings.HERE.glob("parts/**/*.py"),
         *settings.HERE.glob("sandbox/*.py"),
     ]
     files = {str(path.relative_to(settings.HERE)) for path in paths if path.name != "__init__.py"}

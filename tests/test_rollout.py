@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
-from parts.data import questions
+from parts.data.prompts import to_prompt
 from parts.model import llama, rollout
 from parts.settings import HERE
-from parts.tunix_api import RolloutConfig, TokenizerAdapter
 
 NEW_TOKENS = 28
 
@@ -59,9 +60,7 @@ def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=
 def prompts(n):
     lines = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n]
     return [
-        questions.to_prompt(
-            shipped()[1], json.loads(line)["question"], template="{question}", system_prompt=""
-        )
+        to_prompt(shipped()[1], json.loads(line)["question"], template="{question}", system_prompt="")
         for line in lines
     ]
 

@@ -19,8 +19,6 @@ from test_reward_func import OWN_CASES, cases, completion_of
 
 import reward_func
 from parts.rewards import code_grading, grading, task_rewards
-from parts.run import checks
-from parts.settings import HERE, UserError
 from parts.rewards.task_rewards import (
     compute_score,
     correctness_reward,
@@ -29,6 +27,8 @@ from parts.rewards.task_rewards import (
     make_grader,
     mark_reward,
 )
+from parts.run import checks
+from parts.settings import HERE, UserError
 
 EXAMPLES = HERE / "examples"
 
@@ -85,6 +85,14 @@ def test_where_the_answer_of_a_math_problem_is_looked_for(solution, right):
     [
         (r"\frac{1}{2}", "0.5", True),
         (r"\frac{1}{2}", r"\frac{2}{4}", True),
+        (r"\$18.90", "18.90", True),
+        ("18.9", r"\$18.90", True),
+        ("105", r"\$105", True),
+        ("105", r"\$\$105", True),
+        ("105", r"\$105 \text{ dollars}", True),
+        ("105", r"-\$105", False),
+        ("105", r"\$105 \text{ and } \$106", False),
+        (r"\$1,000", r"\$1{,}000", True),
         ("x^2+1", "1 + x^2", True),
         ("x^2+1", "x^2-1", False),
         ("-3", "3", False),
@@ -142,13 +150,28 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
     verifier.child.communicate()
 
 
+def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):
+    monkeypatch.setattr(task_rewards, "MATH_BATCH_SECONDS", 3.0)
+    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier(seconds=1))
+    assert compute_score("math", "<answer>7</answer>", "7") == 1.0  # starts it
+    (reward,) = grader_of("compute_score").functions
+    answers = ["<answer>7</answer>", *(f"<answer>9^{{9^{{9^{{{i}}}}}}}</answer>" for i in range(10, 60))]
+    n = len(answers)
+    columns = {"answer": ["7"] * n, "data_source": ["math"] * n, "extra_info": [""] * n}
+    started = time.monotonic()
+    assert reward(["?"] * n, answers, **columns) == [1.0] + [0.0] * (n - 1)
+    assert time.monotonic() - started < 40  # 3 s and those that had begun, with their process; all take 50 s
+    assert f"of {n} answers in 3 s" in capsys.readouterr().out
+    task_rewards.math_verifier.child.kill()
+
+
 def test_the_marks_of_latex_reach_the_math_process_as_they_are():
     """Its program is a text inside a text: with one backslash too few, \\b is a backspace."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tree = ast.parse(task_rewards._MATH_CHILD)
     constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert {"$", r"\(", r"\[", r"\boxed"} <= constants
+    assert {r"\$", "$", r"\(", r"\[", r"\boxed"} <= constants
 
 
 def test_what_lies_in_the_current_folder_is_no_library_of_the_math_process(monkeypatch):
@@ -192,6 +215,9 @@ def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
         ("def check(f):\n    assert f(1) == 2", "", "call it once or give entry_point"),
         ("def check(f):\n    assert f(1) == 2", '["add"]', "call it once or give entry_point"),
         ("assert add(1, 2 == 3", "", "not valid Python"),
+        ("assert add(1, 2) == other(3)", "", "which of add, other is the answer's"),
+        ("assert add(1, 2) == other(3)", '{"entry_point": "add"}', "other is neither defined"),
+        ("assert add(1, 2) == approx(3)", "", "approx is neither defined"),
         ("add(1, 2)", "", "no assert statement"),
         ("[1, 2]", "", "must be assert statements"),
         ("[{", "", "not JSON"),

@@ -12,7 +12,7 @@ import transformers
 from parts.rewards.grading import extract_hash_answer
 from parts.settings import HERE
 
-SCRIPT = HERE / "make_tiny_llama.py"
+SCRIPT = HERE / "tool.py", "make_tiny_llama"
 
 
 def read(split):
@@ -72,7 +72,7 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
     ],
 )
 def test_a_bad_constant_is_one_line_and_writes_nothing(tmp_path, arguments, message):
-    command = [sys.executable, SCRIPT, f"FOLDER={tmp_path / 'made'}", *arguments]
+    command = [sys.executable, *SCRIPT, f"FOLDER={tmp_path / 'made'}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -80,5 +80,5 @@ def test_a_bad_constant_is_one_line_and_writes_nothing(tmp_path, arguments, mess
 
 @pytest.mark.slow  # 6 to 8 minutes on 2 cores
 def test_rebuilding_gives_the_same_bytes(tmp_path):
-    subprocess.run([sys.executable, SCRIPT, f"FOLDER={tmp_path}"], check=True)
+    subprocess.run([sys.executable, *SCRIPT, f"FOLDER={tmp_path}"], check=True)
     assert checksums(tmp_path) == checksums(), "another machine may round differently"

@@ -26,8 +26,7 @@ import grpo_llama3_1_8b_demo as demo
 from parts import settings
 from parts.machine import devices
 from parts.model import llama
-from parts.model.vllm_config import engine_config
-from parts.model.vllm_weights import check_mapping, engine_mapping
+from parts.model.vllm import check_mapping, engine_config, engine_mapping
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -163,7 +162,7 @@ import jax
 from parts import settings
 from parts.machine import devices
 
-assert not {"vllm", "tpu_inference", "parts.model.vllm_rollout"} & set(sys.modules)  # TPU packages: on demand
+assert not {"vllm", "tpu_inference", "parts.model.vllm"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
 with devices.all_hosts(settings.read(demo.Constants, [])):
     print(jax.config.jax_enable_compilation_cache)

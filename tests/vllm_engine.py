@@ -25,16 +25,19 @@ import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
 from test_vllm_path import GOLDEN, LLAMA_8B
+from tunix.rl.rl_cluster import Role
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import loss_options, settings
+from parts import settings
+from parts.data import prompts
+from parts.model import cluster as clusters
 from parts.model import llama, lora
+from parts.model.log_probs import completion_log_probs, log_probs
+from parts.model.rollout import MaxTextRollout, right_padded
 from parts.rewards import task_rewards
-from parts.run import checks, run_log
-from parts.model.rollout import MaxTextRollout
+from parts.run import checkpoints, checks, run_folder
 from parts.run.run_files import read_log
-from parts.tunix_api import Role
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
             "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0", "LEARNING_RATE=3e-3"]  # fmt: skip
@@ -47,18 +50,28 @@ class Session:
     def __init__(self, folder, *arguments):
         self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
         checks.refuse(self.c)
-        self.run = run_log.Run(folder, folder, str(folder / "checkpoints"))
+        self.run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
         model, self.hf = llama.load_hf_config(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
-        questions, source = demo.read_data(self.c)["test"]
+        questions, source = prompts.read_data(self.c, None)["test"]
         too_long = folder / "too_long.csv"
-        self.rows = demo.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
+        self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
         self.grader = task_rewards.make_grader("", "", reward_func, self.rows)
-        self.cluster = demo.make_cluster(self.c, model, self.hf, self.tokenizer, self.run.checkpoints)
+        sampling = functools.partial(demo.sampling, self.c)
+        self.cluster = clusters.make_cluster(self.c, model, self.hf, self.tokenizer, sampling)
         self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
+
+    def model(self):
+        """The one that is trained."""
+        return self.cluster.actor_trainer.model
 
     def train(self):
         return demo.train(self.c, self.cluster, self.grader, self.rows, self.run)
+
+    def resume(self):
+        """A run that has done its steps: the loop restores their weights, and does nothing else."""
+        assert checkpoints.saved(self.run.checkpoints)[-1] == self.c.NUM_BATCHES
+        assert [row["step"] for row in self.train()] == [1, 2]
 
     def ask(self, rollout, sampling=""):
         prompts = [row["prompts"] for row in self.rows]
@@ -78,15 +91,18 @@ class Session:
 
     def padded(self, output):
         """Prompts [N, P] and answers [N, T], as the trainer takes them."""
-        T = self.c.TOTAL_GENERATION_STEPS
-        completions = np.full((len(output.tokens), T), self.tokenizer.pad_token_id, np.int32)
-        for row, tokens in zip(completions, output.tokens):
-            row[: len(tokens)] = tokens
+        T, pad_id = self.c.TOTAL_GENERATION_STEPS, self.tokenizer.pad_token_id
+        completions = right_padded(output.tokens, T, pad_id, np.int32)
         return jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
 
     def trainer_logps(self, output):
         """Log-probs of the answers under the trainer's weights; a list of arrays."""
-        logps = self.cluster.rollout.get_per_token_logps(*self.padded(output))
+        tokens = (x[None] for x in self.padded(output))  # one pass
+        pad_id = self.tokenizer.pad_token_id
+        with clusters.trainer_mesh(self.cluster):
+            [logps] = completion_log_probs(
+                self.model(), *tokens, pad_id=pad_id, temperature=self.c.TEMPERATURE
+            )
         return [np.asarray(row)[: len(tokens)] for row, tokens in zip(logps, output.tokens)]
 
 
@@ -140,10 +156,9 @@ def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
     cluster = trained.cluster
     config = dataclasses.replace(demo.sampling(trained.c), temperature=2.0, top_k=5)
     sample = cluster.rollout.generate([row["prompts"] for row in trained.rows], config)
-    ids = dict(pad_id=cluster.rollout.pad_id(), eos_id=cluster.rollout.eos_id())
-    forward = nnx.jit(functools.partial(loss_options.log_probs, **ids))
-    with cluster._get_mesh_and_logical_axis_rules_cm(Role.ACTOR):
-        _, logits = forward(cluster.actor_trainer.model, *trained.padded(sample), temperature=2.0)
+    forward = nnx.jit(functools.partial(log_probs, pad_id=cluster.rollout.pad_id()))
+    with clusters.trainer_mesh(cluster):
+        _, logits = forward(trained.model(), *trained.padded(sample), temperature=2.0)
     for row, tokens, log_prob in zip(np.asarray(logits), sample.tokens, sample.logprobs, strict=True):
         chosen = row[np.arange(len(tokens)), tokens]
         five = np.sort(row[: len(tokens)], axis=-1)[:, -5:]
@@ -173,7 +188,7 @@ def test_a_request_with_a_seed_is_refused(trained):
 
 def test_a_resumed_run_generates_with_the_restored_weights(trained, run_dir):
     resumed = Session(run_dir)
-    assert resumed.cluster.actor_trainer.train_steps == 2
+    resumed.resume()
     assert resumed.ask(resumed.cluster.rollout, "greedy").text == trained.after[0].text
 
 
@@ -190,7 +205,7 @@ def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
     sample = session.ask(session.cluster.rollout)
     assert largest_difference(sample.logprobs, session.trainer_logps(sample)) < TOLERANCE
     resumed = Session(tmp_path, *settings)
-    assert resumed.cluster.actor_trainer.train_steps == 2
+    resumed.resume()
     assert resumed.ask(resumed.cluster.rollout, "greedy").text == after.text
 
 

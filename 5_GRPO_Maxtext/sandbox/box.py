@@ -11,17 +11,18 @@ r"""Runs an untrusted Python program in isolation. Standard library only; isolat
 An isolated program has no network, sees no other process and no /proc, and reads only what lies in Python's
 `sys.base_prefix` (of Debian's own Python: all of /usr), /lib and /usr/lib. Its one writable folder starts
 empty, is kept in memory and holds DISK_BYTES. On Linux (x86_64, aarch64), under every protection, a seccomp
-filter also refuses system calls that no honest program needs: sockets, signals, tracing, leaving the process
-group, new namespaces, memory outside the limits.
+filter also refuses system calls that no honest program needs: sockets but pairs, signals, tracing, leaving
+the process group, new namespaces, memory outside the limits.
 
-`python 5_GRPO_Maxtext/code_reward.py` prints the protection that this machine gives.
+`python 5_GRPO_Maxtext/tool.py code_reward` prints the protection that this machine gives.
 
 The warden and the init process are trusted and hold no secrets. The warden exits once everything it started
 has exited. When the init process of a pid namespace exits, the kernel kills all others in it, even after
 `setsid`.
 
 Not protected against: kernel bugs, timing side channels, and load on the machine within the limits. Memory is
-limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe add to it.
+limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe and about
+200 KiB for each pair of sockets add to it.
 """
 
 import contextlib

@@ -1,45 +1,64 @@
 r"""Assert statements about functions in another process, out of reach of the program under test.
 
-    checker: runs the tests,      --- get / call, plain data as JSON --->   server: runs the answer,
-    knows the expected values     <-- value, object, or exception -------   sees the arguments of each call
+    checker: runs the tests,      --- look, call, make, as JSON --->   server: runs the answer,
+    knows the expected values     <-- plain data or an exception ---   sees the arguments of each call
 
 `parts/rewards/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
-`serve`. In the tests `add` is a `Remote`: calling it sends the arguments to the server and rebuilds the reply
-from plain data. `add(1, 2) == 3` therefore compares an int with an int, in a process that never runs a line
-of the answer. Whatever the answer does to its own process, it can only reply; it never sees the expected
-value.
+`serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
+`add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer. Whatever the
+answer does to its own process, it can only reply; it never sees the expected value.
 
-Values: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, slice, deque,
-Fraction, Decimal. They cross by value: what a test does to them, it does to a copy. A list, set or dict that
-is passed to a function that returns None comes back with the function's changes, as after `sort`.
+Only plain data cross: None, bool, int, float, complex, str, bytes, bytearray, slice, list, tuple, set,
+frozenset, deque, dict and its views, Fraction, Decimal, the values of datetime; of a range or an iterator at
+most ITEMS items. They cross by value: what a test does to them, it does to a copy. A subclass crosses as its
+base. A list, set or dict that is passed to a function that returns None comes back with the function's
+changes, as after `sort`.
 
-Any other object stays in the server, and could claim to be whatever a test asks for. So
-  * it equals only itself, and has no truth value;
-  * its methods are called only if a test made it by calling a class, a name with a capital first letter:
-    `Stack().pop()`, but not `f(x).startswith("a")`;
-  * iteration, `in`, len() and [] work on a copy of all its items; one that does not end has none;
-  * what a test has once read of it, an attribute or its items, stays so until the test hands it to the answer
-    again: it cannot have length 0 for one look and 3 items for the next.
-Tests can also call what a function returned, and use str() and next(). An object that a test made is asked
-each time, since its methods change it.
+Whatever else an answer returns could claim to be what the test asks for. So the test fails, even one that
+catches every exception; it fails, too, where the answer lacks a name or its process has ended.
+
+A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
+in the server; its methods, attributes and OPERATIONS give plain data. It cannot be compared or tested for
+truth, because that would be code of the answer.
 """
 
 import builtins
-import collections
+import collections.abc
+import functools
 import importlib
 import itertools
 import json
-import operator
 import os
 import sys
 
-ITEMS = 10_000  # that iteration copies at most
+ITEMS = 10_000  # of a range or an iterator
+OPERATIONS = (  # of an object, where its class defines them
+    *("__call__", "__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__next__"),
+    *("__repr__", "__setitem__", "__str__"),
+)
 
 # ---------------------------------------------------------------- values
 
+KINDS = {  # by name: the type, and a function that makes one of a list of its items
+    **{kind.__name__: (kind, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
+    "dict_keys": (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
+    "dict_values": (type({}.values()), lambda items: dict(enumerate(items)).values()),
+    "dict_items": (type({}.items()), lambda items: dict(items).items()),
+    "generator": (collections.abc.Generator, lambda items: (item for item in items)),
+    "iterator": (collections.abc.Iterator, iter),
+}
+LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
+LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
 
-def encode(value, keep):
-    """`value` in a form that JSON can hold; keep(value) encodes an object that is not plain data."""
+
+class NotData(BaseException):
+    """What was to cross is no plain data. Not an Exception, because tests catch those."""
+
+
+def encode(value, refuse):
+    """Plain data, or an object that a test made, in a form that JSON can hold; refuse(value) of all else."""
+    if isinstance(value, Remote):
+        return value._target
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, int):
@@ -47,28 +66,31 @@ def encode(value, keep):
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
     if isinstance(value, (bytes, bytearray)):
-        return ["bytes", value.hex()]
+        return ["bytes" if isinstance(value, bytes) else "bytearray", value.hex()]
     if isinstance(value, (range, slice)):
         parts = (value.start, value.stop, value.step)
-        return [type(value).__name__, *(encode(part, keep) for part in parts)]
-    # Not imported for it: that takes longer than most tests. Who has not imported it has no such value.
-    if isinstance(value, getattr(sys.modules.get("fractions"), "Fraction", ())):
-        return ["Fraction", hex(value.numerator), hex(value.denominator)]
-    if isinstance(value, getattr(sys.modules.get("decimal"), "Decimal", ())):
-        return ["Decimal", str(value)]
-    for kind in (list, tuple, set, frozenset, collections.deque):
-        if isinstance(value, kind):
-            return [kind.__name__, *(encode(part, keep) for part in value)]
+        return [type(value).__name__, *(encode(part, refuse) for part in parts)]
     if isinstance(value, dict):
-        return ["dict", *([encode(key, keep), encode(part, keep)] for key, part in value.items())]
-    return keep(value)
+        return ["dict", *([encode(key, refuse), encode(part, refuse)] for key, part in value.items())]
+    for name, (kind, _) in KINDS.items():
+        if isinstance(value, kind):
+            endless = isinstance(value, collections.abc.Iterator)
+            items = list(itertools.islice(value, ITEMS + 1 if endless else None))
+            if endless and len(items) > ITEMS:
+                return refuse(value)
+            return [name, *(encode(item, refuse) for item in items)]
+    for name, module in LIBRARY.items():
+        # Not imported for it: that takes longer than most tests. Who has not imported it has no such value.
+        if isinstance(value, getattr(sys.modules.get(module), name, ())):
+            return [name, *(encode(part, refuse) for part in value.__reduce__()[1])]
+    return refuse(value)
 
 
-def decode(data, find):
-    """Inverse of `encode`; find(data) returns the object for what `keep` encoded.
+def decode(data, find=None):
+    """Inverse of `encode`; find(data) returns the object that a test made.
 
     Raises:
-        ValueError: `data` is not an encoded value.
+        ValueError: `data` is not an encoded value, or, without `find`, no plain data.
     """
     if not isinstance(data, list):
         if data is None or isinstance(data, (bool, float, str)):
@@ -79,45 +101,26 @@ def decode(data, find):
         return int(parts[0], 16)
     if kind == "complex":
         return complex(*parts)
-    if kind == "bytes":
-        return bytes.fromhex(parts[0])
+    if kind in ("bytes", "bytearray"):
+        return {"bytes": bytes, "bytearray": bytearray}[kind].fromhex(parts[0])
     if kind == "dict":
         return {decode(key, find): decode(part, find) for key, part in parts}
-    if kind == "Fraction":
-        return importlib.import_module("fractions").Fraction(*(int(part, 16) for part in parts))
-    if kind == "Decimal":
-        return importlib.import_module("decimal").Decimal(*parts)
-    kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
-    if kind in kinds:
-        return kinds[kind](decode(part, find) for part in parts)
-    if kind in ("range", "slice"):
-        return {"range": range, "slice": slice}[kind](*(decode(part, find) for part in parts))
-    return find(data)
+    if kind == "object" and find:
+        return find(data)
+    parts = [decode(part, find) for part in parts]
+    if kind == "slice":
+        return slice(*parts)
+    if kind == "range":
+        value = range(*parts)
+        if find is None and len(value) > ITEMS:  # the answer's: it would hold every number
+            raise ValueError("too many items")
+        return value
+    if kind in KINDS:
+        return KINDS[kind][1](parts)
+    return getattr(importlib.import_module(LIBRARY[kind]), kind)(*parts)
 
 
 # ---------------------------------------------------------------- the server: the answer's process
-
-
-def all_items(value) -> list:
-    """The items of an iterable; raises OverflowError if it has more than ITEMS."""
-    items = list(itertools.islice(value, ITEMS + 1))
-    if len(items) > ITEMS:
-        raise OverflowError(f"more than {ITEMS} items")
-    return items
-
-
-def next_item(value) -> list:
-    """The next item of an iterator, in a list; an empty list at its end."""
-    try:
-        return [next(value)]
-    except StopIteration:
-        return []
-
-
-LOOKS = {  # what a test can ask of an object, besides calling it
-    **{"get": getattr, "str": str, "repr": repr, "len": len},
-    **{"item": operator.getitem, "items": all_items, "next": next_item},
-}
 
 
 def serve(answer: str, requests: int, replies: int) -> None:
@@ -130,30 +133,34 @@ def serve(answer: str, requests: int, replies: int) -> None:
     """
     module = type(sys)("answer")
     sys.modules["answer"] = module
-    objects = []
-
-    def keep(value):
-        objects.append(value)
-        return ["object", len(objects) - 1]
+    made = []  # the objects that the tests made
 
     def find(data):
-        return objects[data[1]]
+        _, owner, *attribute = data
+        value = getattr(module, owner) if isinstance(owner, str) else made[owner]
+        return getattr(value, *attribute) if attribute else value
 
-    def reply_to(verb, target, *rest):
-        if verb == "name":
-            return [encode(getattr(module, target), keep)]
-        if verb in LOOKS:
-            return [encode(LOOKS[verb](objects[target], *decode(rest[0], find)), keep)]
-        arguments, named = decode(rest[0], find), decode(rest[1], find)
-        value = objects[target](*arguments, **named)
-        changed = [encode(argument, keep) for argument in arguments] if value is None else []
-        return [encode(value, keep), *changed]
+    def refuse(value):
+        raise NotData
+
+    def reply_to(verb, target, arguments, named):
+        value, arguments, named = find(target), decode(arguments, find), decode(named, find)
+        if verb == "look":
+            return ["callable", None] if callable(value) else ["value", encode(value, refuse)]
+        result = value(*arguments, **named)
+        if verb == "make" and isinstance(value, type):
+            made.append(result)
+            defined = {name for kind in type(result).__mro__ for name in vars(kind)}
+            return ["made", *defined.intersection(OPERATIONS)]
+        kinds = (list, set, dict) if result is None else ()
+        changed = [encode(a, refuse) if isinstance(a, kinds) else None for a in arguments]
+        return ["value", encode(result, refuse), *changed]
 
     exec(compile(answer, "answer.py", "exec"), module.__dict__)
     with open(requests) as lines, open(replies, "w") as out:
         for line in lines:
             try:
-                reply = json.dumps(["value", *reply_to(*json.loads(line))])
+                reply = json.dumps(reply_to(*json.loads(line)))
             except BaseException as error:  # SystemExit too: the next call may succeed
                 kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
                 reply = json.dumps(["error", kinds[0], str(error)])
@@ -163,165 +170,159 @@ def serve(answer: str, requests: int, replies: int) -> None:
 # ---------------------------------------------------------------- the checker: the tests' process
 
 
-class NotData(Exception):
-    """A test passes a value that is not plain data: an error in the tests, not in the answer."""
-
-
 class Wire:
-    """Sends requests and reads replies of at most `most` characters, because the answer writes them."""
+    """Sends requests and reads replies of at most `most` characters, because the answer writes them.
+
+    Attributes:
+        fault (str or None): why the statement that runs now must fail, whatever it catches; "" if it is the
+            answer's fault, None if it may hold.
+    """
 
     def __init__(self, requests: int, replies: int, most: int):
         self.out, self.lines, self.most = open(requests, "w"), open(replies), most  # noqa: SIM115
+        self.fault, self.made = None, 0
 
-    def ask(self, *request):
-        """Sends one request and returns the decoded reply, a list; raises what the answer raised."""
-        print(json.dumps(request), file=self.out, flush=True)
-        line = self.lines.readline(self.most)
-        if not line.endswith("\n"):
-            raise RuntimeError("the answer's process ended, or its reply is too long")
-        verdict, *rest = json.loads(line)
-        if verdict != "value":
-            kind = getattr(builtins, rest[0], None)
-            # Only subclasses of Exception: the answer's SystemExit must not end the checker. StopIteration
-            # would end a loop of the test before it has looked at everything.
-            known = isinstance(kind, type) and issubclass(kind, Exception) and kind is not StopIteration
-            raise (kind if known else RuntimeError)(rest[1])
-        return [decode(part, lambda data: Remote(self, data[1])) for part in rest]
+    def fail(self, fault: str = ""):
+        """Fails the statement that runs now."""
+        self.fault = self.fault or fault
+        raise NotData(fault)
 
+    def ask(self, verb: str, target: list, arguments=(), named=()) -> list:
+        """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
 
-class Remote:
-    """An object, class or function in the answer's process.
+        Args:
+            verb (str): "look", "call" or "make".
+            target (list): "object"; a name in the answer, or the number of an object; perhaps an attribute.
+            arguments, named: what a call passes.
 
-    Args:
-        wire (Wire): connection to it.
-        number (int): of the object in the server.
+        Raises:
+            Exception: what the answer raised.
+            NotData: it replied anything else.
+        """
+        encoded = [encode(list(arguments), self._refuse), encode(dict(named), self._refuse)]
+        raised = None
+        try:
+            print(json.dumps([verb, target, *encoded]), file=self.out, flush=True)
+            line = self.lines.readline(self.most)
+            verdict, *parts = json.loads(line if line.endswith("\n") else "")
+            if verdict != "error":
+                value, *rest = map(decode, parts)
+                return [verdict, value, *rest]
+            kind, text = getattr(builtins, parts[0]), parts[1]
+            # Not SystemExit, which would end the checker, nor StopIteration, which would end a loop of the
+            # test before it has looked at everything.
+            if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
+                raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
+        except Exception:  # cut off, too long, not JSON, no plain data
+            pass
+        if raised is None:
+            self.fail()
+        raise raised
 
-    `_marked` sets its flags:
-        own (bool): whether the tests know what it is: a name that they use, or an instance that they made.
-        makes (bool): whether calling it makes an instance.
-        method (bool): whether it is an attribute of an object of which they do not, and cannot be called.
-    """
+    def _refuse(self, value):
+        self.fail(f"hands a value of type {type(value).__name__} to the answer")
 
-    def __init__(self, wire, number):
-        object.__setattr__(self, "_wire_and_number", (wire, int(number)))
-        object.__setattr__(self, "_flags", (False, False, False))
-        object.__setattr__(self, "_seen", {})
+    def look(self, target: list):
+        """What `target` is to the tests: plain data, a class, or something to call."""
+        verdict, value, *_ = self.ask("look", target)
+        if verdict != "callable":
+            return value
+        name = target[-1] if len(target) == 2 else ""
+        return Class(self, target) if name[:1].isupper() else functools.partial(self.call, target)
 
-    def _ask(self, verb, *rest):
-        """The reply to one of LOOKS."""
-        wire, number = self._wire_and_number
-        return wire.ask(verb, number, encode(list(rest), _number))[0]
-
-    def _look(self, verb, *rest):
-        """The same; of an object that no test made, always the first reply."""
-        own, *_ = self._flags
-        if own:
-            return self._ask(verb, *rest)
-        if (verb, *rest) not in self._seen:
-            self._seen[verb, *rest] = self._ask(verb, *rest)
-        return self._seen[verb, *rest]
-
-    def __getattr__(self, name):
-        own, makes, _ = self._flags
-        return _marked(self._look("get", name), makes=makes, method=not own)
-
-    def __call__(self, *arguments, **named):
-        (wire, number), (_, makes, method) = self._wire_and_number, self._flags
-        if method:
-            raise TypeError("a method of an object that the test did not make")
-        self._seen.clear()
-        value, *changed = wire.ask("call", number, encode(list(arguments), _number), encode(named, _number))
-        value = _marked(value, own=makes)
+    def call(self, target: list, /, *arguments, **named):
+        """Calls a function or a method; returns plain data."""
+        _, value, *changed = self.ask("call", target, arguments, named)
         # A function that returns something changes nothing here: the answer could reply anything.
         for argument, new in zip(arguments, changed if value is None else ()):
             if isinstance(argument, list) and isinstance(new, list):
                 argument[:] = new
-            elif isinstance(argument, (set, dict)) and type(argument) is type(new) and argument != new:
+            elif isinstance(argument, (set, dict)) and type(argument) is type(new):
                 argument.clear()
                 argument.update(new)
         return value
 
-    def __iter__(self):
-        return iter(self._look("items"))
 
-    def __contains__(self, item):
-        return item in self._look("items")
+class Remote:
+    """An object in the answer's process that a test made; with its OPERATIONS, a class of its own."""
 
-    def __len__(self):
-        own, *_ = self._flags
-        return self._ask("len") if own else len(self._look("items"))
+    def __init__(self, wire: Wire, target: list):
+        vars(self).update(_wire=wire, _target=target)
 
-    def __getitem__(self, key):
-        own, *_ = self._flags
-        return self._ask("item", key) if own else self._look("items")[key]
-
-    def __str__(self):
-        return self._look("str")
-
-    def __repr__(self):
-        return self._look("repr")
-
-    def __next__(self):
-        self._seen.clear()
-        items = self._ask("next")
-        if not items:
-            raise StopIteration
-        return items[0]
+    def __getattr__(self, name):
+        return self._wire.look([*self._target, name])
 
     def __setattr__(self, name, value):
-        raise TypeError("a test cannot set an attribute of the answer's object")
+        self._wire.fail("sets an attribute of the answer's object")
 
-    def __bool__(self):
-        raise TypeError("the answer's object has no truth value")
+    def _judge(self, *other):
+        self._wire.fail("compares the answer's object, or takes it for true")
 
-
-def _number(value):
-    if not isinstance(value, Remote):
-        raise NotData(f"a value of type {type(value).__name__}")
-    value._seen.clear()  # what it is handed to may change it
-    return ["object", value._wire_and_number[1]]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _judge
 
 
-def _marked(value, own=False, makes=False, method=False):
-    """The reply to a request; an object gets these flags, and keeps what was seen of it."""
-    if isinstance(value, Remote):
-        object.__setattr__(value, "_flags", (own, makes, method))
-    return value
+class Class(Remote):
+    """A class of the answer's; or, by its name, what should be one."""
+
+    def __call__(self, *arguments, **named):
+        verdict, *values = self._wire.ask("make", self._target, arguments, named)
+        if verdict != "made":
+            return values[0]
+
+        def operation(name):
+            return lambda thing, *arguments: self._wire.call([*thing._target, name], *arguments)
+
+        operations = {name: operation(name) for name in OPERATIONS if name in values}
+        self._wire.made += 1
+        target = ["object", self._wire.made - 1]
+        return type(self._target[1], (Remote,), operations)(self._wire, target)
+
+
+class Builtins(dict):
+    """The builtins, without those whose names are the answer's."""
+
+    def __init__(self, wire: Wire, names):
+        super().__init__({name: value for name, value in vars(builtins).items() if name not in names})
+        self.wire = wire
+
+    def __missing__(self, name):
+        self.wire.fail()  # a NameError would pass for the error that a test expects
 
 
 def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:
-    """Runs the tests and writes one line per test: "1" (passed), "0" (failed), and why where it never can.
+    """Runs the statements and writes a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
+
+    The line also says why no answer could pass. For an answer that defines none of the names there are none.
 
     Args:
         tests (list of (str, bool)): statements in order, each with whether it is a test or only prepares one.
             A preparing statement that fails ends the run, since later tests would see stale values.
-        names (list of str): names that the tests take from the answer.
+        names (dict of str): names in the tests that are the answer's, each with its name there.
         helpers (dict): names that the tests use without importing them: (module, name in it, or "").
         wire (Wire): connection to the server.
         verdicts (int): file descriptor to write.
     """
-    namespace = {"__name__": "tests"}
+    namespace = {"__name__": "__main__", "__builtins__": Builtins(wire, names)}
     for name, (module, attribute) in helpers.items():
         found = importlib.import_module(module)
         namespace[name] = getattr(found, attribute) if attribute else found
+    lacking = 0
+    for name, theirs in names.items():
+        try:
+            namespace[name] = wire.look(["object", theirs])
+        except BaseException:  # the answer does not define it
+            lacking += 1
     with open(verdicts, "w") as out:
-        for name in names:
-            try:
-                namespace[name] = _marked(wire.ask("name", name)[0], own=True, makes=name[:1].isupper())
-            except Exception:  # the answer does not define it: the tests that use it will fail
-                namespace.pop(name, None)
-        for statement, is_test in tests:
+        for statement, is_test in tests if lacking < len(names) else ():
+            wire.fault = None
             try:
                 exec(compile(statement, "tests.py", "exec"), namespace)
-                verdict = "1"
-            except NotData as error:
-                verdict = f"0 a test hands {error} to the answer: {statement}"
+                passed = wire.fault is None  # a test may have caught it
             except BaseException:
-                verdict = "0"
-            passed = verdict == "1"
-            if is_test:
-                print(verdict.replace("\n", " "), file=out, flush=True)
-            elif not passed:
+                passed = False
+            reason = f"{wire.fault}: {statement}".replace("\n", " ") if wire.fault else ""
+            print(f"{passed:d}" if is_test else "-", reason, file=out, flush=True)
+            if not (is_test or passed):
                 break
 
 

@@ -17,7 +17,8 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column be
 # Name, number on x86_64, number on aarch64, from the kernel's headers. In this order: network (asyncio needs
 # socketpair, so it stays); reading, signalling and slowing down other processes; leaving the process group,
 # which is the unit that is killed; namespaces and mounts (a new namespace could mount unlimited memory);
-# memory that RLIMIT_AS does not count; large parts of the kernel that no answer needs.
+# memory that RLIMIT_AS does not count, as that of larger socket buffers; large parts of the kernel that no
+# answer needs.
 _REFUSED = """
 socket 41 198, bind 49 200, connect 42 203, sendmsg 46 211, sendmmsg 307 269
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
@@ -27,7 +28,8 @@ sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, s
 setsid 112 157, setpgid 109 154
 unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51
 open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432, mount_setattr 442 442
-memfd_create 319 279, memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
+memfd_create 319 279, memfd_secret 447 447, setsockopt 54 208
+shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
 add_key 248 217, request_key 249 218, keyctl 250 219
 io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
 """

@@ -1,7 +1,7 @@
 """Scores an answer that is a program by the share of the tests that it passes, in a sandbox.
 
-    python 5_GRPO_Maxtext/code_reward.py                               # which protection this machine gives
-    python 5_GRPO_Maxtext/code_reward.py ANSWER=answer.py TESTS=tests.py
+    python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine gives
+    python 5_GRPO_Maxtext/tool.py code_reward ANSWER=answer.py TESTS=tests.py
 
 `parts/rewards/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert
 statements takes 0.7 s on one busy core of an AMD EPYC (no accelerator, 2026-11-21).

@@ -10,10 +10,11 @@ Hugging Face's files: it reads them as they are.
         <->  MaxText  [in, layer, ...], all layers in one array (SCAN_LAYERS=True);
              q and k: rotary pairs interleaved; q: divided by sqrt(head_dim), which Llama does while attending
 
-    python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=tiny_llama TARGET=runs/tiny_maxtext
-    python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/tiny_maxtext MODEL=tiny_llama TARGET=runs/tiny_hf
-    python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=runs/mine TARGET=runs/mine_hf     # RUN_DIR=runs/mine
-    python 5_GRPO_Maxtext/convert_checkpoint.py SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
+    C="python 5_GRPO_Maxtext/tool.py convert_checkpoint"
+    $C SOURCE=tiny_llama TARGET=runs/tiny_maxtext
+    $C SOURCE=runs/tiny_maxtext MODEL=tiny_llama TARGET=runs/tiny_hf
+    $C SOURCE=runs/mine TARGET=runs/mine_hf        # RUN_DIR=runs/mine
+    $C SOURCE=SmolLM2-135M-Instruct.Q4_1.gguf TARGET=runs/smollm2
 
 A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
 With a run's weights comes a model card, README.md: data, constants, figures, how to use it.

@@ -11,8 +11,8 @@ About every second time its most likely answer is therefore wrong or badly forme
 reach of sampling. Were the demonstrations clean, all answers to a question would agree, and GRPO would have
 nothing to choose.
 
-    python 5_GRPO_Maxtext/make_tiny_llama.py         # rewrites both folders and tiny.sha256, bit for bit
-    python 5_GRPO_Maxtext/make_tiny_llama.py FOLDER=runs/other SEED=1    # another model, in another folder
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
 
 About 6 minutes on 2 cores.
 """

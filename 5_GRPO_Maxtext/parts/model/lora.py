@@ -3,8 +3,8 @@
     y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
 
 (Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix
-puts A and B into the MaxText model; Tunix then differentiates, updates and saves those two alone, and the
-frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
+puts A and B into the MaxText model; the main script differentiates, updates and saves those two alone, and
+the frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
 
 A and B are made here, not by qwix (0.1.8). Its own way is a first run of the model. That draws the same A for
 every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names

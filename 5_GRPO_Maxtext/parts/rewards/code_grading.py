@@ -35,8 +35,19 @@ from sandbox import box
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
 
-# Whose names tests may use without an import.
-HELPERS = ("math", "collections", "itertools", "functools", "operator", "string", "heapq", "bisect", "copy")
+# Whose names tests may use without an import. Not operator: its `add` would be the library's.
+HELPERS = (
+    *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
+    *("fractions", "decimal", "datetime", "statistics", "typing"),
+)
+OF_PACKAGES = {
+    "approx",
+    "np",
+    "pd",
+    "pytest",
+    "raises",
+    "torch",
+}  # never the answer's, and not to be had here
 
 # ---------------------------------------------------------------- the answer and its tests
 
@@ -92,85 +103,160 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
 
 def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
     """Whether `node` contains an assert statement or names one of `helpers`, functions that assert."""
-    return any(
-        isinstance(part, ast.Assert) or (isinstance(part, ast.Name) and part.id in helpers)
-        for part in ast.walk(node)
-    )
+    return any(isinstance(part, ast.Assert) for part in ast.walk(node)) or bool(_named(node) & helpers)
 
 
-def read_statements(tests: str, entry_point: str | None = None) -> tuple[list[tuple[str, bool]], list, dict]:
+def _named(node: ast.AST) -> set[str]:
+    """All variables in `node`."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def read_statements(
+    tests: str, entry_point: str | None = None
+) -> tuple[list[tuple[str, bool]], dict[str, str], dict[str, tuple[str, str]]]:
     """Splits tests into statements, so that each test passes or fails by itself.
 
-    A test is a top-level statement that asserts, itself or through a function defined in `tests`. Two forms
-    are unfolded: the body of HumanEval's `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's
-    `def test_...():`.
+    A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
+    something of the answer's: `assert True` is none. Two forms are unfolded: the body of HumanEval's
+    `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def test_...():`.
+
+    The answer's names are those in `entry_point` and those that `tests` import from `solution` or `answer`;
+    without either, the one name that is neither defined in `tests` nor Python's or its library's.
 
     Args:
         tests (str): Python text.
-        entry_point (str or None): the function under test; needed if `tests` define `check` without calling
-            it, or if the function shares its name with a builtin (`sum`) or with a function of HELPERS,
-            and the tests use others of them, too: these are otherwise not taken from the answer.
+        entry_point (str or None): the answer's names, "add" or "encode, decode"; for `check` an expression,
+            such as "Solution().add".
 
     Returns:
-        (statements, names, helpers): list of (text, is_test) in order; names to take from the answer; names
-        used without an import that are the standard library's (never the answer's own `math` or `isclose`),
-        each with its module and its name there.
+        (statements, names, library): list of (text, is_test) in order; names in the tests that are the
+        answer's, each with its name there; names used without an import that are the standard library's
+        (never the answer's own `math` or `isclose`), each with its module and its name there, or "".
 
     Raises:
-        ValueError: not Python, no test, `check` without an entry point, or names that are all of HELPERS; one
-            line.
+        ValueError: not Python, no test, an import from outside the standard library, a name that nobody
+            defines, or several that could be the answer's; one line.
     """
+    start = f"ground_truth={tests[:60]!r}"
     try:
         body = ast.parse(tests).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"ground_truth={tests[:60]!r}: not valid Python ({error})") from None
-    # Data sets made for pytest import the answer: `from solution import add`.
-    body = [s for s in body if not (isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer"))]
-    defined = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+        entry = ast.parse(entry_point, mode="eval").body if entry_point else None
+    except (SyntaxError, ValueError, RecursionError, TypeError) as error:
+        named = f" or entry_point={entry_point!r:.60}" if entry_point else ""
+        raise ValueError(f"{start}{named}: not valid Python ({error})") from None
+    if not any(map(_has_assert, body)):
+        raise ValueError(f"{start}: no assert statement in it")
+    imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
+    names = {alias.asname or alias.name: alias.name for s in imports for alias in s.names}
+    names |= {name: name for name in _named(entry)} if entry else {}
+    names.pop("*", None)
+    body = [s for s in body if s not in imports]
+    _check_imports(body, start)
+    defined, _ = _globals(body)
+    if taken := ", ".join(sorted(defined & names.keys())):
+        raise ValueError(f"{start}: defines {taken}, which is the answer's; leave it out")
 
-    check = defined.get("check")
-    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
-        calls = [s for s in body if _is_call_of_check(s)]
-        if len(calls) > 1 or not (calls or entry_point):
-            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
-        candidate = calls[0].value.args[0] if calls else ast.Name(entry_point, ast.Load())
-        bind = ast.Assign([ast.Name(check.args.args[0].arg, ast.Store())], candidate)
-        body = [s for s in body if s is not check and s not in calls] + [bind, *check.body]
-    body += [
-        ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
-        for name, function in defined.items()
-        if name.startswith("test_") and not function.args.args
-    ]
+    functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+    asserting = {name for name, function in functions.items() if _has_assert(function)}
+    body = _unfolded(body, functions, entry, names)
+    names, library = _owners(body, names, start)
 
-    helpers = {name for name, function in defined.items() if _has_assert(function)}
+    variables = {
+        n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    touched = set(names)  # with what holds, or calls, something of the answer's
     statements = []
     for statement in body:
         is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        text = ast.unparse(ast.fix_missing_locations(statement))
-        statements.append((text, not is_definition and _has_assert(statement, helpers)))
+        touches = bool(_named(statement) & touched)
+        if touches:
+            touched |= {statement.name} if is_definition else _named(statement) & variables
+        is_test = touches and not is_definition and _has_assert(statement, asserting)
+        statements.append((ast.unparse(ast.fix_missing_locations(statement)), is_test))
     if not any(is_test for _, is_test in statements):
-        raise ValueError(f"ground_truth={tests[:60]!r}: no assert statement in it")
-    free = _free_names("\n".join(text for text, _ in statements))
-    free -= set(dir(builtins)) - {entry_point}
-    helpers = {name: (name, "") for name in sorted(free) if name in sys.stdlib_module_names}
-    known = helpers | {name: (library_functions()[name], name) for name in free & library_functions().keys()}
-    if entry_point is None and free and free <= known.keys():
-        if len(free) > 1:
-            which = ", ".join(sorted(free))
-            raise ValueError(f"ground_truth={tests[:60]!r}: which of {which} is it? give entry_point")
-        entry_point = free.pop()  # gcd: the function under test
-    known.pop(entry_point, None)
-    return statements, sorted((free | {entry_point}) - known.keys() - {None}), known
+        raise ValueError(f"{start}: no assert statement uses the answer")
+    return statements, names, library
+
+
+def _unfolded(
+    body: list[ast.stmt], functions: dict[str, ast.FunctionDef], entry: ast.expr | None, names: dict[str, str]
+) -> list[ast.stmt]:
+    """The statements with the body of `check` in its place; adds to `names` what check is called with."""
+    check = functions.get("check")
+    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
+        calls = [s for s in body if _is_call_of_check(s)]
+        if len(calls) > 1 or not (calls or entry):
+            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
+        candidate = calls[0].value.args[0] if calls else entry
+        parameter = check.args.args[0].arg
+        bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
+        if isinstance(candidate, ast.Name) and candidate.id not in _globals(body)[0]:
+            bind = []
+            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
+            if _place(candidate.id, body) or hasattr(builtins, candidate.id):
+                del names[candidate.id]  # of `sum` only the parameter is the answer's
+        body = [s for s in body if s is not check and s not in calls] + bind + check.body
+    tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
+    return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
+
+
+def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[dict, dict]:
+    """Whose the names are that the statements use and do not define: the answer's, and the library's."""
+    _, used = _globals(body)
+    places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
+    unknown = [name for name, place in places.items() if place is None]
+    foreign = [name for name in unknown if name in OF_PACKAGES]
+    if not (names or foreign):
+        could = unknown or list(places)  # gcd, and nothing else: the function under test
+        if len(could) != 1:
+            what = f"which of {', '.join(could)} is" if could else "no name in it is"
+            raise ValueError(
+                f"{start}: {what} the answer's; give entry_point, and define or import the others"
+            )
+        names, unknown = {could[0]: could[0]}, []
+        del places[could[0]]
+    if unknown:
+        which = ", ".join(foreign or unknown)
+        raise ValueError(
+            f"{start}: {which} is neither defined there nor in Python's library; define it, or add it to "
+            "entry_point if the answer defines it"
+        )
+    return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
+
+
+def _check_imports(body: list[ast.stmt], start: str) -> None:
+    """Raises ValueError if the tests import what the sandbox lacks, or names that cannot be seen."""
+    for part in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(part, (ast.Import, ast.ImportFrom)):
+            names = {alias.name for alias in part.names}
+            modules = names if isinstance(part, ast.Import) else {str(part.module)}
+            if "*" in names or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
+                what = f"{start}: {ast.unparse(part)!r:.60}"
+                raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
+
+
+def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
+    """The standard library's module, and name in it, that tests mean by `name`; None if it has no such name.
+
+    `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
+    """
+    parts = (part for statement in body for part in ast.walk(statement) if isinstance(part, ast.Attribute))
+    attributes = {part.attr for part in parts if getattr(part.value, "id", None) == name}
+    if name in library_functions():
+        of_module = name in sys.stdlib_module_names and dir(importlib.import_module(name))
+        if not (of_module and attributes and attributes <= set(of_module)):
+            return library_functions()[name], name
+    return (name, "") if name in sys.stdlib_module_names else None
 
 
 @functools.cache
 def library_functions() -> dict[str, str]:
     """The module of each name in HELPERS; of two that have the same name, the first."""
     found = {}
-    for module in HELPERS:
-        for name in vars(importlib.import_module(module)):
+    for module in map(importlib.import_module, HELPERS):
+        for name in getattr(module, "__all__", vars(module)):
             if not name.startswith("_"):
-                found.setdefault(name, module)
+                found.setdefault(name, module.__name__)
     return found
 
 
@@ -183,8 +269,9 @@ def _is_call_of_check(statement: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and getattr(call.func, "id", None) == "check" and len(call.args) == 1
 
 
-def _free_names(text: str) -> set[str]:
-    """The global names that `text` uses but does not define."""
+def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """The global names that statements define, and those that they use without defining them."""
+    text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
     top = symtable.symtable(text, "tests.py", "exec")
     defined, used, tables = set(), set(), [top]
     while tables:
@@ -195,7 +282,7 @@ def _free_names(text: str) -> set[str]:
                 defined.add(symbol.get_name())
             elif symbol.is_referenced() and (table is top or symbol.is_global()):
                 used.add(symbol.get_name())
-    return used - defined
+    return defined, used - defined
 
 
 def entry_point_of(extra_info) -> str | None:
@@ -244,12 +331,12 @@ def say_once(text: str) -> None:
 
 def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:
     """Which assert statements hold: one bool per test, False for those that were not reached."""
-    statements, names, helpers = read_statements(tests, entry_point)
+    statements, names, library = read_statements(tests, entry_point)
     source = Path(box.__file__).with_name("calls.py").read_text()
     requests, replies = os.pipe(), os.pipe()
     most = box.OUTPUT_BYTES
     wire = f"Wire({requests[1]}, {replies[0]}, {most})"
-    checker = f"{source}\ncheck({statements!r}, {names!r}, {helpers!r}, {wire}, silence())\n"
+    checker = f"{source}\ncheck({statements!r}, {names!r}, {library!r}, {wire}, silence())\n"
     server = f"{source}\nserve({code!r}, {requests[0]}, {replies[1]})\n"
     pipe = {"stdout": subprocess.PIPE, "pass_fds": (requests[1], replies[0])}
     try:
@@ -266,10 +353,10 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
             os.close(end)
     passed = []
     for line in printed.decode(errors="replace").splitlines():
-        verdict, _, reason = line.partition(" ")
-        passed.append(verdict == "1")
-        if reason:
-            say_once(f"ground_truth: {reason:.200}: only plain data can be passed, so it counts as failed")
+        verdict, _, fault = line.partition(" ")
+        passed += [verdict == "1"] if verdict != "-" else []
+        if fault:
+            say_once(f"ground_truth: a test {fault:.200}: only plain data cross, so it counts as failed")
     return passed + [False] * (sum(is_test for _, is_test in statements) - len(passed))
 
 
@@ -305,17 +392,18 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
     return sum(passed) / len(passed)
 
 
-def side_by_side(score: Callable[..., float], answers: Sequence) -> list[float]:
+def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float) -> list[float]:
     """The scores of many answers, as many at once as there are processors, with a progress bar after 5 s.
 
     Args:
         score (function): of one answer; its errors are raised.
         answers (list): one argument of `score` each.
+        seconds (float): of all of them together.
 
     Returns:
-        list of float; 0.0 for those that had not begun after BATCH_SECONDS, which is said.
+        list of float; 0.0 for those that had not begun after `seconds`, which is said.
     """
-    end = time.monotonic() + BATCH_SECONDS
+    end = time.monotonic() + seconds
     late = []
 
     def in_time(answer):
@@ -329,7 +417,7 @@ def side_by_side(score: Callable[..., float], answers: Sequence) -> list[float]:
         scores = list(tqdm(running, "grading", len(answers), leave=False, delay=5, unit="answer"))
     if late:
         tqdm.write(
-            f"graded {len(answers) - len(late)} of {len(answers)} answers in {BATCH_SECONDS:.0f} s, the "
-            "others score 0: they take too long (an endless loop costs its whole time limit)"
+            f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "
+            "score 0: they take too long (an endless loop costs its whole time limit)"
         )
     return scores

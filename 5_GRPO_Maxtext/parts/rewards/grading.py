@@ -41,16 +41,33 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!\w|[.,/:]\d)")  # m^2
+_LATEX = re.compile(r"\\(?:(?:text|textbf|mathrm|mathbf|boxed|left|right|quad)(?![A-Za-z])|[,;:!()\[\] ])")
 
-# Text that makes it another number, or none. Before: "x5", "--5", "< 5". After: "5k", "5T", "2x", "5j", "5!",
-# "5-", "5 + tax". On either side: "minus five", "2 million", "5 squared".
-_SPOILT_BEFORE = re.compile(r"(?:[A-Za-z_]|[-+/^<>≤≥≠±√×÷]\s*)\Z")
-_SPOILT_AFTER = re.compile(r"\A(?:\s?[kKMBTx]\b|[ij]\b|!|-(?![A-Za-z]))|[=+^<>±×÷√π;]")
+# What may stand beside the number: letters of any script, blanks, and these. Not "|", "\pm", "≤", "‰".
+_BESIDE = re.compile(r"(?:[^\W\d_]|[\s.,:;'\"“”‘’«»()\[\]{}*_`#$€£¥₹¢%°℃=/?!…。、「」—-])*+")
+_OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its number: "-(5)"
+# And of that, what makes it another number, or none. Before: "x5", "-(5)", "/5", "more than 5". After: "5k",
+# "5bn", "5j", "5!", "5-", "5 - tax", "5 and a quarter". On either side: "minus five", "2 million", "twice 5".
+_SPOILT_BEFORE = re.compile(
+    r"""(?:[-—/] | != | \b(?:than|least|most|over|under|below|above|times|not)
+    | \b(?:sqrt|root|log|ln|exp|sin|cos|tan|abs)(?:\ of)?)\Z""",
+    re.I | re.VERBOSE,
+)
+_SPOILT_AFTER = re.compile(
+    r"""\A(?:\s?(?:[kKMGBTxX]|[bmt]n|mln)\b | [eij]\b | ! | -(?![A-Za-z]) | \s+- | \s*/(?!\s?[A-Za-z]))
+    | [=;] | \b(?:and\ (?:an?|one)|or\ more|or\ less)\b""",
+    re.VERBOSE,
+)
 _OPERATION = re.compile(r"(?:[\d)]\s*|\w)\Z")  # before a sign: "16 - 9", "x-5"; but "is -5" is a minus
 _SPOILT_WORDS = re.compile(
-    r"\b(?:minus|negative|half|dozen|hundred|thousand|million|billion|trillion|pi|plus|squared|cubed|factorial)"
-    r"s?\b",
-    re.I,
+    r"""\b(?: minus|negative|plus|absolute|pi|squared|cubed|factorial|per\ ?mill?e?|ppm
+    | half|halves|twice|thrice|double|triple|\w*fold | an?\ (?:third|quarter|fifth|tenth)
+    | thirds|(?:fif|six|seven|eigh|nin|ten|hundred|thousand)ths
+    | (?:third|quarter|fifth|sixth|eighth|tenth|hundredth|thousandth)s?\ of
+    | two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen
+    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozen|hundred|thousand|lakh|crore|(?:m|b|tr)illion
+    )s?\b | [π負负半倍] | 至少|至多|最多|超過|不到""",
+    re.I | re.VERBOSE,
 )
 
 _ARITHMETIC = re.compile(r"[\d.+\-*/() ]+")
@@ -67,13 +84,14 @@ def parse_number(text: str) -> Fraction | None:
 
     Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18.", "50%" (as
     50), and "6 * 3 = 18" (as 18), because it holds. Refuses two numbers, wrong grouping ("1,5", "1,00"), a
-    time ("10:30"), "0x12", "2 million", "1/0", exponents beyond MAX_EXPONENT, and texts longer than
-    MAX_LENGTH after stripping.
+    time ("10:30"), "0x12", "2 million", "twice 5", "|-5|", "1/0", any sign that it does not know, exponents
+    beyond MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
-    text = _DIGIT_SPACE.sub(",", text.translate(_PLAIN).strip())
+    text = _LATEX.sub(" ", text.translate(_PLAIN).replace(r"\$", "$").replace(r"\%", "%"))
+    text = _DIGIT_SPACE.sub(",", text).strip()
     *sides, last = text.split("=") if len(text) <= MAX_EQUATION else [text]
     values = set(map(arithmetic, sides))
     if values and None not in values:
@@ -83,11 +101,13 @@ def parse_number(text: str) -> Fraction | None:
     if number is None:
         return None
     before, after = text[: number.start()], _POWER_OF_UNIT.sub("", text[number.end() :])
-    if _SPOILT_BEFORE.search(before) or _SPOILT_AFTER.search(after):
+    if re.search(r"[A-Za-z_]\Z", before):
         return None
     rest = before + " " + after
+    if _SPOILT_BEFORE.search(before.rstrip(_OPENING)) or _SPOILT_AFTER.search(after):
+        return None
     # isnumeric() is wider than isdigit(): the ½ of "7½" and the 萬 (10,000) of "2萬" are numbers, too.
-    if any(map(str.isnumeric, rest)) or _SPOILT_WORDS.search(rest):
+    if any(map(str.isnumeric, rest)) or _SPOILT_WORDS.search(rest) or not _BESIDE.fullmatch(rest):
         return None
 
     exponent, denominator = int(number["exponent"] or 0), int(number["denominator"] or 1)

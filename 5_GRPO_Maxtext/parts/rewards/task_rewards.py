@@ -1,7 +1,7 @@
 r"""Rewards by task, rewards for <think> answers, and the `Grader` of a run.
 
 `compute_score(data_source, solution_str, ground_truth, extra_info=None)` gives 1.0 to a right answer and 0.0
-to any other (code: the share of the tests that pass, see code_reward.py):
+to any other (code: the share of the tests that pass, see tools/code_reward.py):
 
 | data_source              | what counts as right                                                         |
 |--------------------------|------------------------------------------------------------------------------|
@@ -276,6 +276,7 @@ def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = ""
 # thread in which Tunix calls a reward, and it does not interrupt one long multiplication. A child process
 # therefore does the work, and an alarm kills that process.
 MATH_SECONDS = 3  # per answer, and as much again to read the right one
+MATH_BATCH_SECONDS = 60.0  # for the answers of one step together; an honest one takes a few hundredths
 MATH_BYTES = 2 * 2**30  # address space of the child process
 _MATH_CHILD = """
 import functools, json, logging, resource, signal, sys
@@ -283,7 +284,8 @@ from math_verify import parse, verify
 from sympy.core.cache import clear_cache
 logging.disable()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
-def read(text):  # LaTeX is read only between its own marks
+def read(text):  # LaTeX is read only between its own marks; an escaped dollar is money and none of them
+    text = text.replace("\\\\$", "")
     marked = any(mark in text for mark in ("$", "\\\\(", "\\\\[", "\\\\boxed"))
     return parse(text if marked else f"${text}$", parsing_timeout=None)
 def equal(gold, answer):
@@ -631,10 +633,12 @@ def by_row(score: Callable[..., float]) -> Reward:
         if len(scored) > KEPT_SCORES:
             scored.clear()
         new = [row for row in dict.fromkeys(rows) if row not in scored]
-        if score is compute_score and any(GRADERS.get(row[0]) is code_score for row in new):
+        tasks = {GRADERS.get(row[0]) for row in new} & {code_score, math_score}
+        if score is compute_score and tasks:
             from parts.rewards import code_grading
 
-            scored.update(zip(new, code_grading.side_by_side(score_of, new), strict=True))
+            seconds = code_grading.BATCH_SECONDS if code_score in tasks else MATH_BATCH_SECONDS
+            scored.update(zip(new, code_grading.side_by_side(score_of, new, seconds), strict=True))
         else:
             scored.update((row, score_of(row)) for row in new)
         return [scored[row] for row in rows]

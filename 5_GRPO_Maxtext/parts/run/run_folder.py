@@ -91,7 +91,7 @@ class Run:
             raise UserError(
                 f"RUN_DIR={self.folder}: {path.name} is lost or damaged, and after {trained} steps the model "
                 "can no longer be asked as it was before training; put the file back, or start another run "
-                "(inference.py and convert_checkpoint.py take this one's checkpoints as they are)"
+                "(inference.py and the tool convert_checkpoint take this one's checkpoints as they are)"
             )
         result = ask()
         print(f"{name} training: {in_words(result)}")

@@ -1,0 +1,216 @@
+"""A policy that is a table of logits: for the tests of the loss, the update and the loop around them.
+
+It takes no time to compile, and NumPy knows its log-probs. The cluster around it is Tunix's own.
+"""
+
+import dataclasses
+import functools
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
+from tunix.rl.rollout.base_rollout import BaseRollout, RolloutOutput
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import loss_variants, settings
+from parts.rewards import task_rewards
+from parts.run import checks, run_folder
+
+PAD, EOS, VOCABULARY = 0, 1, 6
+TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)
+# float32 sums of a dozen numbers of size 1, against float64
+CLOSE = dict(rtol=2e-6, atol=2e-6)
+
+# Two answers of up to three tokens.
+PROMPTS = np.array([[2], [3]])
+ANSWERS = np.array([[4, 5, EOS], [5, EOS, PAD]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
+ADVANTAGES = np.array([1.5, -0.5])
+OLD = np.array([[-1.9, -1.2, -2.6], [-1.6, -2.2, 0.0]])  # log-probs of the policy that wrote the answers
+REFERENCE = np.array([[-1.5, -2.0, -1.1], [-2.4, -1.7, 0.0]])
+SAMPLER = np.array([[-1.4, -2.9, -2.6], [-1.3, -2.0, 0.0]])  # as the answers were drawn; ratios 0.6 to 5.5
+
+
+class Table(nnx.Module):
+    """A language model that looks at one token: row `token` of the table are the next one's logits."""
+
+    def __init__(self, table=TABLE):
+        self.table = nnx.Param(jnp.array(table))
+
+    def __call__(self, input_tokens, positions, cache, attention_mask, segment_ids=None):
+        return self.table[...][input_tokens], None
+
+
+@functools.cache
+def constants_of(*arguments):
+    """The constants of a run, checked; answers are as long as ANSWERS, where nothing else is said."""
+    c = settings.read(demo.Constants, (f"TOTAL_GENERATION_STEPS={ANSWERS.shape[1]}", *arguments))
+    checks.refuse(c)
+    return c
+
+
+def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature=1.0, clip=np.inf):
+    """Log-probs [N, T] of answers under a table, in float64."""
+    prompts, answers = np.asarray(prompts), np.asarray(answers)
+    inputs = np.concatenate([prompts, answers], axis=1)[:, prompts.shape[1] - 1 : -1]
+    logits = np.clip(np.asarray(table, float)[inputs], -clip, clip) / temperature  # [N, T, V]
+    return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+
+
+def batch_of(passes=0, **changes) -> demo.Batch:
+    """The two answers, with other fields where they are given; in gradient passes if there are any."""
+    fields = dict(
+        prompt_ids=PROMPTS, completion_ids=ANSWERS, completion_mask=MASK != 0, advantages=ADVANTAGES,
+        sampler_log_prob=SAMPLER, ref_log_prob=REFERENCE, old_log_prob=OLD,
+    ) | changes  # fmt: skip
+
+    def array(x):
+        x = jnp.asarray(x)
+        return x.reshape(passes, -1, *x.shape[1:]) if passes else x
+
+    return demo.Batch(**{name: None if x is None else array(x) for name, x in fields.items()})
+
+
+def loss_of(*constants, table=TABLE, beta=None, temperature=None, **changes):
+    """The loss on the page, its figures and its gradient, for the two answers and these constants."""
+    c, batch = constants_of(*constants), batch_of(**changes)
+    count = loss_variants.pieces(c, demo.PLAIN).count(batch.completion_mask).clip(1)
+    beta, temperature = beta or c.BETA, temperature or c.TEMPERATURE
+
+    def loss(model):
+        return demo.grpo_loss(model, batch, beta, temperature, count, c, PAD)
+
+    (value, figures), gradient = nnx.value_and_grad(loss, has_aux=True)(Table(table))
+    return value, figures, np.asarray(gradient.table[...])
+
+
+def updated(c, batch, updates=1, table=TABLE):
+    """The page's `update` of a table: the table after it, the last loss and gradient norm, its figures."""
+    graphdef, weights, frozen = nnx.split(Table(table), nnx.Param, ...)
+    weights = nnx.to_pure_dict(weights)
+    moments = demo.make_optimizer(c).init(weights)
+    for _ in range(updates):
+        weights, moments, loss, norm, figures = demo.update(
+            graphdef, weights, frozen, moments, batch, c.BETA, c.TEMPERATURE, c, PAD
+        )
+    return np.asarray(weights["table"]), float(loss), float(norm), figures
+
+
+def mean(figure):
+    """Of sum and number."""
+    return figure[0] / figure[1]
+
+
+# --- Tunix's cluster around it
+
+
+class Tokenizer:
+    """Text is the tokens' numbers, "4 5 1"; what Tunix asks of a tokenizer."""
+
+    def pad_id(self):
+        return PAD
+
+    def eos_id(self):
+        return EOS
+
+    bos_id = eos_id
+
+    def encode(self, text, **kwargs):
+        return [int(token) for token in text.split()]
+
+    def decode(self, ids, **kwargs):
+        return " ".join(str(int(token)) for token in ids)
+
+
+class Scripted(BaseRollout):
+    """A rollout engine that gives prepared answers: those of call i are `answers[i]`, [N, T], padded.
+
+    It has weights of its own, as vLLM has; the log-probs are those of the answers under them.
+    """
+
+    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, answers, takes=0.0):
+        self._model, self.tokenizer, self._answers, self._takes = rollout_actor, tokenizer, answers, takes
+        self._table = jnp.copy(rollout_actor.table[...])
+        self.asked, self.temperatures = [], []
+
+    def generate(self, prompts, rollout_config, **kwargs):
+        time.sleep(self._takes)
+        answers = np.asarray(self._answers[len(self.asked)])
+        tokens = [row[row != PAD] for row in answers]
+        prompt_ids = np.array([[2 + int(text) % 3] for text in prompts])
+        log_prob = log_probs_by_hand(self._table, prompt_ids, answers, rollout_config.temperature or 1.0)
+        self.asked.append(list(prompts))
+        self.temperatures.append(rollout_config.temperature)
+        return RolloutOutput(
+            text=[self.tokenizer.decode(row) for row in tokens], logits=None, tokens=tokens,
+            left_padded_prompt_tokens=prompt_ids,
+            logprobs=[row[: len(ids)] for row, ids in zip(log_prob, tokens, strict=True)],
+        )  # fmt: skip
+
+    def get_per_token_logps(self, prompt_tokens, completion_tokens):  # Tunix's learner asks for pi_old's
+        table = self._model.table[...]  # it sends no weights to an engine on the trainer's devices
+        return jnp.asarray(log_probs_by_hand(table, prompt_tokens, completion_tokens))
+
+    def update_params(self, params, filter_types=None):
+        self._table = jnp.copy(params["table"][...])
+
+    def pad_id(self):
+        return PAD
+
+    def eos_id(self):
+        return EOS
+
+    def model(self):
+        return self._model
+
+
+def make_cluster(c, answers, *, takes=0.0, **training):
+    """Tunix's cluster of two tables, actor and reference, and of a rollout engine with these answers."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    actor, frozen = (Table(jax.device_put(TABLE, placed)) for _ in range(2))
+    return RLCluster(
+        actor=actor,
+        reference=frozen if c.BETA else None,
+        tokenizer=Tokenizer(),
+        cluster_config=ClusterConfig(
+            role_to_mesh={Role.ACTOR: mesh, Role.REFERENCE: mesh, Role.ROLLOUT: mesh},
+            role_to_logical_axis_rule={role: () for role in (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)},
+            rollout_engine=functools.partial(Scripted, answers=answers, takes=takes),
+            rollout_config=demo.sampling(c),
+            training_config=RLTrainingConfig(
+                actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000, **training
+            ),
+        ),
+    )
+
+
+def questions(count):
+    """Rows as `make_prompts` gives them; the prompt of row i is the text of i."""
+    names = ("question", "answer", "data_source", "extra_info", "source", "line")
+    return [dict.fromkeys(names, "0") | dict(prompts=str(i), weight="1") for i in range(count)]
+
+
+def graded(points) -> task_rewards.Grader:
+    """A grader whose only reward function is `points`, of the answers' tokens."""
+
+    def reward(prompts, completions, completion_ids, **columns):
+        return [float(points(list(ids))) for ids in completion_ids]
+
+    return dataclasses.replace(
+        task_rewards.make_grader("check_numbers", "", reward_func, []), functions=[reward]
+    )
+
+
+def train(c, answers, points, folder: Path, **cluster):
+    """The loop on the page, with these answers: the cluster after it, and the rows of its log."""
+    made = make_cluster(c, answers, **cluster)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
+    log = demo.train(c, made, graded(points), questions(10 * c.BATCH_SIZE), run)
+    return made, log

@@ -1,0 +1,587 @@
+"""The update and the loop: against Tunix's own learner, NumPy, and themselves in other gradient passes.
+
+Most of it trains a table of logits on answers that are given (table_policy.py), in Tunix's real cluster. What
+needs a language model takes the tiny Llama.
+"""
+
+import functools
+import gc
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from table_policy import (
+    CLOSE,
+    EOS,
+    PAD,
+    TABLE,
+    VOCABULARY,
+    Table,
+    constants_of,
+    graded,
+    log_probs_by_hand,
+    make_cluster,
+    questions,
+    train,
+    updated,
+)
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import loss_variants, settings
+from parts.data import prompts
+from parts.model import cluster as clusters
+from parts.model import faster_on_cpu, llama
+from parts.model.log_probs import mean_figures
+from parts.rewards import task_rewards
+from parts.run import run_folder, train_log
+
+MODES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0")
+
+
+def random_answers(seed, count, limit=3):
+    """Answers [count, limit] of one token or more; some have no end."""
+    random = np.random.default_rng(seed)
+    answers = random.integers(2, VOCABULARY, (count, limit))
+    for row, length in zip(answers, random.integers(1, limit + 2, count), strict=True):
+        row[length - 1 : length] = EOS
+        row[length:] = PAD
+    return answers
+
+
+def points(ids):
+    return sum(ids) % 5
+
+
+@pytest.fixture
+def fed(monkeypatch):
+    """What `update` is called with: its arguments after the moments, as NumPy arrays."""
+    calls, update = [], demo.update
+
+    def recorded(graphdef, weights, frozen, moments, *arguments):
+        calls.append(jax.tree.map(np.asarray, arguments[:3]))
+        return update(graphdef, weights, frozen, moments, *arguments)
+
+    recorded.compiled = update
+    monkeypatch.setattr(demo, "update", recorded)
+    return calls
+
+
+# --- against Tunix's own learner
+
+
+def tunix_learner(c, answers, **config):
+    """Tunix's GRPOLearner on the same answers: its table, and the history of its figures."""
+    training = dict(mini_batch_size=c.BATCH_SIZE, train_micro_batch_size=c.TRAIN_MICRO_BATCH_SIZE or None)
+    cluster = make_cluster(c, answers, max_steps=c.NUM_BATCHES * c.NUM_ITERATIONS, **training)
+
+    def reward(prompts, completions, **columns):
+        return [float(points(map(int, text.split()))) for text in completions]
+
+    names = dict(num_generations=c.NUM_GENERATIONS, num_iterations=c.NUM_ITERATIONS, beta=c.BETA)
+    config = GRPOConfig(**names, epsilon=c.EPSILON, kl_loss_mode="low_var_kl", **config)
+    rows = questions(10 * c.BATCH_SIZE)  # as `train` has them
+    learner = GRPOLearner(cluster, config, [reward])
+    learner.train(iter([dict(batch) for batch in demo.training_batches(c, rows, 0)]))
+    logger = cluster.actor_trainer.metrics_logger
+    history = {
+        name: logger.get_metric_history("actor", name, "train") for name in ("loss", "kl", "grad_norm")
+    }
+    return np.asarray(cluster.actor_trainer.model.table[...]), history
+
+
+@pytest.mark.parametrize(
+    ("constants", "config"),
+    [
+        ([], {}),
+        (["NUM_ITERATIONS=2"], {}),
+        (["LOSS_AGG_MODE=token-mean", "NUM_ITERATIONS=2"], dict(loss_agg_mode="token-mean")),
+        (
+            ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "NORM_ADV_BY_STD=False"],  # Dr. GRPO
+            dict(loss_agg_mode="sequence-mean-token-scale", advantage_estimator="drgrpo"),
+        ),
+        (["ADVANTAGE=rloo", "LOSS_ALGO=gspo-token", "NUM_ITERATIONS=2"],
+         dict(advantage_estimator="rloo", loss_algo="gspo-token")),
+        (["TRAIN_MICRO_BATCH_SIZE=1"], {}),
+    ],
+)  # fmt: skip
+def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
+    """An independent implementation, from the same answers and optimizer: weights, loss, norm, KL."""
+    c = constants_of(
+        "BATCH_SIZE=2", "NUM_GENERATIONS=4", "NUM_BATCHES=3", "LEARNING_RATE=0.1", *QUICK, *constants
+    )
+    answers = [random_answers(seed, 8) for seed in range(3)]
+    table, history = tunix_learner(c, [x for batch in answers for x in split_for_tunix(c, batch)], **config)
+    cluster, log = train(c, answers, points, tmp_path)
+    ours = np.asarray(cluster.actor_trainer.model.table[...])
+    assert np.abs(ours - TABLE).max() > 0.1
+    np.testing.assert_allclose(ours, table, rtol=0, atol=2e-6)  # float32 sums in another order, three steps
+    last = slice(c.NUM_ITERATIONS - 1, None, c.NUM_ITERATIONS)  # of a step's updates
+    for name in ("loss", "kl", "grad_norm"):
+        if c.TRAIN_MICRO_BATCH_SIZE and name != "loss":
+            continue  # Tunix's are means of the passes' figures
+        np.testing.assert_allclose([row[name] for row in log], history[name][last], err_msg=name, **CLOSE)
+    assert history["grad_norm"].min() > 0.1 and history["kl"].max() > 1e-3
+
+
+def split_for_tunix(c, answers):
+    """Tunix generates in the passes that it trains in."""
+    return np.split(answers, c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE))
+
+
+# --- gradient passes
+
+
+def uneven_batch(passes):
+    """Eight answers of 1 to 5 tokens to four questions, two of them masked; in gradient passes."""
+    random = np.random.default_rng(1)
+    B, T = 8, 5
+    answers = random.integers(2, VOCABULARY, (B, T))
+    for row, length in enumerate([1, 5, 2, 4, 3, 5, 2, 1]):
+        answers[row, length:] = PAD
+    mask = answers != PAD
+    mask[[1, 2]] = False
+    fields = demo.Batch(
+        prompt_ids=random.integers(2, VOCABULARY, (B, 2)), completion_ids=answers, completion_mask=mask,
+        advantages=random.normal(size=B).astype(np.float32), sampler_log_prob=random.normal(size=(B, T)),
+        ref_log_prob=random.normal(size=(B, T)), old_log_prob=random.normal(size=(B, T)),
+    )  # fmt: skip
+    return jax.tree.map(lambda x: jnp.asarray(x.reshape(passes, -1, *x.shape[1:])), fields)
+
+
+FOUR = ("BATCH_SIZE=4", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=5", "LEARNING_RATE=0.1")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_passes_are_one_pass(mode):
+    """Loss, norm of the whole gradient, weights after two updates, and the figures of the log."""
+    c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK, "SAMPLER_CORRECTION=2.0")
+    table, loss, norm, figures = updated(c, uneven_batch(1), updates=2)
+    assert np.abs(table - TABLE).max() > 0.1
+    for passes in (2, 4):
+        other, other_loss, other_norm, other_figures = updated(c, uneven_batch(passes), updates=2)
+        np.testing.assert_allclose(other, table, rtol=0, atol=1e-6)  # a few roundings of float32
+        np.testing.assert_allclose([other_loss, other_norm], [loss, norm], rtol=1e-6)
+        whole, parts = mean_figures(figures), mean_figures(other_figures)
+        for name in whole:
+            np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_norm_is_that_of_the_whole_gradient(mode):
+    """Against the gradient that the weights took, by plain descent; a mean of the passes' norms is larger."""
+    c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK)
+    batch, norms = uneven_batch(4), []
+    count = loss_variants.pieces(c, demo.PLAIN).count(batch.completion_mask)
+
+    def loss(model, one_pass):
+        return demo.grpo_loss(model, one_pass, c.BETA, 1.0, count, c, PAD)[0]
+
+    total = np.zeros(TABLE.shape)
+    for i in range(4):
+        gradient = nnx.grad(loss)(Table(), jax.tree.map(lambda x, i=i: x[i], batch))
+        gradient = np.asarray(gradient.table[...], float)
+        total, norms = total + gradient, [*norms, np.linalg.norm(gradient)]
+    *_, norm, _ = updated(c, batch)
+    np.testing.assert_allclose(norm, np.linalg.norm(total), rtol=2e-6)  # float32 sums
+    assert np.mean(norms) < 0.9 * norm  # each has a share of the count, so it is a part of the whole
+
+
+def test_one_pass_keeps_no_sum_of_gradients(fed, tmp_path):
+    """TRAIN_MICRO_BATCH_SIZE=BATCH_SIZE is a single pass: its program has no loop, hence nothing carried."""
+
+    def program(c, batch):
+        graphdef, weights, frozen = nnx.split(Table(), nnx.Param, ...)
+        weights = nnx.to_pure_dict(weights)
+        moments = demo.make_optimizer(c).init(weights)
+        arguments = (graphdef, weights, frozen, moments, batch, 0.1, 1.0, c, PAD)
+        return demo.update.compiled.lower(*arguments).as_text()
+
+    for size, passes in ((0, 1), (4, 1), (2, 2), (1, 4)):
+        c = constants_of(*FOUR, *QUICK, "NUM_BATCHES=1", f"TRAIN_MICRO_BATCH_SIZE={size}")
+        train(c, [random_answers(3, 8, 5)], points, tmp_path / str(size))
+        batch = fed[-1][0]
+        assert batch.advantages.shape == (passes, 8 // passes)
+        assert ("while" in program(c, batch)) == (passes > 1)
+
+
+# --- an update that is not finite
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_after_a_poisoned_pass_the_next_update_moves_the_weights(passes):
+    """As if it had not been: an accumulator of the optimizer's would keep the NaN for ever."""
+    c = constants_of(*FOUR, *QUICK, "MAX_NONFINITE_UPDATES=3", "WARMUP_FRACTION=0.0")
+    good = uneven_batch(passes)
+    poisoned = good._replace(advantages=good.advantages.at[0, 0].set(jnp.nan))
+    graphdef, weights, frozen = nnx.split(Table(), nnx.Param, ...)
+    weights = nnx.to_pure_dict(weights)
+    moments = demo.make_optimizer(c).init(weights)
+
+    def step(weights, moments, batch):
+        return demo.update(graphdef, weights, frozen, moments, batch, c.BETA, 1.0, c, PAD)
+
+    weights, moments, loss, norm, _ = step(weights, moments, poisoned)
+    assert np.isnan(loss) and np.isnan(norm)
+    np.testing.assert_array_equal(weights["table"], TABLE)
+    weights, moments, loss, norm, _ = step(weights, moments, good)
+    table, expected_loss, expected_norm, _ = updated(c, good)
+    np.testing.assert_array_equal(weights["table"], table)
+    assert (float(loss), float(norm)) == (expected_loss, expected_norm)
+    assert np.abs(table - TABLE).max() > 0.1
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_limit(size, tmp_path):
+    """A reward that is NaN poisons one gradient pass of the first step, and of the second."""
+    arguments = (*FOUR, *QUICK, "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=4", f"TRAIN_MICRO_BATCH_SIZE={size}")
+    answers = [random_answers(seed, 8, 5) for seed in range(4)]
+    for batch in answers[:2]:
+        batch[0] = [2, 2, 2, 2, 2]
+
+    def poisoned(ids):
+        return np.nan if ids == [2, 2, 2, 2, 2] else points(ids)
+
+    cluster, log = train(
+        constants_of(*arguments, "MAX_NONFINITE_UPDATES=2"), answers, poisoned, tmp_path / "goes_on"
+    )
+    assert [np.isfinite(row["loss"]) for row in log] == [False, False, True, True]
+    assert [np.isfinite(row["grad_norm"]) for row in log] == [False, False, True, True]
+    table = np.asarray(cluster.actor_trainer.model.table[...])
+    assert np.isfinite(table).all() and np.abs(table - TABLE).max() > 0.1
+    with pytest.raises(settings.UserError, match=r"of step 2 is nan.*MAX_NONFINITE_UPDATES=1"):
+        train(constants_of(*arguments, "MAX_NONFINITE_UPDATES=1"), answers, poisoned, tmp_path / "stops")
+
+
+def test_the_guard_counts_updates_in_a_row():
+    c = constants_of("MAX_NONFINITE_UPDATES=2")
+    nan, inf = float("nan"), float("inf")
+    count = 0
+    for loss, norm, expected in ((nan, 1.0, 1), (1.0, inf, 2), (1.0, 1.0, 0), (nan, nan, 1), (inf, 1.0, 2)):
+        count = train_log.count_nonfinite(c, 5, count, loss, norm)
+        assert count == expected
+    with pytest.raises(settings.UserError, match=r"the gradient norm of step 6 is inf; .*LEARNING_RATE="):
+        train_log.count_nonfinite(c, 6, count, 1.0, inf)
+    with pytest.raises(settings.UserError, match=r"the loss of step 1 is nan"):
+        train_log.count_nonfinite(constants_of(), 1, 0, nan, nan)
+
+
+@pytest.mark.parametrize(("limit", "length"), [("0.5", 0.5), ("0.0", 3.0)])
+def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch):
+    """AdamW would hide the gradient's length: it is replaced by plain descent."""
+    monkeypatch.setattr(optax, "adamw", lambda *_, **__: optax.sgd(1.0))
+    optimizer = demo.make_optimizer(constants_of(f"MAX_GRAD_NORM={limit}"))
+    weights = jnp.zeros(2)
+    update, _ = optimizer.update(jnp.array([3.0, 0.0]), optimizer.init(weights), weights)
+    np.testing.assert_allclose(np.abs(update), [length, 0.0], rtol=1e-6)
+
+
+# --- the same code path
+
+
+class LoraTable(nnx.Module):
+    """A table that is frozen, and A B beside it."""
+
+    def __init__(self, table, a, b):
+        self.table = nnx.Param(jnp.asarray(table))
+        self.a, self.b = (nnx.LoRAParam(jnp.asarray(x, jnp.float32)) for x in (a, b))
+
+    def __call__(self, input_tokens, positions, cache, attention_mask, segment_ids=None):
+        return (self.table[...] + self.a[...] @ self.b[...])[input_tokens], None
+
+
+def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants(monkeypatch):
+    """`update` traces `demo.grpo_loss`; loss and gradient norm are those of the formula in NumPy."""
+    column = settings.defaults(demo.Constants, "tpu")
+    assert (column["SAMPLER_CORRECTION"], column["TRAIN_MICRO_BATCH_SIZE"]) == (2.0, 2)
+    assert column["LORA_RANK"] and column["BETA"] == 0.001
+    sizes = dict(BATCH_SIZE=4, NUM_GENERATIONS=2, MAX_PROMPT_LENGTH=2, TOTAL_GENERATION_STEPS=5)
+    c = demo.Constants(**column | sizes | dict(WARMUP_FRACTION=0.0))
+    passes = c.BATCH_SIZE // c.TRAIN_MICRO_BATCH_SIZE
+    batch = uneven_batch(passes)._replace(old_log_prob=None)  # the column uses each answer once
+    random = np.random.default_rng(2)
+    matrices = {"a": random.normal(size=(VOCABULARY, 2)), "b": random.normal(size=(2, VOCABULARY))}
+    flat = jax.tree.map(lambda x: np.asarray(x, float).reshape(8, *x.shape[2:]), batch)
+    tokens = flat.prompt_ids.astype(int), flat.completion_ids.astype(int)
+    first = log_probs_by_hand(TABLE + matrices["a"] @ matrices["b"], *tokens)
+
+    def by_hand(moved):
+        log_prob = log_probs_by_hand(TABLE + moved["a"] @ moved["b"], *tokens)
+        ratio, A, mask = np.exp(log_prob - first), flat.advantages[:, None], flat.completion_mask
+        objective = np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A)
+        objective = objective * np.minimum(np.exp(first - flat.sampler_log_prob), 2.0)
+        d = flat.ref_log_prob - log_prob
+        objective = objective - 0.001 * (np.exp(d) - 1 - d)
+        rows = mask.any(axis=1)
+        return -((objective * mask).sum(axis=1)[rows] / mask.sum(axis=1)[rows]).mean()
+
+    slopes, step = [], 1e-6
+    for name, cell in [(name, cell) for name, x in matrices.items() for cell in np.ndindex(x.shape)]:
+        moved = np.zeros(matrices[name].shape)
+        moved[cell] = step
+        up, down = (by_hand(matrices | {name: matrices[name] + sign * moved}) for sign in (1, -1))
+        slopes.append((up - down) / (2 * step))
+
+    calls, loss = [], demo.grpo_loss
+    monkeypatch.setattr(demo, "grpo_loss", lambda *arguments: calls.append(arguments[5]) or loss(*arguments))
+    graphdef, weights, frozen = nnx.split(LoraTable(TABLE, **matrices), nnx.LoRAParam, ...)
+    weights = nnx.to_pure_dict(weights)
+    moments = demo.make_optimizer(c).init(weights)
+    after, _, found, norm, _ = demo.update(
+        graphdef, weights, frozen, moments, batch, c.BETA, c.TEMPERATURE, c, PAD
+    )
+    assert calls == [c]  # traced once for all passes
+    np.testing.assert_allclose(found, by_hand(matrices), rtol=1e-5)  # float32 against float64
+    np.testing.assert_allclose(norm, np.linalg.norm(slopes), rtol=1e-5)
+    assert set(after) == {"a", "b"} and np.abs(np.asarray(after["b"]) - matrices["b"]).max() > 1e-5
+
+
+# --- what the loop makes of its constants
+
+TWO = ("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=1", "LEARNING_RATE=0.1", *QUICK)
+FULL = np.tile([4, 5, EOS], (4, 1))
+
+
+def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
+    answers = [np.array([[2, EOS, PAD], [5, EOS, PAD], [4, 5, EOS], [4, 5, EOS]])]  # rewards 3, 6, 10, 10
+    for constants, expected in (
+        ([], [-(0.5**0.5), 0.5**0.5, 0, 0]),
+        (["NORM_ADV_BY_STD=False"], [-1.5, 1.5, 0, 0]),
+        (["ADVANTAGE=rloo"], [-3, 3, 0, 0]),
+        (["NORM_ADV_BY_STD=False", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0]),
+    ):
+        train(constants_of(*TWO, *constants), answers, sum, tmp_path / "_".join(["r", *constants]))
+        batch = fed[-1][0]
+        np.testing.assert_allclose(batch.advantages[0], expected, atol=1e-5)  # 1e-6 is added to the std
+        assert batch.completion_mask[0].tolist() == (answers[0] != PAD).tolist()
+
+
+def test_answers_that_do_not_count_are_masked_and_still_belong_to_their_groups_mean(fed, tmp_path):
+    answers = [np.array([[4, 5, EOS], [4, 5, 4], [4, EOS, PAD], [5, 5, 5]])]
+    train(constants_of(*TWO, "MASK_OVERLONG=True"), answers, sum, tmp_path)
+    batch = fed[-1][0]
+    assert batch.completion_mask[0].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert batch.advantages.all()
+
+
+def test_zero_variance_groups_are_skipped(fed, tmp_path):
+    answers = [np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])]  # rewards 10, 10, 5, 15
+    cluster, log = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=skip"), answers, sum, tmp_path)
+    assert fed[-1][0].completion_mask[0].any(axis=1).tolist() == [False, False, True, True]
+    assert len(cluster.rollout.asked) == 1 and log[0]["zero_variance"] == 0.5 and log[0]["answers"] == 4
+
+
+def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
+    """The second group of the first batch, then the first of the third; the log counts all that was drawn."""
+    answers = [
+        np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]]),
+        np.array([[3, 5, EOS], [5, 3, EOS], [2, EOS, PAD], [2, EOS, PAD]]),
+        np.array([[2, EOS, PAD], [5, 2, EOS], [4, 4, 4], [4, 4, 4]]),
+    ]
+    c = constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill", "NORM_ADV_BY_STD=False")
+    cluster, log = train(c, answers, sum, tmp_path)
+    asked = cluster.rollout.asked
+    assert len(asked) == 3 and asked[1] != asked[2] and asked[1][0] == asked[1][1]
+    chosen = np.concatenate([answers[0][2:], answers[2][:2]])
+    prompt_ids = np.array([[2 + int(text) % 3] for text in (*asked[0][2:], *asked[2][:2])])
+    batch = jax.tree.map(lambda x: x[0], fed[-1][0])
+    np.testing.assert_array_equal(batch.completion_ids, chosen)
+    np.testing.assert_array_equal(batch.prompt_ids, prompt_ids)
+    np.testing.assert_allclose(batch.advantages, [-5, 5, -2.5, 2.5])
+    expected = log_probs_by_hand(TABLE, prompt_ids, chosen) * (chosen != PAD)
+    np.testing.assert_allclose(batch.sampler_log_prob, expected, rtol=1e-6)  # float32
+    assert log[0]["answers"] == 12 and log[0]["zero_variance"] == 4 / 6
+
+
+def test_refilling_ends_and_skips_what_is_left(fed, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_variants, "MAX_REFILLS", 2)
+    same = np.tile([4, 5, EOS], (4, 1))
+    one = np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])
+    cluster, _ = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill"), [one, same, same], sum, tmp_path)
+    assert len(cluster.rollout.asked) == 3
+    assert fed[-1][0].completion_mask[0].any(axis=1).tolist() == [True, True, False, False]
+
+
+def test_the_length_penalty_counts_tokens_and_is_in_the_sum(tmp_path):
+    answers = [np.array([[4, 5, EOS], [4, EOS, PAD], [5, 5, 5], [EOS, PAD, PAD]])]
+    c = constants_of(*TWO, "OVERLONG_BUFFER=2", "OVERLONG_PENALTY=0.5")
+    _, [row] = train(c, answers, len, tmp_path)
+    assert row["reward_overlong"] == np.mean([-0.5, -0.25, -0.5, 0])
+    assert row["reward_reward"] == np.mean([3, 2, 3, 1])
+    assert row["reward"] == row["reward_overlong"] + row["reward_reward"]
+
+
+def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
+    """The weight of the KL is steered by the step just done."""
+    c = constants_of(
+        "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=3", "LEARNING_RATE=0.1", *QUICK, "TARGET_KL=0.01",
+        "TEMPERATURE=0.8", "TEMPERATURE_END=0.4",
+    )  # fmt: skip
+    cluster, log = train(c, [random_answers(seed, 4) for seed in range(3)], points, tmp_path)
+    temperatures = [0.8, 0.6, 0.4]
+    np.testing.assert_allclose([row["temperature"] for row in log], temperatures)
+    np.testing.assert_allclose(cluster.rollout.temperatures, temperatures)
+    np.testing.assert_allclose([temperature for _, _, temperature in fed], temperatures, rtol=1e-6)
+    betas = [c.BETA]
+    for row in log:
+        betas.append(loss_variants.adaptive_beta(betas[-1], 0.01, row["kl"]))
+    assert betas[1] < c.BETA  # the first step's KL is 0: too little
+    np.testing.assert_allclose([row["beta"] for row in log], betas[:3], rtol=1e-12)
+    np.testing.assert_allclose([beta for _, beta, _ in fed], betas[:3], rtol=1e-6)
+    loop = json.loads((tmp_path / "checkpoints" / "3" / "loop" / "metadata").read_text())
+    assert loop["beta"] == pytest.approx(betas[3], rel=1e-12)  # a resumed run goes on with it
+
+
+@pytest.mark.parametrize(
+    ("longest", "columns"), [(1, 7), (7, 7), (8, 14), (15, 24), (24, 24), (25, 28), (28, 28)]
+)
+def test_columns_that_no_answer_uses_are_not_computed(longest, columns, monkeypatch):
+    for shares, expected in ((True, columns), (False, 28)):
+        monkeypatch.setattr(faster_on_cpu, "shares_prompts", lambda model, shares=shares: shares)
+        assert llama.used_columns(Table(), 28, longest) == expected
+
+
+def test_a_batch_is_cut_in_all_that_has_a_value_per_token_and_trains_the_same(fed, tmp_path, monkeypatch):
+    answers = [random_answers(5, 4, 5) * (np.arange(5) < 2)]
+    c = constants_of(*TWO, "TOTAL_GENERATION_STEPS=5", "NUM_ITERATIONS=2")
+    whole, _ = train(c, answers, points, tmp_path / "whole")
+    monkeypatch.setattr(llama, "used_columns", lambda model, limit, longest: longest)
+    cut, _ = train(c, answers, points, tmp_path / "cut")
+    for field in ("completion_ids", "completion_mask", "sampler_log_prob", "ref_log_prob", "old_log_prob"):
+        wide, narrow = (getattr(batch, field) for batch, *_ in (fed[0], fed[-1]))
+        assert wide.shape == (1, 4, 5) and narrow.shape == (1, 4, 2)
+        np.testing.assert_allclose(narrow, wide[..., :2], rtol=1e-6)
+    tables = [np.asarray(made.actor_trainer.model.table[...]) for made in (whole, cut)]
+    np.testing.assert_allclose(*tables, rtol=0, atol=1e-6)  # float32 sums of other lengths
+
+
+def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path, monkeypatch):
+    """An engine of its own draws while a step trains, and gets the new weights only after that."""
+    tables, update = [TABLE], demo.update
+
+    def recorded(*arguments):
+        after = update(*arguments)
+        tables.append(np.asarray(after[0]["table"]))
+        return after
+
+    monkeypatch.setattr(demo, "update", recorded)
+    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=4", "LEARNING_RATE=0.1", *QUICK,
+                     "OFF_POLICY_STEPS=1")  # fmt: skip
+    answers = [random_answers(seed, 4) for seed in range(4)]
+    cluster, log = train(c, answers, points, tmp_path, takes=0.1)  # long after the update
+    asked = [np.repeat(batch["prompts"], 2).tolist() for batch in demo.training_batches(c, questions(20), 0)]
+    assert cluster.rollout.asked == asked
+    for step, (batch, *_) in enumerate(fed):
+        prompt_ids, completion_ids = batch.prompt_ids[0], batch.completion_ids[0]
+        assert prompt_ids[:, 0].tolist() == [2 + int(text) % 3 for text in asked[step]]
+        np.testing.assert_array_equal(completion_ids, answers[step])
+        expected = log_probs_by_hand(tables[max(step - 1, 0)], prompt_ids, completion_ids)
+        np.testing.assert_allclose(batch.sampler_log_prob[0], expected * (answers[step] != PAD), rtol=1e-5)
+    assert [row["mismatch"] > 0.01 for row in log] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("config", "temperatures"), [("greedy", [0.0]), ("standard", [0.0, 0.7]), ("liberal", [0.0, 0.85])]
+)
+def test_an_evaluation_asks_the_greedy_pass_once(config, temperatures):
+    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", f"EVAL_CONFIG={config}")
+    answers = [FULL[:3], np.array([[4, EOS, PAD], [2, EOS, PAD], [3, 3, 3]])]
+    cluster = make_cluster(c, answers)
+    result = demo.evaluate_both(c, cluster.rollout, questions(3), graded(points))
+    assert cluster.rollout.temperatures == temperatures
+    assert result["greedy_completions"] == ["4 5 1"] * 3
+    drawn = ["4 5 1"] * 3 if config == "greedy" else ["4 1", "2 1", "3 3 3"]
+    assert result["completions"] == drawn
+    assert result["cut_off"] == (0 if config == "greedy" else pytest.approx(1 / 3))
+    assert [row["question"] for row in result["asked"]] == ["0"] * 3
+
+
+# --- the real cluster: memory, and the same temperature everywhere
+
+
+def llama_cluster(*constants):
+    """Constants, the tiny Llama's cluster, and its test questions."""
+    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
+    folder, hf = llama.load_hf_config("tiny_llama")
+    tokenizer = llama.load_tokenizer(folder)
+    return c, clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
+
+
+def trained_llama(c, cluster, folder, count):
+    """Trains it on its first test questions; the rows of the log, and of the questions."""
+    rows, source = prompts.read_data(c, None)["test"]
+    tokenizer = llama.load_tokenizer(settings.find_path("tiny_llama"))
+    rows = prompts.make_prompts(c, rows[:count], source, tokenizer, False, folder / "too_long.csv")
+    grader = task_rewards.make_grader("", "", reward_func, [])
+    run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
+    return demo.train(c, cluster, grader, rows, run), rows
+
+
+def weights_in_memory(kind):
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == kind)
+
+
+def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device():
+    used = {}
+    for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
+        before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
+        _, cluster = llama_cluster(*constants)
+        used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
+        params = jax.tree.leaves(nnx.state(cluster.actor_trainer.model, nnx.Param))
+        weights = sum(x.nbytes for x in params)
+        del cluster, params
+    none, kept, offloaded = used.values()
+    slack = 1_000  # random-number state of a model: some keys and counters
+    np.testing.assert_allclose(kept - none, [weights, 0], atol=slack)
+    np.testing.assert_allclose(offloaded - none, [0, weights], atol=slack)
+
+
+def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
+    """Sampler's, old, new and frozen log-probs agree while the weights do; the update compiles once."""
+    c, cluster = llama_cluster(
+        "NUM_ITERATIONS=2", "NUM_BATCHES=2", "TEMPERATURE_END=0.25", "REFERENCE_OFFLOAD=True",
+        "LEARNING_RATE=0.0",
+    )  # fmt: skip
+    compiled = demo.update._cache_size()
+    log, _ = trained_llama(c, cluster, tmp_path, 4)
+    assert [row["temperature"] for row in log] == [1.0, 0.25]
+    for row in log:
+        # The same numbers from different programs: rounding of float32 log-probs of size 10
+        assert row["mismatch_max"] < 1e-4 and row["kl"] < (1e-4) ** 2 and row["clip_fraction"] == 0
+    widths = 4  # at most: columns that no answer uses are cut, in four widths
+    assert demo.update._cache_size() - compiled <= widths
+
+
+def test_off_policy_answers_are_those_of_the_weights_one_step_ago(fed, tmp_path):
+    """Each batch's sampler log-probs, against the log-probs under the weights of every step.
+
+    The tiny Llama draws with the weights that train: its answers ahead are drawn before the update.
+    """
+    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=1e-2", "BETA=0.0")
+    c, cluster = llama_cluster(*constants, "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=9")
+    model = cluster.actor_trainer.model
+    first = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    log, rows = trained_llama(c, cluster, tmp_path, 8)
+    asked = [np.repeat(batch["prompts"], 2) for batch in demo.training_batches(c, rows, 0)]
+    manager = demo.checkpoints.open_manager(str(tmp_path / "checkpoints"))
+    weights = [first] + [demo.checkpoints.restore(manager, step, first)[0] for step in (1, 2, 3)]
+    manager.close()
+    distance = np.zeros((4, 4))  # [batch, weights]
+    for i, (batch, *_) in enumerate(fed):
+        tokens = [row[row != cluster.rollout.pad_id()].tolist() for row in batch.prompt_ids[0]]
+        assert tokens == [cluster.tokenizer.encode(text) for text in asked[i]]
+        for j, state in enumerate(weights):
+            nnx.update(model, state)
+            log_prob = cluster.rollout.get_per_token_logps(batch.prompt_ids[0], batch.completion_ids[0])
+            distance[i, j] = np.abs((log_prob - batch.sampler_log_prob[0]) * batch.completion_mask[0]).max()
+    assert distance.argmin(axis=1).tolist() == [0, 0, 1, 2]
+    # cached decoding and the full pass sum float32 in another order, of log-probs of size 10
+    assert distance.min(axis=1).max() < 1e-4 and distance[2, 2] > 1e-2
+    assert log[0]["mismatch_max"] < 1e-4 and log[2]["mismatch_max"] > 1e-2

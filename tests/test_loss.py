@@ -1,0 +1,456 @@
+"""The loss on the page and each variant's number, on two answers of up to three tokens.
+
+The model is a table of logits (table_policy.py). The numbers beside it are plain NumPy, finite differences of
+float64, or Tunix's own loss.
+"""
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from table_policy import (
+    ADVANTAGES,
+    ANSWERS,
+    CLOSE,
+    EOS,
+    MASK,
+    OLD,
+    PAD,
+    PROMPTS,
+    REFERENCE,
+    SAMPLER,
+    TABLE,
+    VOCABULARY,
+    Table,
+    batch_of,
+    constants_of,
+    log_probs_by_hand,
+    loss_of,
+    mean,
+)
+from tunix.rl import algo_core
+from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
+
+import grpo_llama3_1_8b_demo as demo
+from parts import loss_variants, settings
+from parts.constants import LORA_TARGETS
+from parts.model import lora
+from parts.model.log_probs import mean_figures
+
+INPUTS = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]  # the token before each token of an answer
+
+
+# --- by hand
+
+
+def clipped_by_hand(low=0.2, high=0.2, sequence_ratio=False, log_prob=None):
+    """Per-token losses [2, 3] of the clipped objective (without KL)."""
+    log_ratio = (log_probs_by_hand() if log_prob is None else log_prob) - OLD
+    if sequence_ratio:  # GSPO, eq. 7: one ratio for the whole answer, the geometric mean
+        log_ratio = ((log_ratio * MASK).sum(1) / MASK.sum(1))[:, None] + 0 * log_ratio
+    ratio, A = np.exp(log_ratio), ADVANTAGES[:, None]
+    return -np.minimum(ratio * A, np.clip(ratio, 1 - low, 1 + high) * A)
+
+
+def mean_of_means(losses):
+    return (losses[0].sum() / 3 + losses[1, :2].sum() / 2) / 2
+
+
+NO_REFERENCE = dict(ref_log_prob=None)
+
+
+def test_the_example_leaves_the_clip_range_on_both_sides():
+    """Else clip-higher, and the lower end, would not be tested below."""
+    ratio = np.exp(log_probs_by_hand() - OLD)[MASK == 1]
+    assert (ratio > 1.28).any() and (ratio < 0.8).any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_hand"),
+    [
+        ("seq-mean-token-mean", mean_of_means),
+        ("token-mean", lambda x: (x * MASK).sum() / 5),
+        ("seq-mean-token-sum", lambda x: (x * MASK).sum() / 2),
+        ("seq-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2 / 3),
+    ],
+)
+def test_each_aggregation_is_the_sum_by_hand(mode, by_hand):
+    loss, *_ = loss_of(f"LOSS_AGG_MODE={mode}", "BETA=0.0", **NO_REFERENCE)
+    np.testing.assert_allclose(loss, by_hand(clipped_by_hand()), **CLOSE)
+
+
+def test_every_aggregation_is_tested():
+    marks = test_each_aggregation_is_the_sum_by_hand.pytestmark
+    choices = typing.get_type_hints(demo.Constants)["LOSS_AGG_MODE"]
+    assert [row[0] for row in marks[0].args[1]] == list(typing.get_args(choices))
+
+
+def test_every_choice_of_a_constant_exchanges_its_piece_and_no_other():
+    variants = loss_variants
+    exchanged = {
+        ("ADVANTAGE", "rloo"): dict(advantage=variants.leave_one_out_advantage),
+        ("LOSS_ALGO", "gspo-token"): dict(ratio=variants.sequence_ratio),
+        ("LOSS_ALGO", "cispo"): dict(objective=variants.cispo_objective),
+        ("LOSS_AGG_MODE", "token-mean"): dict(answer_sum=variants.token_sum, count=variants.count_tokens),
+        ("LOSS_AGG_MODE", "seq-mean-token-sum"): dict(answer_sum=variants.token_sum),
+        ("LOSS_AGG_MODE", "seq-mean-token-sum-norm"): dict(answer_sum=variants.sum_by_limit),
+        ("KL_LOSS_MODE", "kl"): dict(kl=variants.k1),
+        ("KL_LOSS_MODE", "mse_kl"): dict(kl=variants.k2),
+        ("NORM_ADV_BY_STD", "False"): dict(advantage=variants.centered_advantage),
+    }
+    hints = typing.get_type_hints(demo.Constants)
+    names = ("ADVANTAGE", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE")
+    chosen = [(name, value) for name in names for value in typing.get_args(hints[name])]
+    for name, value in [*chosen, ("NORM_ADV_BY_STD", "True"), ("NORM_ADV_BY_STD", "False")]:
+        expected = demo.PLAIN._replace(**exchanged.pop((name, value), {}))
+        assert loss_variants.pieces(constants_of(f"{name}={value}"), demo.PLAIN) == expected, (name, value)
+    assert not exchanged
+    assert loss_variants.Pieces(
+        demo.group_advantage, demo.token_ratio, demo.clipped_objective, demo.k3, demo.token_mean,
+        demo.count_answers,
+    ) == demo.PLAIN  # fmt: skip
+    assert tuple(lora.TARGETS) == LORA_TARGETS
+
+
+# --- against Tunix's own loss, on the same numbers
+
+TUNIXS = {  # Tunix's names of the aggregations
+    "seq-mean-token-mean": "sequence-mean-token-mean",
+    "seq-mean-token-sum-norm": "sequence-mean-token-scale",
+}
+
+
+def tunix_loss(*constants, sampler_is_weights=None, **changes):
+    """Loss, figures and gradient of `tunix.rl.algo_core.grpo_loss_fn` under the constants."""
+    c, batch = constants_of(*constants), batch_of(**changes)
+    config = GRPOConfig(
+        num_generations=2, beta=c.BETA, epsilon=c.EPSILON, loss_algo=c.LOSS_ALGO,
+        loss_agg_mode=TUNIXS.get(c.LOSS_AGG_MODE, c.LOSS_AGG_MODE), kl_loss_mode=c.KL_LOSS_MODE,
+    )  # fmt: skip
+    config.epsilon_high, config.temperature = c.EPSILON_HIGH or c.EPSILON, c.TEMPERATURE
+    example = TrainExample(
+        prompt_ids=batch.prompt_ids, prompt_mask=batch.prompt_ids != PAD,
+        completion_ids=batch.completion_ids, completion_mask=batch.completion_mask,
+        advantages=batch.advantages, ref_per_token_logps=batch.ref_log_prob,
+        old_per_token_logps=batch.old_log_prob,
+    )  # fmt: skip
+    if sampler_is_weights is not None:  # Tunix's loss looks for it; only its agentic example has the field
+        object.__setattr__(example, "sampler_is_weights", jnp.asarray(sampler_is_weights))
+
+    def loss(model):
+        return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
+
+    (value, figures), gradient = nnx.value_and_grad(loss, has_aux=True)(Table())
+    return value, figures, gradient.table[...]
+
+
+MASKED = dict(completion_mask=np.array([[0, 0, 0], [1, 1, 0]]) != 0)
+
+
+@pytest.mark.parametrize(
+    ("constants", "changes"),
+    [
+        ([], {}),
+        (["EPSILON=0.05", "BETA=0.5"], {}),
+        (["BETA=0.0"], NO_REFERENCE),
+        ([], dict(old_log_prob=None)),
+        (["TEMPERATURE=0.7"], {}),
+        ([], MASKED),
+        (["EPSILON_HIGH=0.28"], {}),
+        (["LOSS_ALGO=gspo-token", "EPSILON=0.5", "BETA=0.0"], NO_REFERENCE),
+        (["LOSS_AGG_MODE=token-mean"], MASKED),
+        (["LOSS_AGG_MODE=seq-mean-token-sum"], {}),
+        (["LOSS_AGG_MODE=seq-mean-token-sum-norm"], MASKED),
+        (["KL_LOSS_MODE=kl"], {}),
+        (["KL_LOSS_MODE=mse_kl"], {}),
+    ],
+)
+def test_loss_figures_and_gradients_equal_tunixs_own(constants, changes):
+    expected, tunix_figures, gradient = tunix_loss(*constants, **changes)
+    value, figures, our_gradient = loss_of(*constants, **changes)
+    np.testing.assert_allclose(value, expected, **CLOSE)
+    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
+    assert np.abs(gradient).max() > 0.01
+    for name, tunixs in (("kl", "kl"), ("clip_fraction", "pg_clipfrac")):
+        np.testing.assert_allclose(mean(figures[name]), tunix_figures[tunixs], err_msg=name, **CLOSE)
+    if "LOSS_AGG_MODE=token-mean" in constants:  # Tunix aggregates the entropy as it does the loss
+        np.testing.assert_allclose(mean(figures["entropy"]), tunix_figures["entropy"], **CLOSE)
+
+
+@pytest.mark.parametrize("constants", [[], ["EPSILON_HIGH=0.28"]])
+def test_a_reference_far_off_at_padding_changes_nothing(constants):
+    """exp(500) is infinite, and infinity times a mask of 0 would be NaN."""
+    far = np.where(MASK == 1, REFERENCE, 500.0)
+    for found, expected in zip(loss_of(*constants, ref_log_prob=far), loss_of(*constants), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("constants", [[], ["SAMPLER_CORRECTION=2.0"], ["LOSS_ALGO=gspo-token"]])
+def test_padding_never_counts(constants):
+    """What follows the end of an answer; such a fault cost MaxText's users 0.15 of reward (its PR 4016)."""
+    value, figures, gradient = loss_of(*constants)
+    padding = 9.0 * (MASK == 0)
+    for changes in (
+        dict(ref_log_prob=REFERENCE + padding),
+        dict(old_log_prob=OLD - padding),
+        dict(sampler_log_prob=SAMPLER + padding),
+    ):
+        again, more_figures, other_gradient = loss_of(*constants, **changes)
+        np.testing.assert_array_equal(again, value)
+        np.testing.assert_array_equal(other_gradient, gradient)
+        jax.tree.map(np.testing.assert_array_equal, more_figures, figures)
+
+
+def test_a_huge_log_ratio_overflows_neither_the_loss_nor_its_gradient():
+    for algorithm in ("grpo", "gspo-token", "cispo"):
+        value, _, gradient = loss_of(f"LOSS_ALGO={algorithm}", old_log_prob=OLD - 200)
+        assert np.isfinite(value) and np.isfinite(gradient).all(), algorithm
+
+
+def test_the_ratio_is_bounded_where_its_exponential_would_overflow():
+    """By e^20 on both sides, in closed form; GSPO's above by e^10, Tunix's limit."""
+    log_ratio = np.array([[-100.0, -20.5, 0.5, 20.5, 100.0]])
+    old, mask = np.zeros((1, 5)), np.ones((1, 5), bool)
+    found = demo.token_ratio(jnp.asarray(log_ratio), old, mask)
+    np.testing.assert_allclose(found, np.exp(np.clip(log_ratio, -20, 20)), rtol=1e-5)  # float32 of e^20
+    for shift, expected in ((100.0, np.exp(10)), (2.0, np.exp(2 + 0.1))):  # the mean of the row is 0.1
+        found = loss_variants.sequence_ratio(jnp.asarray(log_ratio + shift), old, mask)
+        np.testing.assert_allclose(found, np.full((1, 5), expected), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("constants", "high"),
+    [
+        ([], 0.2),
+        (["EPSILON_HIGH=0.28"], 0.28),
+        (["EPSILON=0.1"], 0.1),
+        (["EPSILON=0.1", "EPSILON_HIGH=0.5"], 0.5),
+    ],
+)
+def test_clip_higher_moves_the_upper_end_only(constants, high):
+    low = 0.1 if "EPSILON=0.1" in constants else 0.2
+    loss, *_ = loss_of("BETA=0.0", *constants, **NO_REFERENCE)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(low, high)), **CLOSE)
+
+
+def test_the_clip_changes_a_token_only_where_it_binds():
+    """Four corners by hand: the minimum takes the clipped term where it is the smaller one, only there."""
+    ratio = np.array([[1.5, 0.5, 1.5, 0.5, 1.0]])
+    A = np.array([[1.0, 1.0, -1.0, -1.0, 1.0]])
+    objective, clipped = demo.clipped_objective(jnp.asarray(ratio), A, None, 0.2, 0.3)
+    np.testing.assert_allclose(objective, [[1.3, 0.5, -1.5, -0.8, 1.0]], rtol=1e-6)  # float32
+    assert np.asarray(clipped).tolist() == [[True, False, False, True, False]]
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0])  # clipped, and not
+def test_gspo_has_one_ratio_a_sequence(epsilon):
+    constants = ("LOSS_ALGO=gspo-token", f"EPSILON={epsilon}", "BETA=0.0")
+    loss, figures, _ = loss_of(*constants, **NO_REFERENCE)
+    by_hand = clipped_by_hand(epsilon, epsilon, sequence_ratio=True)
+    np.testing.assert_allclose(loss, mean_of_means(by_hand), **CLOSE)
+    assert (float(mean(figures["clip_fraction"])) > 0) == (epsilon == 0.05)
+
+
+def differences(function, cells, step):
+    """Central differences of a function of the table, in float64."""
+    slopes = []
+    for cell in cells:
+        moved = np.zeros(TABLE.shape)
+        moved[cell] = step
+        slopes.append((function(TABLE + moved) - function(TABLE - moved)) / (2 * step))
+    return np.array(slopes)
+
+
+CELLS = ((2, 4), (3, 5), (4, 0), (4, 5), (5, 1))
+
+
+def test_gspo_gradient_is_that_of_the_sequence_ratio():
+    """The token form must have the gradient of eq. 5: finite differences of the sequence's loss."""
+
+    def by_hand(table):
+        losses = clipped_by_hand(1.0, 1.0, sequence_ratio=True, log_prob=log_probs_by_hand(table))
+        return mean_of_means(losses)
+
+    *_, gradient = loss_of("LOSS_ALGO=gspo-token", "EPSILON=1.0", "BETA=0.0", **NO_REFERENCE)
+    found = [gradient[cell] for cell in CELLS]
+    np.testing.assert_allclose(found, differences(by_hand, CELLS, 1e-6), rtol=1e-4)  # of a float32 gradient
+
+
+@pytest.mark.parametrize("old", [OLD, None])
+@pytest.mark.parametrize("cap", [1.0, 2.0, 100.0])
+def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap):
+    """Tunix's agentic learner makes the weights outside of its loss, by the formula that stands here."""
+    constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5")
+    trainers = log_probs_by_hand() if old is None else old
+    weights = np.minimum(np.exp(np.clip(trainers - SAMPLER, -20, 20)), cap)
+    assert weights[MASK == 1].min() < 0.9 and (cap > 99 or weights[MASK == 1].max() == cap)
+    expected, figures, gradient = tunix_loss(*constants, old_log_prob=old, sampler_is_weights=weights)
+    assert figures["sampler_is/weight_min"] < 0.9
+    value, _, our_gradient = loss_of(*constants, old_log_prob=old)
+    np.testing.assert_allclose(value, expected, **CLOSE)
+    np.testing.assert_allclose(our_gradient, gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("old", [OLD, None])
+def test_the_mismatch_in_the_log_is_the_distance_of_trainer_and_sampler(old):
+    for constants in ([], ["SAMPLER_CORRECTION=2"]):
+        _, figures, _ = loss_of(*constants, old_log_prob=old)
+        distance = np.abs((log_probs_by_hand() if old is None else old) - SAMPLER)[MASK == 1]
+        np.testing.assert_allclose(mean(figures["mismatch"]), distance.mean(), **CLOSE)
+        np.testing.assert_allclose(figures["mismatch_max"], distance.max(), **CLOSE)
+
+
+def test_cispo_weighs_each_tokens_own_gradient():
+    """Eq. 4's gradient in closed form: min(ratio, 1 + eps_high) * A * (one-hot - softmax) of each token."""
+    ratio = np.exp(log_probs_by_hand() - OLD)
+    weight = np.minimum(ratio, 1.5)
+    assert (ratio > 1.5)[MASK == 1].sum() == 1 and (ratio < 0.8)[MASK == 1].sum() == 2  # no lower bound
+    constants = ("LOSS_ALGO=cispo", "EPSILON_HIGH=0.5", "BETA=0.0", "LOSS_AGG_MODE=token-mean")
+    value, figures, gradient = loss_of(*constants, **NO_REFERENCE)
+    terms = weight * ADVANTAGES[:, None] * MASK / 5
+    np.testing.assert_allclose(value, -(terms * log_probs_by_hand()).sum(), **CLOSE)
+    probs = np.exp(TABLE.astype(float))
+    probs /= probs.sum(axis=1, keepdims=True)
+    expected = np.zeros(TABLE.shape)
+    for i, t in zip(*np.nonzero(MASK)):
+        expected[INPUTS[i, t]] -= terms[i, t] * (np.eye(VOCABULARY)[ANSWERS[i, t]] - probs[INPUTS[i, t]])
+    np.testing.assert_allclose(gradient, expected, **CLOSE)
+    np.testing.assert_allclose(mean(figures["clip_fraction"]), 1 / 5, **CLOSE)
+
+
+def test_the_entropy_bonus_and_its_gradient():
+    """By hand, and the gradient by central differences of float64."""
+
+    def by_hand(table):
+        probs = np.exp(table[INPUTS].astype(float))
+        probs /= probs.sum(axis=-1, keepdims=True)  # [2, 3, V]
+        return mean_of_means((probs * np.log(probs)).sum(axis=-1))  # minus the entropy
+
+    plain, figures, gradient = loss_of()
+    value, _, with_bonus = loss_of("ENTROPY_COEF=0.3")
+    np.testing.assert_allclose(value - plain, 0.3 * by_hand(TABLE), **CLOSE)
+    probs = np.exp(TABLE[INPUTS].astype(float))
+    probs /= probs.sum(axis=-1, keepdims=True)
+    entropy = -(probs * np.log(probs)).sum(axis=-1)[MASK == 1]
+    np.testing.assert_allclose(mean(figures["entropy"]), entropy.mean(), **CLOSE)
+    slopes = 0.3 * differences(by_hand, CELLS, 1e-5)
+    np.testing.assert_allclose(
+        [(with_bonus - gradient)[cell] for cell in CELLS], slopes, rtol=1e-4, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_hand"),
+    [
+        ("kl", lambda d: d),
+        ("mse_kl", lambda d: d**2 / 2),
+        ("low_var_kl", lambda d: np.exp(-d) - 1 + d),
+    ],
+)
+def test_each_kind_of_kl(mode, by_hand):
+    loss, figures, _ = loss_of(f"KL_LOSS_MODE={mode}", "BETA=0.5")
+    kl = by_hand(log_probs_by_hand() - REFERENCE)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand() + 0.5 * kl), **CLOSE)
+    np.testing.assert_allclose(mean(figures["kl"]), (kl * MASK).sum() / 5, **CLOSE)
+
+
+def test_the_kl_keeps_its_digits_near_zero():
+    """Against float64; exp(x) - x - 1 would be off by 6e-8, the rounding of a number near 1."""
+    x = np.float32([1e-2, -1e-2, 1e-3, 1e-4, -1e-5, 1e-6, 0.0, 1.5, -3.0])
+    exact = np.expm1(x.astype(float)) - x.astype(float)
+    found = np.asarray(demo.k3(jnp.asarray(x)), float)
+    rounding = np.finfo(np.float32).eps * np.abs(np.expm1(x))  # of expm1 and x; a few of them
+    assert (np.abs(found - exact) <= 4 * rounding).all()
+
+
+def test_the_weight_of_the_kl_and_the_temperature_are_arguments():
+    """TARGET_KL and TEMPERATURE_END move them from step to step; BETA and TEMPERATURE only begin."""
+    log_prob = log_probs_by_hand(temperature=0.7)
+    d = log_prob - REFERENCE
+    expected = mean_of_means(clipped_by_hand(log_prob=log_prob) + 0.3 * (np.exp(-d) - 1 + d))
+    constant, *_ = loss_of("BETA=0.3", "TEMPERATURE=0.7")
+    moved, *_ = loss_of("BETA=0.9", "TARGET_KL=0.1", "TEMPERATURE_END=0.5", beta=0.3, temperature=0.7)
+    np.testing.assert_allclose([constant, moved], expected, **CLOSE)
+
+
+def test_logits_clip_bounds_the_logits_before_the_softmax():
+    loss, *_ = loss_of("LOGITS_CLIP=0.4", "BETA=0.0", **NO_REFERENCE)
+    log_prob = log_probs_by_hand(clip=0.4)
+    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(log_prob=log_prob)), **CLOSE)
+    assert np.abs(TABLE).max() > 0.4
+
+
+@pytest.mark.parametrize(("clip", "finite"), [("0.0", False), ("100.0", True)])
+def test_logits_clip_prevents_the_nan_of_an_overflowing_logit(clip, finite):
+    table = TABLE.copy()
+    table[2, 4] = np.inf  # of the token that was chosen: a product beyond the dtype's range
+    constants = (f"LOGITS_CLIP={clip}", "BETA=0.0")
+    value, _, gradient = loss_of(*constants, table=table, **NO_REFERENCE)
+    assert np.isfinite(value) == np.isfinite(gradient).all() == finite
+    assert not finite or np.abs(gradient).max() > 0.01
+
+
+# --- what the log says
+
+
+def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes():
+    """Two answers of 3 and 2 tokens: the mean over 5 tokens, in one pass or in two, also with one masked."""
+    one, two = np.array([[1, 1, 1], [0, 0, 0]]) != 0, np.array([[0, 0, 0], [1, 1, 0]]) != 0
+
+    def figures(*masks):
+        passes = [loss_of(completion_mask=mask)[1] for mask in masks]
+        return mean_figures(jax.tree.map(lambda *x: np.stack(x), *passes))
+
+    whole, parts, single, none = (figures(*m) for m in ((one | two,), (one, two), (one,), (one & two,)))
+    names = ["kl", "clip_fraction", "entropy", "mismatch"]
+    assert set(whole) == {*names, "mismatch_max"}
+    for name in names:
+        np.testing.assert_allclose(parts[name], whole[name], **CLOSE)
+        np.testing.assert_allclose(figures(one, one & two)[name], single[name], **CLOSE)
+        assert np.isnan(none[name])
+    of_passes = np.mean([figures(mask)["kl"] for mask in (one, two)])
+    assert not np.isclose(of_passes, whole["kl"], rtol=0.01)  # few tokens would weigh like many
+    assert parts["mismatch_max"] == whole["mismatch_max"] > figures(two)["mismatch_max"]
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "grpo, gspo-token"]),
+        (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
+        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "group, rloo"]),
+        (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
+        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "keep, skip, refill"]),
+        (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "0 or more"]),
+        (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
+        (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1:"]),
+        (["LOGITS_CLIP=-1"], ["LOGITS_CLIP=-1:"]),
+        (["TEMPERATURE_END=-1"], ["TEMPERATURE_END=-1:"]),
+        (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
+        (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
+        (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
+        (["TEMPERATURE=2.1", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"], ["TEMPERATURE=2.1,", "at most 2;"]),
+        (
+            ["TEMPERATURE_END=3", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"],
+            ["TEMPERATURE_END=3.0:", "maxtext"],
+        ),
+        (["SAMPLER_CORRECTION=-1"], ["SAMPLER_CORRECTION=-1:", "0 or more"]),
+        (["ENTROPY_COEF=-0.1"], ["ENTROPY_COEF=-0.1:"]),
+        (["OVERLONG_PENALTY=-1"], ["OVERLONG_PENALTY=-1:"]),
+        (["OVERLONG_BUFFER=-1"], ["OVERLONG_BUFFER=-1:"]),
+        (["OVERLONG_BUFFER=29"], ["OVERLONG_BUFFER=29:", "TOTAL_GENERATION_STEPS=3"]),
+        (["OFF_POLICY_STEPS=2"], ["OFF_POLICY_STEPS=2:", "at most 1"]),
+        (["OFF_POLICY_STEPS=1", "ZERO_VARIANCE_GROUPS=refill"], ["OFF_POLICY_STEPS=1:", "refill"]),
+        (["OFF_POLICY_STEPS=1", "TEMPERATURE_END=0.5"], ["OFF_POLICY_STEPS=1:", "TEMPERATURE_END=0.5"]),
+    ],
+)
+def test_a_bad_option_is_named_with_its_remedy(arguments, words):
+    with pytest.raises(settings.UserError) as error:
+        constants_of(*arguments)
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words)
