@@ -9,7 +9,7 @@ import sys
 import make_health_logs
 import pytest
 
-from parts.run import health
+from parts.run import health, page
 from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
 from tools import show_run
@@ -143,23 +143,27 @@ def test_steps_without_a_figure_are_passed_over_but_not_most_of_them():
     assert "kl" not in health.check(without(-1, -3, -4), constants)
 
 
-def test_the_command_reads_a_runs_folder(tmp_path, capsys):
+def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path, capsys):
     rows, constants = log("kl")
+    constants = dict.fromkeys(page.SHOWN_CONSTANTS, "") | constants  # the log is older than some of them
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     code = (
-        "from tools import show_run; import sys; show_run.main(sys.argv[1:]); assert 'jax' not in sys.modules"
+        "import sys; from tools import show_run; show_run.main(sys.argv[1:])\n"
+        "assert not {'jax', 'tunix', 'maxtext'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE, capture_output=True, text=True)
     lines = [*health.history(rows, constants), f"page     {tmp_path}/report.html"]
-    assert done.stdout.splitlines() == lines and len(lines) > 1 and not done.stderr
-    rows, constants = log("healthy")
+    assert not done.stderr and done.stdout.splitlines() == lines and len(lines) > 1
     shutil.copy(make_health_logs.FOLDER / "healthy.csv", tmp_path / "train_log.csv")
-    (tmp_path / "constants.json").write_text(json.dumps(constants))
     show_run.main([str(tmp_path)])
-    assert capsys.readouterr().out.splitlines()[0] == f"{len(rows)} steps, and nothing to report"
+    assert capsys.readouterr().out.splitlines()[0] == f"{len(log('healthy')[0])} steps, and nothing to report"
     with pytest.raises(UserError, match="give the RUN_DIR of one"):
         show_run.main([str(tmp_path / "nothing")])
+    del constants["ADVANTAGE"]
+    (tmp_path / "constants.json").write_text(json.dumps(constants))
+    with pytest.raises(UserError, match=r"another version's run \(it has no ADVANTAGE\); start a new one$"):
+        show_run.main([str(tmp_path)])
 
 
 @pytest.mark.slow

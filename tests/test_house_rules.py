@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 MAIN = "grpo_llama3_1_8b_demo"
 FILES = {  # by the name under which they are imported
@@ -209,49 +207,43 @@ def test_a_function_is_given_its_constants():
 
 # --- folders 1 to 4: each stands alone
 
-ALONE = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
+ALONE = {  # the scripts that a reader runs
+    "1_Q_Learning": ["Q_Learning"],
+    "2_Cart_Pole_DQN": ["cart_pole_dqn"],
+    "3_Pendulum": ["reinforce", "ppo", "pendulum"],
+    "4_GRPO_MNIST": ["grpo_mnist"],
+}
 WRITTEN = ("exercises", "exercise_checks", "grader")  # by the reader: tests/test_exercises.py
-SERVING = {"settings", "pictures", "data"}  # what a numbered script may import of its folder
-MARK = "# %% The same in folders 1 to 4"
 
 
-@pytest.mark.parametrize("folder", ALONE)
-def test_a_study_imports_the_script_and_never_the_other_way_round(folder):
-    files = {path.stem: path for path in (FOLDER.parent / folder).glob("*.py") if path.stem not in WRITTEN}
-    studies = {name for name in files if name.endswith("study")}
-    scripts = files.keys() - studies - SERVING
-    assert studies and scripts
-    for name, path in files.items():
-        found = set()
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found.add(node.module)
-        allowed = scripts | SERVING if name in studies else SERVING if name in scripts else {"settings"}
-        assert found & files.keys() <= allowed, name
-        if name in studies:
-            assert found & scripts
+def test_a_study_imports_the_script_and_never_the_other_way_round():
+    for folder, scripts in ALONE.items():
+        files = {
+            path.stem: path for path in (FOLDER.parent / folder).glob("*.py") if path.stem not in WRITTEN
+        }
+        arrows = {
+            name: {module.split(".")[0] for module in imported_modules(tree(path))} & files.keys()
+            for name, path in files.items()
+        }
+        studies = {name for name in files if name.endswith("study") or name == "variants"}
+        assert studies and set(scripts) < files.keys() - studies
+        for name in scripts:
+            assert not arrows[name] & {*studies, *scripts}, (folder, name)
+        for name in files.keys() - studies - {*scripts}:  # what serves them: world, settings, pictures ...
+            assert not arrows[name] & {*studies, *scripts}, (folder, name)
+        for name in studies:
+            assert arrows[name] & {*scripts}, (folder, name)
 
 
-def test_what_the_settings_share_is_the_same_text():
-    """Nothing is shared across folders, so nothing may drift apart either; folder 1 has no jax to clear."""
-    parts = [(FOLDER.parent / folder / "settings.py").read_text().split(MARK)[1] for folder in ALONE]
-    jax_only = parts[1].index("    if any(script[name]"), parts[1].index("    script.update(values)")
-    assert parts[0] == parts[1][: jax_only[0]] + parts[1][jax_only[1] :]
-    assert parts[1] == parts[2] == parts[3]
+def test_what_the_folders_share_is_the_same_text():
+    """Nothing is shared across folders, so nothing may drift apart either."""
+    for name, folders in (("settings.py", ALONE), ("grader.py", [*ALONE, FOLDER.name])):
+        assert len({(FOLDER.parent / folder / name).read_text() for folder in folders}) == 1, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "2_Cart_Pole_DQN/cart_pole_dqn.py",
-        "3_Pendulum/reinforce.py",
-        "3_Pendulum/pendulum.py",
-        "4_GRPO_MNIST/grpo_mnist.py",
-    ],
-)
-def test_scripts_2_to_4_have_the_same_sections(name):
-    lines = (FOLDER.parent / name).read_text().splitlines()
-    marks = [line.split(" -")[0].removeprefix("# %% ") for line in lines if line.startswith("# %%")]
-    assert marks == ["Constants", "Environment", "Networks", "Training", "Algorithm", "Evaluation", "Main"]
+def test_scripts_2_to_4_have_the_same_sections():
+    for folder, scripts in list(ALONE.items())[1:]:
+        for name in scripts:
+            lines = (FOLDER.parent / folder / f"{name}.py").read_text().splitlines()
+            marks = [line.split(" -")[0].removeprefix("# %% ") for line in lines if line.startswith("# %%")]
+            assert marks == ["Constants", "Networks", "Training", "Algorithm", "Main"], name

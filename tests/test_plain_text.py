@@ -141,7 +141,8 @@ def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
     """A run's folder can be anybody's: its constants are printed, too."""
     monkeypatch.setattr(health, "history", lambda *_: iter([f"DATASET={EVIL}"]))
-    (tmp_path / "constants.json").write_text('{"MODEL": "m"}')
+    constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
+    (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")
     show_run.main([str(tmp_path)])
     assert not obeyed(capsys.readouterr().out)

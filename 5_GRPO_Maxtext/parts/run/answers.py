@@ -13,7 +13,6 @@ one per token, the end-of-sequence token included:
         "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from parts.data.questions import GRADED_COLUMNS
 from parts.machine import devices
+from parts.run.run_files import read_lines
 from parts.settings import write_whole
 
 DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
@@ -39,16 +39,6 @@ def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Adds the rows to a file of such lines."""
     with open(path, "a", encoding="ascii") as file:
         file.write(to_lines(rows))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of such a file, none if there is no file. A line that is cut short or garbage is left out."""
-    rows = []
-    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and "step" in row]
 
 
 def keep_lines(path: Path, last_step: int) -> set[int]:

@@ -18,6 +18,11 @@ ROWS = {  # of the table: figures, and what they are
     "cut_off": "cut off at the limit", "mean_score": "mean score",
     "completion_length": "mean length, tokens",
 }  # fmt: skip
+HELD_OUT = {  # columns: figures of `evaluate_both`, on rows where a step ends with one
+    "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
+    "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
+    "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
+}  # fmt: skip
 
 
 def figures(

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from parts.run import evaluation
-from parts.run.answers import read_lines
-from parts.run.run_files import read_constants, read_log, read_object
-from parts.run.train_log import HELD_OUT
-from parts.settings import write_whole
+from parts.run.run_files import read_constants, read_lines, read_log, read_object
+from parts.settings import UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, evenly
@@ -70,7 +68,7 @@ def write(folder: Path) -> Path:
         Its path.
 
     Raises:
-        UserError: not the folder of a run, or its constants.json is damaged.
+        UserError: not the folder of a run, a run of another version, or its constants.json is damaged.
     """
     path = folder / "report.html"
     write_whole(path, render(run_data(folder)))
@@ -80,6 +78,8 @@ def write(folder: Path) -> Path:
 def run_data(folder: Path) -> dict[str, Any]:
     """What the page of a run shows, from the files in its folder."""
     constants = read_constants(folder)
+    if lacking := [name for name in ("DATASET", *SHOWN_CONSTANTS) if name not in constants]:
+        raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     log = read_log(folder / "train_log.csv")
     evaluations = read_lines(folder / "evaluations.jsonl")
     columns = with_evaluations(log, evaluations)
@@ -136,7 +136,7 @@ def with_evaluations(
     rows = {int(row["step"]): dict(row) for row in log}
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
-        row.update({column: result[name] for column, name in HELD_OUT.items()})
+        row.update({column: result[name] for column, name in evaluation.HELD_OUT.items()})
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
     return {name: [without_nan(rows[step].get(name, math.nan)) for step in sorted(rows)] for name in names}
 

@@ -30,6 +30,16 @@ def read_log(path: Path) -> list[dict[str, float]]:
     return [row for row in rows if row.get("step", 0) >= 1]
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of answers.jsonl or evaluations.jsonl; a line that is cut short or garbage is left out."""
+    rows = []
+    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and "step" in row]
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file, or no such object in it."""
     try:

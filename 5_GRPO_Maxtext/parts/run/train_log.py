@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from parts.machine import devices
 from parts.run import answers, health
+from parts.run.evaluation import HELD_OUT
 from parts.run.run_files import read_log
 from parts.settings import UserError
 
@@ -26,11 +27,6 @@ COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `m
     "temperature", "correct_lenient", "held_out_correct", "held_out_correct_lenient", "held_out_format_ok",
     "held_out_greedy_correct", "held_out_greedy_correct_lenient", "mismatch", "mismatch_max", "answers",
 )  # fmt: skip
-HELD_OUT = {  # columns: figures of `evaluate_both`, on rows where a step ends with one
-    "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
-    "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
-    "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
-}  # fmt: skip
 
 
 # %% Figures of a step --------------------------------------------------------------------------------------
