@@ -1,5 +1,6 @@
 """What a run of Q_Learning.py shows: the printed policy and table, learning_curve.png and q_table.png."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +16,15 @@ TIE = 1e-6  # points; actions closer than this are equally good
 FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
 
 
-def policy_text(q_table: np.ndarray, goal: int) -> str:
-    """The greedy policy as four lines of arrows, G at the goal."""
-    arrows = [ARROWS[action] for action in q_table.argmax(axis=1)]
-    arrows[goal] = "G"
-    return "\n".join("  " + " ".join(arrows[row : row + 4]) for row in range(0, 16, 4))
+def size_of(q_table: np.ndarray) -> int:
+    """Rows and columns of the grid that a table [SIZE^2, 4] is of."""
+    return math.isqrt(len(q_table))
+
+
+def policy_text(q_table: np.ndarray) -> str:
+    """The greedy policy as lines of arrows, G at the goal, the last state."""
+    arrows, size = [ARROWS[action] for action in q_table.argmax(axis=1)[:-1]] + ["G"], size_of(q_table)
+    return "\n".join("  " + " ".join(arrows[row : row + size]) for row in range(0, size**2, size))
 
 
 def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
@@ -56,35 +61,33 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
     plt.close(figure)
 
 
-def draw_q_table(
-    path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]], start: int, goal: int
-) -> None:
+def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> None:
     """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
 
     Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
 
     Args:
         path: of the PNG file.
-        q_table: float64 (16, 4).
+        q_table: float64 [SIZE^2, 4].
         moves: (rows, columns) of each action.
-        start, goal: states.
     """
-    figure, axes = plt.subplots(figsize=(7.4, 6.4), facecolor="white", layout="constrained")
+    size = size_of(q_table)
+    figure, axes = plt.subplots(figsize=(1.6 * size + 1, 1.6 * size), facecolor="white", layout="constrained")
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
     edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right
-    states = [state for state in range(16) if state != goal]
+    states = range(size**2 - 1)  # all but the goal
     triangles = [
-        np.array([corners[first], corners[second], (0.5, 0.5)]) + np.array([state % 4, state // 4])
+        np.array([corners[first], corners[second], (0.5, 0.5)]) + np.array([state % size, state // size])
         for state in states
         for first, second in edges
     ]
     patches = matplotlib.collections.PolyCollection(
-        triangles, array=q_table[states].ravel(), cmap="viridis", edgecolors="white", linewidths=0.8
+        triangles, array=q_table[:-1].ravel(), cmap="viridis", edgecolors="white", linewidths=0.8
     )
     axes.add_collection(patches)
-    middle = q_table[states].min() / 2 + q_table[states].max() / 2
+    middle = q_table[:-1].min() / 2 + q_table[:-1].max() / 2
     for state in states:
-        center = np.array([state % 4 + 0.5, state // 4 + 0.5])
+        center = np.array([state % size + 0.5, state // size + 0.5])
         for q, (rows, columns) in zip(q_table[state], moves):
             x, y = center + 0.34 * np.array([columns, rows])
             color = "white" if q < middle else "black"
@@ -97,9 +100,9 @@ def draw_q_table(
                 xytext=center,
                 arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
             )
-    axes.text(goal % 4 + 0.5, goal // 4 + 0.5, "goal", ha="center", va="center", fontsize=13)
-    axes.text(start % 4 + 0.5, start // 4 - 0.04, "start", ha="center", va="bottom", fontsize=13)
-    axes.set(xlim=(0, 4), ylim=(4, 0), aspect="equal", xticks=[], yticks=[])
+    axes.text(size - 0.5, size - 0.5, "goal", ha="center", va="center", fontsize=13)
+    axes.text(0.5, -0.04, "start", ha="center", va="bottom", fontsize=13)
+    axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xticks=[], yticks=[])
     figure.colorbar(patches, ax=axes, label="Q(state, action)", shrink=0.85)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -7,21 +7,35 @@ Writes compare.csv (one row per training), compare_curves.csv and compare.png.
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+import checks
+import grid
 import pictures
 import Q_Learning as script
+import runs
 import settings
 
-# %% Constants ------------------------------------------------------------------------------------------
-NUM_SEEDS = 5  # of each row: SEED, SEED + 1, ...
-RUN_DIR = ""  # empty: runs/Q_Learning_study/<time>
 
-DEFAULTS = script.DEFAULTS | settings.constants(globals())  # the script's constants, and these two
+# %% Constants ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants(script.Constants):
+    """The script's, and these."""
+
+    NUM_SEEDS: int = 5  # of each row: SEED, SEED + 1, ...
+    PRINT_EVERY: int = 0  # rows of log.csv per printed line; 0: prints none
+    RUN_DIR: str = ""  # empty: runs/Q_Learning_study/<time>
+
+
+def configure(arguments: list[str]) -> Constants:
+    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
+    return settings.read(Constants, arguments, checks.q_learning)
+
 
 COMPARISON = [  # what to change on the command line, and its color
     ([], pictures.BLUE),
@@ -33,10 +47,11 @@ COMPARISON = [  # what to change on the command line, and its color
 
 
 # %% Comparison -----------------------------------------------------------------------------------------
-def train_seeds(label: str) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray, np.ndarray]:
-    """Trains the script as it is configured, with each seed.
+def train_seeds(c: Constants, label: str) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray, np.ndarray]:
+    """Trains the script with each seed.
 
     Args:
+        c: the constants.
         label: names the row.
 
     Returns:
@@ -45,10 +60,10 @@ def train_seeds(label: str) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarra
         errors: float64 (seeds, rows), largest absolute error of the table.
         returns: float64 (seeds, rows), mean return.
     """
-    q_star = script.value_iteration()
+    q_star = grid.value_iteration(c)
     results, errors, returns = [], [], []
-    for seed in range(script.SEED, script.SEED + NUM_SEEDS):
-        q_table, log, tables = script.train(np.random.default_rng(seed))
+    for seed in range(c.SEED, c.SEED + c.NUM_SEEDS):
+        q_table, log, tables = script.train(c, np.random.default_rng(seed))
         error = np.abs(tables - q_star)  # (rows, 16, 4)
         errors.append(error.max(axis=(1, 2)))
         returns.append(log[:, 2])
@@ -58,9 +73,9 @@ def train_seeds(label: str) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarra
             "seed": seed,
             "max_abs_error": errors[-1][-1],
             "pairs_off_by_0.01": int((error[-1] > 0.01).sum()),
-            "optimal_from_every_state": script.optimal_from_every_state(q_table),
+            "optimal_from_every_state": grid.optimal_from_every_state(c, q_table),
             "episodes_to_1e-6": int(log[close[0], 0]) if len(close) else "never",
-            "return_of_last_1000_episodes": log[log[:, 0] > script.NUM_EPISODES - 1000, 2].mean(),
+            "return_of_last_1000_episodes": log[log[:, 0] > c.NUM_EPISODES - 1000, 2].mean(),
         }
         results.append(result)
         print("   ".join(f"{name} {value}" for name, value in result.items()))
@@ -81,12 +96,13 @@ def curves(episodes: np.ndarray, errors: np.ndarray, returns: np.ndarray) -> dic
     }
 
 
-def draw_comparison(path: Path, lines: dict[str, dict[str, np.ndarray]]) -> None:
+def draw_comparison(path: Path, lines: dict[str, dict[str, np.ndarray]], log_every: int) -> None:
     """Left: largest error. Right: return. Lines are means over the seeds, bands go from lowest to highest.
 
     Args:
         path: of the PNG file.
         lines: `curves` by label, in the order of COMPARISON.
+        log_every: episodes averaged into one point.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), facecolor="white", layout="constrained")
     for (label, line), (changes, color) in zip(lines.items(), COMPARISON):
@@ -97,7 +113,7 @@ def draw_comparison(path: Path, lines: dict[str, dict[str, np.ndarray]]) -> None
             axes.semilogx(x, line[f"{name}_mean"], color=color, label=label, linewidth=width)
             axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     left.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs", yscale="log")
-    right.set(xlabel="episode", ylabel=f"return (mean of {script.LOG_EVERY} episodes)")
+    right.set(xlabel="episode", ylabel=f"return (mean of {log_every} episodes)")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -115,29 +131,23 @@ def main(arguments: list[str]) -> None:
         settings.UserError: a constant is wrong, also in one of the rows; nothing was trained then.
     """
     started = time.perf_counter()
-    constants = settings.configure(globals(), arguments)
-    constants["RUN_DIR"] = RUN_DIR or time.strftime("runs/Q_Learning_study/%Y-%m-%d_%H-%M-%S")
-    of_script = [argument for argument in arguments if not argument.startswith(("NUM_SEEDS=", "RUN_DIR="))]
-    for changes, _ in COMPARISON:
-        script.configure([*of_script, *changes])
-    run_dir = settings.open_run("Q_Learning_study", constants)
+    rows = {" ".join(changes) or "unchanged": configure([*arguments, *changes]) for changes, _ in COMPARISON}
+    run_dir = runs.open_run("Q_Learning_study", rows["unchanged"])
 
     results, points, lines = [], [], {}
-    for changes, _ in COMPARISON:
-        label = " ".join(changes) or "unchanged"
-        script.configure([*of_script, *changes, "PRINT_EVERY=0"])
-        rows, *series = train_seeds(label)
-        results += rows
+    for label, c in rows.items():
+        of_label, *series = train_seeds(c, label)
+        results += of_label
         lines[label] = curves(*series)
         for point in zip(*lines[label].values()):
             shown = dict(zip(lines[label], (f"{value:.4g}" for value in point)))
             points.append({"changed": label} | shown | {"episode": int(point[0])})
 
-    settings.write_csv(run_dir / "compare.csv", results)
-    settings.write_csv(run_dir / "compare_curves.csv", points)
-    draw_comparison(run_dir / "compare.png", lines)
+    runs.write_csv(run_dir / "compare.csv", results)
+    runs.write_csv(run_dir / "compare_curves.csv", points)
+    draw_comparison(run_dir / "compare.png", lines, rows["unchanged"].LOG_EVERY)
     seconds = time.perf_counter() - started
-    settings.write_json(run_dir / "result.json", {"seconds": seconds})
+    runs.write_json(run_dir / "result.json", {"seconds": seconds})
     print(f"{seconds:.1f} s; everything of this run is in {run_dir}")
 
 

@@ -14,7 +14,7 @@ replay and no dueling heads (ten of ten seeds do without), no Huber loss (reward
 large errors), no correction of the n-step return for the older policy that played it (as in Rainbow; with
 epsilon near 0 the two seldom disagree).
 
-Read first: `update` (two steps of environment, one of gradient), `td_target`, `train_step`.
+Read first: `update` (two steps of environment, one of gradient), `train_step`, `td_target`.
 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py           # ten seeds at once: about 35 seconds on 2 CPU cores
     python 2_Cart_Pole_DQN/cart_pole_dqn.py N_STEPS=1 NUM_SEEDS=3
@@ -22,416 +22,310 @@ Read first: `update` (two steps of environment, one of gradient), `td_target`, `
 """
 
 import functools
-import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
-# a product in one thread makes a run repeatable bit for bit.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "runs/compiled")
-
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx, struct
-from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
+from flax import nnx
 
+import cart_pole as env
+import checks
 import pictures
+import runs
 import settings
 
+
 # %% Constants ------------------------------------------------------------------------------------------
-# Learning
-NUM_STEPS = 50_000  # environment steps of each seed
-LEARNING_STARTS = 1_000  # steps played before the first gradient step, so that a batch is not one episode
-TRAIN_INTERVAL = 2  # environment steps between gradient steps; 1 wears the buffer's few episodes out
-BATCH_SIZE = 64  # windows of N_STEPS transitions drawn from the buffer
-REPLAY_CAPACITY = 10_000  # transitions kept; the oldest is overwritten
-GAMMA = 0.99  # worth of a reward one step later: looks about 100 steps ahead
-LEARNING_RATE = 1e-3  # Adam's, at the first gradient step
-LEARNING_RATE_END = 0.0  # ... and at the last; in between a straight line. Equal values: no decay
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Edit a value here, or give it for one run as NAME=value."""
 
-# What holds it steady
-TARGET_SYNC_INTERVAL = 250  # environment steps between copies of the online network into the target network
-N_STEPS = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
-DOUBLE_DQN = True  # the online network chooses the next action, the target network values it
-SCALE_OBSERVATIONS = True  # divide by OBSERVATION_SCALE, so that all four numbers reach about 1
-HIDDEN_SIZE = 64  # width of the two hidden layers
-
-# Exploration: epsilon falls in a straight line, then stays
-EPSILON_START = 1.0  # probability of a random action at first; 1: nothing but random actions
-EPSILON_END = 0.01  # ... and in the end; 0 would stop looking altogether
-DECAY_STEPS = 10_000  # environment steps from EPSILON_START to EPSILON_END
-
-# The run
-SEED = 0  # of the first seed
-NUM_SEEDS = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-EVAL_INTERVAL = 1_000  # environment steps between looks at the greedy policy during training
-EVAL_EPISODES = 100  # greedy episodes on gymnasium.make("CartPole-v1") after training, for each seed
-RUN_DIR = ""  # empty: runs/cart_pole_dqn/<time>
-
-DEFAULTS = settings.constants(globals())
-
-
-def configure(arguments: list[str]) -> dict[str, Any]:
-    """Sets the constants above: DEFAULTS, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.configure(globals(), arguments)
+    # --- learning
+    NUM_STEPS: int = 50_000  # environment steps of each seed
+    LEARNING_STARTS: int = 1_000  # steps played before the first gradient step: else a batch is one episode
+    TRAIN_INTERVAL: int = 2  # environment steps between gradient steps; 1 wears the buffer's few episodes out
+    BATCH_SIZE: int = 64  # windows of N_STEPS transitions drawn from the buffer
+    REPLAY_CAPACITY: int = 10_000  # transitions kept; the oldest is overwritten
+    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
+    LEARNING_RATE: float = 1e-3  # Adam's, at the first gradient step
+    LEARNING_RATE_END: float = 0.0  # ... and at the last; in between a straight line. Equal values: no decay
+    # --- what holds it steady
+    TARGET_SYNC_INTERVAL: int = 250  # environment steps between copies of online into target network
+    N_STEPS: int = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
+    DOUBLE_DQN: bool = True  # the online network chooses the next action, the target network values it
+    SCALE_OBSERVATIONS: bool = True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
+    HIDDEN_SIZE: int = 64  # width of the two hidden layers
+    # --- exploration: epsilon falls in a straight line, then stays
+    EPSILON_START: float = 1.0  # probability of a random action at first; 1: nothing but random actions
+    EPSILON_END: float = 0.01  # ... and in the end; 0 would stop looking altogether
+    DECAY_STEPS: int = 10_000  # environment steps from EPSILON_START to EPSILON_END
+    # --- the run
+    SEED: int = 0  # of the first seed
+    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: int = 1_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make("CartPole-v1") after training, for each seed
+    RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
 
 
-# %% Environment ----------------------------------------------------------------------------------------
-ENV = CartPoleFunctional()
-# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
-PHYSICS = CartPoleParams(polemass_length=0.05)
-MAX_EPISODE_STEPS = gymnasium.spec("CartPole-v1").max_episode_steps  # 500
-SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475: a mean return from here on counts as solved
-# Where an episode ends (position 2.4, angle 0.21), and about the largest speeds that a balancing cart meets.
-OBSERVATION_SCALE = (2.4, 3.0, 0.21, 3.0)  # m, m/s, rad, rad/s
-
-
-class Transition(NamedTuple):
-    """One step of the environment; with leading axes, many of them."""
-
-    obs: jax.Array  # float32 [4]
-    action: jax.Array  # int32 []
-    reward: jax.Array  # float32 []
-    next_obs: jax.Array  # float32 [4], the true one, not the first of the next episode
-    terminated: jax.Array  # bool [], the pole fell or the cart left the track
-    truncated: jax.Array  # bool [], the 500 steps are over; the pole still stands
-
-
-class EnvState(NamedTuple):
-    """An episode in progress."""
-
-    obs: jax.Array  # float32 [4], the whole physical state
-    steps: jax.Array  # int32 [], played in this episode
-
-
-def reset(rng: jax.Array) -> EnvState:
-    """The first state of an episode."""
-    return EnvState(ENV.initial(rng, PHYSICS), jnp.int32(0))
-
-
-def step(state: EnvState, action: jax.Array) -> Transition:
-    """One step of CartPole-v1, its time limit included."""
-    next_obs = ENV.transition(state.obs, action, None, PHYSICS)
-    reward = jnp.float32(ENV.reward(state.obs, action, next_obs, None, PHYSICS))
-    terminated = ENV.terminal(next_obs, None, PHYSICS)
-    truncated = state.steps + 1 >= MAX_EPISODE_STEPS
-    return Transition(state.obs, action, reward, next_obs, terminated, truncated)
+def configure(arguments: list[str]) -> Constants:
+    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
+    return settings.read(Constants, arguments, checks.dqn)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
-class QNetwork(nnx.Module):
-    """Q(s, .) of all actions at once: 4 - 64 - 64 - 2, float32."""
+class MLP(nnx.Module):
+    """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
-    def __init__(self, rngs: nnx.Rngs):
-        self.hidden_1 = nnx.Linear(4, HIDDEN_SIZE, rngs=rngs)
-        self.hidden_2 = nnx.Linear(HIDDEN_SIZE, HIDDEN_SIZE, rngs=rngs)
-        self.output = nnx.Linear(HIDDEN_SIZE, 2, rngs=rngs)
+    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs):
+        self.scale = scale  # of the inputs, which are divided by it
+        self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
+        self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
+        self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
 
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        """Observations [..., 4] to Q values [..., 2]."""
-        x = obs / jnp.array(OBSERVATION_SCALE) if SCALE_OBSERVATIONS else obs
-        x = nnx.relu(self.hidden_1(x))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.hidden_1(x / jnp.array(self.scale)))
         x = nnx.relu(self.hidden_2(x))
         return self.output(x)
 
 
-# %% Training -------------------------------------------------------------------------------------------
-class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of jax.lax.scan."""
+def make_network(c: Constants, rng: jax.Array) -> MLP:
+    """Untrained: Q(s, .) of all actions at once, observations [..., 4] to [..., 2]."""
+    scale = env.OBSERVATION_SCALE if c.SCALE_OBSERVATIONS else (1.0,) * 4
+    return MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(rng))
 
-    online: QNetwork
-    target: QNetwork
+
+# %% Training -------------------------------------------------------------------------------------------
+class ReplayBuffer(NamedTuple):
+    """A ring of the last REPLAY_CAPACITY transitions of one environment, in the order they were played."""
+
+    rows: env.Transition  # each [REPLAY_CAPACITY, ...]
+    count: jax.Array  # int32 [], transitions ever added
+
+
+class Agent(NamedTuple):
+    """Everything that changes while learning; the carry of the loops."""
+
+    online: MLP
+    target: MLP
     optimizer: nnx.Optimizer
-    replay_buffer: "ReplayBuffer"
-    env_state: EnvState
+    replay_buffer: ReplayBuffer
+    env_state: env.EnvState
 
 
 class Log(NamedTuple):
-    """One row per EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
+    """One row for each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
 
     env_step: jax.Array  # int32, environment steps so far
     epsilon: jax.Array
     episode_return: jax.Array  # mean over the episodes that ended in this interval, nan if none did
-    eval_return: jax.Array  # greedy policy, mean of QUICK_EVAL_EPISODES on the JAX environment
+    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
     max_q: jax.Array  # max_a Q(s_0, a) at the first states of those episodes
     discounted_return: jax.Array  # what really came of them, discounted by GAMMA
     loss: jax.Array
     mean_q: jax.Array
 
 
-def make_agent(network_rng: jax.Array, reset_rng: jax.Array) -> Agent:
-    """An agent before its first step."""
-    num_updates = (NUM_STEPS - LEARNING_STARTS) // TRAIN_INTERVAL
-    learning_rate = optax.linear_schedule(LEARNING_RATE, LEARNING_RATE_END, num_updates)
-    online = QNetwork(nnx.Rngs(network_rng))
-    target = nnx.clone(online)  # starts equal
-    optimizer = nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param)
-    return Agent(online, target, optimizer, empty_buffer(), reset(reset_rng))
+def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
+    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
+    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
+    return agents, jax.tree.map(np.asarray, log), compile_seconds
 
 
-def train(rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log, QNetwork]:
+def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
     """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
 
     Must be mapped with `jax.vmap(..., axis_name="seed")`.
 
     Args:
+        c: the constants.
         rng: everything random follows from it.
         report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
 
     Returns:
-        The agent at the end, the log [rows], and the online network as it was at each row [rows, ...].
+        The agent at the end, and the log [rows].
     """
     network_rng, reset_rng, warmup_rng, learning_rng = jax.random.split(rng, 4)
-    agent = make_agent(network_rng, reset_rng)
-    steps = jnp.arange(LEARNING_STARTS)
-    agent, _ = jax.lax.scan(collect, agent, (steps, jax.random.split(warmup_rng, LEARNING_STARTS)))
-    steps = jnp.arange(LEARNING_STARTS, NUM_STEPS, EVAL_INTERVAL)
-    rngs = jax.random.split(learning_rng, len(steps))
-    interval = functools.partial(learn_and_evaluate, report=report)
-    agent, (log, policies) = jax.lax.scan(interval, agent, (steps, rngs))
-    return agent, log, policies
+
+    def learn_and_evaluate(agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, Log]:
+        """EVAL_INTERVAL environment steps from x = (env_step, rng) on, then a look at the greedy policy."""
+        env_step, rng = x
+        eval_rng, learn_rng = jax.random.split(rng)
+        steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
+        rngs = jax.random.split(learn_rng, len(steps))
+        agent, (episode_returns, loss, mean_q) = jax.lax.scan(
+            functools.partial(update, c), agent, (steps, rngs)
+        )
+        eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
+        end = env_step + c.EVAL_INTERVAL
+        log = Log(
+            end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
+            loss.mean(), mean_q.mean(),
+        )  # fmt: skip
+        jax.debug.callback(report, jax.lax.pmean(log, "seed"))
+        return agent, log
+
+    agent = make_agent(c, network_rng, reset_rng)
+    warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
+    agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
+    steps = jnp.arange(c.LEARNING_STARTS, c.NUM_STEPS, c.EVAL_INTERVAL)
+    return jax.lax.scan(learn_and_evaluate, agent, (steps, jax.random.split(learning_rng, len(steps))))
 
 
-def learn_and_evaluate(agent: Agent, x: tuple[jax.Array, jax.Array], report: Callable[[Log], None]):
-    """EVAL_INTERVAL environment steps from x = (env_step, rng) on, then a look at the greedy policy."""
-    env_step, rng = x
-    eval_rng, learn_rng = jax.random.split(rng)
-    steps = env_step + jnp.arange(0, EVAL_INTERVAL, TRAIN_INTERVAL)
-    rngs = jax.random.split(learn_rng, len(steps))
-    agent, (episode_returns, loss, mean_q) = jax.lax.scan(update, agent, (steps, rngs))
-    eval_return, max_q, discounted_return = quick_evaluate(agent.online, eval_rng)
-    end = env_step + EVAL_INTERVAL
-    log = Log(
-        end, epsilon_at(end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
-        loss.mean(), mean_q.mean(),
-    )  # fmt: skip
-    jax.debug.callback(report, jax.lax.pmean(log, "seed"))
-    return agent, (log, agent.online)
+def make_agent(c: Constants, network_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+    """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
+    num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
+    learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, num_updates)
+    online, env_state = make_network(c, network_rng), env.reset(reset_rng)
+    row = jax.eval_shape(lambda: env.step(env_state, jnp.int32(0))[1])
+    rows = jax.tree.map(lambda x: jnp.zeros((c.REPLAY_CAPACITY, *x.shape), x.dtype), row)
+    return Agent(
+        online=online,
+        target=nnx.clone(online),  # starts equal
+        optimizer=nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param),
+        replay_buffer=ReplayBuffer(rows, jnp.int32(0)),
+        env_state=env_state,
+    )
 
 
-def update(agent: Agent, x: tuple[jax.Array, jax.Array]):
+def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
     """TRAIN_INTERVAL environment steps from x = (env_step, rng) on, then one gradient step."""
     env_step, rng = x
-    sample_rng, *collect_rngs = jax.random.split(rng, 1 + TRAIN_INTERVAL)
-    steps = env_step + jnp.arange(TRAIN_INTERVAL)
-    agent, episode_returns = jax.lax.scan(collect, agent, (steps, jnp.stack(collect_rngs)))
-    batch = agent.replay_buffer.sample(sample_rng)
-    loss, mean_q = train_step(agent.online, agent.target, agent.optimizer, batch)
-    learning_steps = env_step + TRAIN_INTERVAL - LEARNING_STARTS
-    synchronize(agent.online, agent.target, learning_steps % TARGET_SYNC_INTERVAL == 0)
+    sample_rng, *collect_rngs = jax.random.split(rng, 1 + c.TRAIN_INTERVAL)
+    # 1. collect
+    steps = env_step + jnp.arange(c.TRAIN_INTERVAL)
+    agent, episode_returns = jax.lax.scan(
+        functools.partial(collect, c), agent, (steps, jnp.stack(collect_rngs))
+    )
+    # 2. draw from the buffer what older policies played as well
+    batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
+    # 3. judge and learn
+    loss, mean_q = train_step(c, agent, batch)
+    # 4. the target network is the online network of some time ago
+    learning_steps = env_step + c.TRAIN_INTERVAL - c.LEARNING_STARTS
+    weights = nnx.state(agent.online), nnx.state(agent.target)
+    nnx.update(agent.target, optax.periodic_update(*weights, learning_steps, c.TARGET_SYNC_INTERVAL))
     return agent, (episode_returns, loss, mean_q)
 
 
-def collect(agent: Agent, x: tuple[jax.Array, jax.Array]):
-    """Plays step x = (env_step, rng) into the buffer; returns the episode's length if it ended, else nan."""
+def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, jax.Array]:
+    """Plays step x = (env_step, rng) into the buffer; returns the episode's return if it ended, else nan."""
     env_step, rng = x
     action_rng, reset_rng = jax.random.split(rng)
-    action = select_action(agent.online, agent.env_state.obs, epsilon_at(env_step), action_rng)
-    transition = step(agent.env_state, action)
-    ended = transition.terminated | transition.truncated
-    going_on = EnvState(transition.next_obs, agent.env_state.steps + 1)
-    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), reset(reset_rng), going_on)
-    episode_return = jnp.where(ended, going_on.steps, jnp.nan)  # every step earns 1
-    replay_buffer = agent.replay_buffer.add(transition)
-    return agent._replace(replay_buffer=replay_buffer, env_state=env_state), episode_return
+    action = select_action(agent.online(agent.env_state.obs), epsilon_at(c, env_step), action_rng)
+    following, t = env.step(agent.env_state, action)
+    ended = t.terminated | t.truncated
+    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), following)
+    episode_return = jnp.where(ended, following.episode_return, jnp.nan)
+    return agent._replace(replay_buffer=add(agent.replay_buffer, t), env_state=env_state), episode_return
 
 
-def train_seeds(report: Callable[[Log], None]) -> tuple[Agent, Log, QNetwork, dict[str, float]]:
-    """Compiles and trains all seeds as one program.
+def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
+    """One gradient step on the mean squared TD error, which changes the online network in place.
 
-    Returns:
-        What `train` returns, each array with a leading axis [NUM_SEEDS]; compile_seconds and train_seconds.
-    """
-    rngs = jax.vmap(jax.random.key)(SEED + jnp.arange(NUM_SEEDS))
-    started = time.perf_counter()
-    train_all = jax.vmap(functools.partial(train, report=report), axis_name="seed")
-    compiled = jax.jit(train_all).lower(rngs).compile()
-    compile_seconds = time.perf_counter() - started
-    agents, log, policies = jax.block_until_ready(compiled(rngs))
-    jax.effects_barrier()  # the last report has been printed
-    train_seconds = time.perf_counter() - started - compile_seconds
-    seconds = {"compile_seconds": compile_seconds, "train_seconds": train_seconds}
-    return agents, jax.tree.map(np.asarray, log), policies, seconds
-
-
-# %% Algorithm ------------------------------------------------------------------------------------------
-Batch = Transition  # as sampled, windows of consecutive transitions: each field [BATCH_SIZE, N_STEPS, ...]
-
-
-@struct.dataclass
-class ReplayBuffer:
-    """A ring of the last REPLAY_CAPACITY transitions of one environment, in the order they were played."""
-
-    rows: Transition  # each [REPLAY_CAPACITY, ...]
-    count: jax.Array  # int32 [], transitions ever added
-
-    def add(self, transition: Transition) -> "ReplayBuffer":
-        """The buffer with one transition more; when full, over the oldest."""
-        position = self.count % REPLAY_CAPACITY
-        rows = jax.tree.map(lambda rows, row: rows.at[position].set(row), self.rows, transition)
-        return ReplayBuffer(rows, self.count + 1)
-
-    def sample(self, rng: jax.Array) -> Batch:
-        """BATCH_SIZE windows of N_STEPS consecutive transitions, drawn uniformly with replacement.
-
-        A window may run over the end of an episode; `td_target` stops there. At least N_STEPS transitions
-        must have been added.
-        """
-        oldest = jnp.maximum(self.count - REPLAY_CAPACITY, 0)
-        # The newest window ends at the newest row: none reaches over the seam of the ring into old data.
-        first = jax.random.randint(rng, (BATCH_SIZE,), oldest, self.count - N_STEPS + 1)  # [B]
-        positions = (first[:, None] + jnp.arange(N_STEPS)) % REPLAY_CAPACITY  # [B, n]
-        return jax.tree.map(lambda rows: rows[positions], self.rows)
-
-
-def empty_buffer() -> ReplayBuffer:
-    """A buffer of REPLAY_CAPACITY rows, none of them written."""
-    row = jax.eval_shape(lambda: step(reset(jax.random.key(0)), jnp.int32(0)))
-    rows = jax.tree.map(lambda x: jnp.zeros((REPLAY_CAPACITY, *x.shape), x.dtype), row)
-    return ReplayBuffer(rows, jnp.int32(0))
-
-
-def epsilon_at(env_step: jax.Array) -> jax.Array:
-    """The probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
-    return optax.linear_schedule(EPSILON_START, EPSILON_END, DECAY_STEPS)(env_step)
-
-
-def select_action(network: QNetwork, obs: jax.Array, epsilon: jax.Array, rng: jax.Array) -> jax.Array:
-    """Epsilon-greedy: int32 []. A random action may well be the greedy one."""
-    coin_rng, action_rng = jax.random.split(rng)
-    random_action = jax.random.randint(action_rng, (), 0, 2)
-    return jnp.where(jax.random.uniform(coin_rng) < epsilon, random_action, network(obs).argmax())
-
-
-def train_step(online: QNetwork, target: QNetwork, optimizer: nnx.Optimizer, batch: Batch):
-    """One gradient step on the mean squared TD error; changes `online` and `optimizer` in place.
+    Args:
+        c: the constants.
+        agent: its networks and optimizer.
+        batch: windows of N_STEPS consecutive transitions, each [B, n, ...].
 
     Returns:
         The loss, float32 [], and the mean predicted Q(s_t, a_t), float32 [].
     """
-    y = td_target(online, target, batch)  # [B]
+    reward, steps, last = n_step(batch, c.GAMMA)  # [B], [B], [B, ...]
+    next_q = next_value(agent.online if c.DOUBLE_DQN else agent.target, agent.target, last.next_obs)
+    y = td_target(reward, last.terminated, next_q, c.GAMMA**steps)  # [B]
 
-    def loss_fn(online):
+    def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
         q = online(batch.obs[:, 0])  # [B, 2]
         q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B]; [B, 1] - [B] would be [B, B]
         return jnp.mean((y - q) ** 2), q.mean()
 
-    (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(online)
-    optimizer.update(online, gradient)
+    (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
+    agent.optimizer.update(agent.online, gradient)
     return loss, mean_q
 
 
-def td_target(online: QNetwork, target: QNetwork, batch: Batch) -> jax.Array:
-    """What Q(s_t, a_t) should have been: n rewards, then the target network's estimate (equation on top).
+# %% Algorithm ------------------------------------------------------------------------------------------
+def epsilon_at(c: Constants, env_step: jax.Array) -> jax.Array:
+    """The probability of a random action: EPSILON_START at step 0, EPSILON_END from DECAY_STEPS on."""
+    return optax.linear_schedule(c.EPSILON_START, c.EPSILON_END, c.DECAY_STEPS)(env_step)
+
+
+def select_action(q: jax.Array, epsilon: jax.Array, rng: jax.Array) -> jax.Array:
+    """Epsilon-greedy on Q values [A]: int32 []. A random action may well be the greedy one."""
+    coin_rng, action_rng = jax.random.split(rng)
+    random_action = jax.random.randint(action_rng, (), 0, len(q))
+    return jnp.where(jax.random.uniform(coin_rng) < epsilon, random_action, q.argmax())
+
+
+def add(buffer: ReplayBuffer, transition: env.Transition) -> ReplayBuffer:
+    """The buffer with one transition more; when full, over the oldest."""
+    position = buffer.count % len(buffer.rows.reward)
+    rows = jax.tree.map(lambda rows, row: rows.at[position].set(row), buffer.rows, transition)
+    return ReplayBuffer(rows, buffer.count + 1)
+
+
+def sample(buffer: ReplayBuffer, rng: jax.Array, batch_size: int, n_steps: int) -> env.Transition:
+    """Windows of consecutive transitions, drawn uniformly with replacement: each field [B, n, ...].
+
+    A window may run over the end of an episode; `n_step` stops there. At least n_steps transitions must have
+    been added.
+    """
+    capacity = len(buffer.rows.reward)
+    oldest = jnp.maximum(buffer.count - capacity, 0)
+    # The newest window ends at the newest row: none reaches over the seam of the ring into old data.
+    first = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps + 1)  # [B]
+    positions = (first[:, None] + jnp.arange(n_steps)) % capacity  # [B, n]
+    return jax.tree.map(lambda rows: rows[positions], buffer.rows)
+
+
+def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, env.Transition]:
+    """The discounted rewards of each window up to the first end of an episode (Sutton 1988).
 
     Args:
-        online: chooses the next action when DOUBLE_DQN.
-        target: values it.
-        batch: windows of N_STEPS consecutive transitions, [B, n, ...].
+        batch: windows, each field [B, n, ...].
+        gamma: the discount.
 
     Returns:
-        float32 [B], without gradient.
+        Their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
     """
     # A step counts while no step before it ended the episode; what follows belongs to the next one.
     ended = batch.terminated | batch.truncated  # [B, n]
     running = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
     counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), running], axis=1)  # [B, n], 1 ... 1 0 ... 0
-    discounts = GAMMA ** jnp.arange(counts.shape[1])  # [n]
-    n_step_return = (counts * discounts * batch.reward).sum(axis=1)  # [B]
-
-    m = counts.sum(axis=1)  # [B], from 1 to n
+    discounts = gamma ** jnp.arange(counts.shape[1])  # [n]
+    m = counts.sum(axis=1)  # [B]
     last = jax.tree.map(lambda x: x[jnp.arange(len(m)), m - 1], batch)  # [B, ...]
-    # Double DQN (van Hasselt et al. 2016, eq. 4). Without it, max takes the luckiest error for the truth.
-    chooser = online if DOUBLE_DQN else target
-    next_action = chooser(last.next_obs).argmax(axis=-1)  # [B]
-    next_q = jnp.take_along_axis(target(last.next_obs), next_action[:, None], axis=1)[:, 0]  # [B]
-    # Only terminated cuts the future off. A truncated episode would have gone on: it bootstraps.
-    return jax.lax.stop_gradient(n_step_return + GAMMA**m * (1 - last.terminated) * next_q)
+    return (counts * discounts * batch.reward).sum(axis=1), m, last
 
 
-def synchronize(online: QNetwork, target: QNetwork, now: jax.Array) -> None:
-    """Copies the online network's weights into the target network where `now` is True."""
-    weights = jax.tree.map(lambda new, old: jnp.where(now, new, old), nnx.state(online), nnx.state(target))
-    nnx.update(target, weights)
+def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
+    """Q_target(s', argmax_a Q_chooser(s', a)): [B, 4] to [B].
 
-
-# %% Evaluation -----------------------------------------------------------------------------------------
-QUICK_EVAL_EPISODES = 20
-
-
-def quick_evaluate(network: QNetwork, rng: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Greedy episodes on the JAX environment: cheap enough to be part of the compiled run.
-
-    Returns:
-        Mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES, float32 [] each.
-        The discounted return stops at the time limit, which leaves out at most gamma^500 of the value.
+    Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target network as
+    chooser it is the maximum, which takes the luckiest error for the truth.
     """
-    states = jax.vmap(reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
-    max_q = network(states.obs).max(axis=-1).mean()
-
-    def play(carry, t):
-        states, alive = carry
-        transition = jax.vmap(step)(states, network(states.obs).argmax(axis=-1))
-        reward = jnp.where(alive, transition.reward, 0.0)  # [E]
-        alive &= ~transition.terminated
-        return (EnvState(transition.next_obs, states.steps + 1), alive), (reward, GAMMA**t * reward)
-
-    alive = jnp.ones(QUICK_EVAL_EPISODES, bool)
-    _, (rewards, discounted) = jax.lax.scan(play, (states, alive), jnp.arange(MAX_EPISODE_STEPS))  # [T, E]
-    return rewards.sum(axis=0).mean(), max_q, discounted.sum(axis=0).mean()
+    action = chooser(next_obs).argmax(axis=-1)  # [B]
+    return jnp.take_along_axis(target(next_obs), action[:, None], axis=1)[:, 0]
 
 
-def best_of(log: Log, policies: QNetwork) -> QNetwork:
-    """Each seed's network at its best `eval_return`, among equals the latest: [S, rows, ...] to [S, ...]."""
-    seeds, rows = log.eval_return.shape
-    best = rows - 1 - log.eval_return[:, ::-1].argmax(axis=1)  # [S]
-    return jax.tree.map(lambda x: x[np.arange(seeds), best], policies)
-
-
-def evaluate(networks: QNetwork) -> np.ndarray:
-    """Greedy episodes on gymnasium.make("CartPole-v1"), never on the JAX copy the agent learned in.
+def td_target(reward: jax.Array, terminated: jax.Array, next_q: jax.Array, gamma: jax.Array) -> jax.Array:
+    """What Q(s, a) should have been: rewards, then the target network's estimate; [B] each, no gradient.
 
     Args:
-        networks: each leaf with a leading axis [S]. All play the same EVAL_EPISODES episodes, with the
-            environment seeds 0, 1, ...
-
-    Returns:
-        Returns, float64 [S, EVAL_EPISODES].
+        reward: float32 [B], of one step or the discounted sum of several.
+        terminated: bool [B]. Only terminated cuts the future off. A truncated episode would have gone on: it
+            bootstraps.
+        next_q: float32 [B], the estimate where the rewards end.
+        gamma: its discount, gamma^m after m rewards.
     """
-
-    @jax.jit
-    def greedy(networks, obs):  # [S, E, 4] -> [S, E]
-        return jax.vmap(lambda network, obs: network(obs).argmax(axis=-1))(networks, obs)
-
-    num_networks = len(jax.tree.leaves(networks)[0])
-    envs = [[gymnasium.make("CartPole-v1") for _ in range(EVAL_EPISODES)] for _ in range(num_networks)]
-    obs = np.array([[env.reset(seed=i)[0] for i, env in enumerate(row)] for row in envs])  # [S, E, 4]
-    returns = np.zeros((num_networks, EVAL_EPISODES))
-    playing = {(s, e) for s in range(num_networks) for e in range(EVAL_EPISODES)}
-    while playing:
-        actions = np.asarray(greedy(networks, obs))
-        for s, e in tuple(playing):
-            obs[s, e], reward, terminated, truncated, _ = envs[s][e].step(int(actions[s, e]))
-            returns[s, e] += reward
-            if terminated or truncated:
-                playing.remove((s, e))
-    return returns
-
-
-def summary(eval_return: np.ndarray) -> str:
-    """Mean and sample standard deviation over the seeds [S], and how many of them are solved."""
-    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
-    solved, full = (int((eval_return >= mark).sum()) for mark in (SOLVED, MAX_EPISODE_STEPS))
-    return (
-        f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}, {solved} of {len(eval_return)} "
-        f"seeds solved ({SOLVED:.0f} or more), {full} at {MAX_EPISODE_STEPS:.1f}"
-    )
+    return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -442,46 +336,38 @@ def main(arguments: list[str]) -> dict[str, Any]:
         arguments: `NAME=value` each.
 
     Returns:
-        What result.json holds: eval_return (of the last policy) and best_eval_return (of the best by
-        `quick_evaluate`), each a list over the seeds of the mean of EVAL_EPISODES episodes; env_steps (of
-        each seed); seconds (wall time after imports), of which compile_seconds and train_seconds.
+        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
+        episodes), env_steps (of each seed), seconds (wall time after imports), of which compile_seconds.
 
     Raises:
-        settings.UserError: see `settings.configure` and `settings.open_run`.
+        settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
-    constants = configure(arguments)
-    run_dir = settings.open_run("cart_pole_dqn", constants)
-    num_updates = (NUM_STEPS - LEARNING_STARTS) // TRAIN_INTERVAL
+    c = configure(arguments)
+    run_dir = runs.open_run("cart_pole_dqn", c)
+    num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     print(
-        f"{NUM_SEEDS} seeds x {NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
-        f"{BATCH_SIZE} windows of {N_STEPS}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
+        f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
     )
-    with settings.progress(NUM_STEPS) as report:
-        agents, log, policies, seconds = train_seeds(report)
-    rows = [
-        {"seed": SEED + i} | {name: values[i, j].item() for name, values in log._asdict().items()}
-        for i, j in np.ndindex(log.env_step.shape)
-    ]
-    settings.write_csv(run_dir / "log.csv", rows)
-    print(
-        f"compiled in {seconds['compile_seconds']:.1f} s, trained in {seconds['train_seconds']:.1f} s; "
-        f"now {EVAL_EPISODES} episodes of CartPole-v1 each"
-    )
-    last, best = (evaluate(n).mean(axis=1) for n in (agents.online, best_of(log, policies)))
-    for i in range(NUM_SEEDS):
-        print(f"seed {SEED + i:3d}   last policy {last[i]:6.2f}   best policy {best[i]:6.2f}")
-    print(f"last policy: {summary(last)}\nbest policy: {summary(best)}")
+    with runs.progress(c.NUM_STEPS, ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]) as report:
+        agents, log, compile_seconds = train_seeds(c, report)
+    runs.write_log(run_dir, log, c.SEED)
+    print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
+    eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
+    for i in range(c.NUM_SEEDS):
+        print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
+    print(runs.summary(eval_return, env.SOLVED, env.MAX_EPISODE_STEPS))
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
-    pictures.record_gif(run_dir / "cart_pole.gif", QNetwork(nnx.Rngs(SEED)), first_seed)
+    pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)
     result = {
-        "eval_return": last.tolist(),
-        "best_eval_return": best.tolist(),
-        "env_steps": NUM_STEPS,
+        "eval_return": eval_return.tolist(),
+        "env_steps": log.env_step[:, -1].tolist(),
         "seconds": time.perf_counter() - started,
-    } | seconds
-    settings.write_json(run_dir / "result.json", result)
+        "compile_seconds": compile_seconds,
+    }
+    runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result
 

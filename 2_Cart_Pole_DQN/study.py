@@ -17,8 +17,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import scipy.stats
 
+import cart_pole as env
 import cart_pole_dqn as script
 import pictures
+import runs
 import settings
 
 # %% Rows: what to change on the command line -----------------------------------------------------------
@@ -69,25 +71,19 @@ def grid_row(learner: str, learning_rate: float, sync_interval: int) -> list[str
 
 
 # %% Measuring ------------------------------------------------------------------------------------------
-def measure(arguments: Sequence[str], best: bool = True) -> tuple[list[dict[str, Any]], script.Log]:
+def measure(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], script.Log]:
     """Trains and evaluates the script with these constants; one line per seed, and the log."""
-    script.configure(arguments)
-    with settings.progress(script.NUM_STEPS) as report:
-        agents, log, policies, _ = script.train_seeds(report)
-    returns = {"eval_return": script.evaluate(agents.online).mean(axis=1)}
-    if best:
-        returns["best_eval_return"] = script.evaluate(script.best_of(log, policies)).mean(axis=1)
-    lines = [
-        {"seed": script.SEED + i} | {name: values[i] for name, values in returns.items()}
-        for i in range(script.NUM_SEEDS)
-    ]
-    print("; ".join(f"{name} {script.summary(values)}" for name, values in returns.items()))
-    return lines, log
+    c = script.configure(arguments)
+    with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "mean_q", "loss"]) as report:
+        agents, log, _ = script.train_seeds(c, report)
+    eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)
+    print(runs.summary(eval_return, env.SOLVED, env.MAX_EPISODE_STEPS))
+    return [{"seed": c.SEED + i, "eval_return": eval_return[i]} for i in range(c.NUM_SEEDS)], log
 
 
 def first_step_at_500(log: script.Log, i: int) -> int | str:
     """The environment step of seed i's first evaluation at the time limit."""
-    reached = log.env_step[i, log.eval_return[i] == script.MAX_EPISODE_STEPS]
+    reached = log.env_step[i, log.eval_return[i] == env.MAX_EPISODE_STEPS]
     return int(reached[0]) if len(reached) else "never"
 
 
@@ -130,12 +126,12 @@ def compare(run_dir: Path, arguments: Sequence[str]) -> None:
                 "largest_max_q": logs[label].max_q[i].max(),
             }
             lines.append({"changed": label} | line | more)
-    settings.write_csv(run_dir / "compare.csv", lines)
+    runs.write_csv(run_dir / "compare.csv", lines)
     labels = [label_of(changes) for changes in COMPARISON]
     pairs = [(label, labels[0]) for label in labels[1:]]
     pairs += [(label, label.removesuffix(" DOUBLE_DQN=False")) for label in labels]
     pairs = [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] and pair[1] in labels]
-    settings.write_csv(run_dir / "compare_paired.csv", (paired(lines, *pair) for pair in pairs))
+    runs.write_csv(run_dir / "compare_paired.csv", (paired(lines, *pair) for pair in pairs))
     draw_comparison(run_dir / "compare.png", lines)
     draw_overestimation(run_dir / "overestimation.png", logs)
 
@@ -149,7 +145,7 @@ def tune(run_dir: Path, arguments: Sequence[str]) -> None:
         for setting in GRID:
             changes = grid_row(learner, *setting)
             print(f"\n{learner}: {label_of(changes)}")
-            measured, log = measure([*arguments, *TUNING_SEEDS, *changes], best=False)
+            measured, log = measure([*arguments, *TUNING_SEEDS, *changes])
             learning = log.eval_return.mean(axis=1)
             score[setting] = (np.mean([line["eval_return"] for line in measured]), learning.mean())
             lines += [
@@ -162,8 +158,8 @@ def tune(run_dir: Path, arguments: Sequence[str]) -> None:
         print(f"\nbest of {learner}: {label_of(changes)}")
         measured, _ = measure([*arguments, *changes])
         tuned += [{"learner": learner, "changed": label_of(changes)} | line for line in measured]
-    settings.write_csv(run_dir / "tune.csv", lines)
-    settings.write_csv(run_dir / "tuned.csv", tuned)
+    runs.write_csv(run_dir / "tune.csv", lines)
+    runs.write_csv(run_dir / "tuned.csv", tuned)
 
 
 # %% Pictures -------------------------------------------------------------------------------------------
@@ -177,8 +173,8 @@ def draw_comparison(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         returns = np.array([line["eval_return"] for line in lines if line["changed"] == label])
         # Spread out vertically, else ten seeds at 500 look like one.
         axes.scatter(returns, y + np.linspace(-0.3, 0.3, len(returns)), s=14, color=pictures.BLUE)
-        axes.text(515, y, f"{(returns >= script.SOLVED).sum()} of {len(returns)}", va="center")
-    axes.axvline(script.SOLVED, color=pictures.GREY, linewidth=1)
+        axes.text(515, y, f"{(returns >= env.SOLVED).sum()} of {len(returns)}", va="center")
+    axes.axvline(env.SOLVED, color=pictures.GREY, linewidth=1)
     axes.set_yticks(
         range(len(labels)),
         [label.replace(" LEARN", "\nLEARN").replace(" DOUBLE", "\nDOUBLE", 1) for label in labels],
@@ -186,7 +182,7 @@ def draw_comparison(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     )
     axes.grid(axis="y", alpha=0.3)
     axes.set(xlim=(0, 575), ylim=(len(labels) - 0.4, -0.6), xticks=range(0, 501, 100))
-    axes.set_xlabel(f"return of the last policy (line and right: seeds solved, {script.SOLVED:.0f} or more)")
+    axes.set_xlabel(f"return of the last policy (line and right: seeds solved, {env.SOLVED:.0f} or more)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -213,7 +209,7 @@ def main(arguments: list[str]) -> Path:
     """Runs `tune` if that is the first argument, else `compare`; returns the study's folder.
 
     Raises:
-        settings.UserError: see `settings.configure` and `settings.open_run`, for every row.
+        settings.UserError: see `settings.read` and `runs.open_run`, for every row.
     """
     study, rows = compare, COMPARISON
     if arguments[:1] == ["tune"]:
@@ -221,9 +217,8 @@ def main(arguments: list[str]) -> Path:
         rows = [grid_row(learner, *setting) for learner in LEARNERS for setting in GRID]
     for changes in rows:  # a row that clashes with the command line is refused now, not after the others
         script.configure([*arguments, *changes])
-    run_dir = settings.open_run("cart_pole_dqn_study", script.configure(arguments))
+    run_dir = runs.open_run("cart_pole_dqn_study", script.configure(arguments))
     study(run_dir, arguments)
-    script.configure([])
     print(f"everything of this study is in {run_dir}")
     return run_dir
 

@@ -1,4 +1,4 @@
-"""PPO on Pendulum: an actor draws its torque from a normal distribution, a critic says what to expect.
+"""PPO on Pendulum: ppo.py with a torque, any real number, drawn from a normal distribution.
 
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al. 2017, eq. 7),
 with an optional penalty that plays the part of a trust region (eq. 8):
@@ -14,7 +14,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
 Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps: V of the
 true last observation stands for the rewards that were not seen.
 
-Read first: `update`, the four phases; `generalized_advantage_estimation`; `policy_loss`.
+Read first: `policy`, the normal distribution; `policy_loss`, the second lock; `adam`. The rest is ppo.py.
 
 What is *not* here, and why: no entropy bonus (the distribution starts wide and narrows by itself), no
 clipping of the value loss, no running normalization (three numbers with known ranges; normalized advantages
@@ -27,197 +27,138 @@ weighing two losses against each other), no early stop by KL.
 """
 
 import functools
-import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
-# a product in one thread makes a run repeatable bit for bit.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "runs/compiled")
-
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from gymnasium.envs.phys2d.pendulum import PendulumFunctional, PendulumParams
 from tensorflow_probability.substrates.jax import distributions as tfd
 
+import checks
 import pictures
+import runs
 import settings
+from environments import MAX_TORQUE, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
+from environments import PENDULUM as ENV
+
 
 # %% Constants ------------------------------------------------------------------------------------------
-# Collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
-NUM_STEPS = 100_000  # environment steps of each seed, all its environments together
-NUM_ENVS = 8  # environments of each seed, side by side
-ROLLOUT_STEPS = 125  # steps of each environment in a rollout
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Edit a value here, or give it for one run as NAME=value."""
 
-# Judging
-GAMMA = 0.98  # worth of a reward one step later: looks about 50 steps ahead, a swing-up takes about as long
-GAE_LAMBDA = 0.85  # 0: trust the critic after one step; 1: trust only what was earned (no GAE)
-NORMALIZE_ADVANTAGES = True  # to mean 0 and standard deviation 1, in each mini-batch
-
-# Learning
-NUM_EPOCHS = 10  # passes over each rollout
-MINIBATCH_SIZE = 50  # steps in one gradient step
-ACTOR_LEARNING_RATE = 1e-3  # Adam's, at the first gradient step
-CRITIC_LEARNING_RATE = 3e-3  # the critic has to keep up with a policy that moves; 1e-3 is too slow
-LEARNING_RATE_END = 0.0  # share of both rates left at the last gradient step; 1: no decay
-MAX_GRAD_NORM = 0.5  # longer gradients are shortened to this, for each network on its own
-
-# The two safety locks: both keep the new policy near the one that collected the rollout
-CLIP_EPSILON = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
-BETA = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
-KL_TARGET = 0.0  # above 0: BETA doubles or halves after a rollout, to bring the KL near this; 0: BETA stays
-
-# Networks
-HIDDEN_SIZE = 64  # width of the two hidden layers of each network
-SIGMA_START = 2.0  # standard deviation of the torque at first, newton metres; the limits are +-2
-SIGMA_MIN = 0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
-SCALE_OBSERVATIONS = True  # divide by OBSERVATION_SCALE, so that all three numbers reach 1
-
-# The run
-SEED = 0  # of the first seed
-NUM_SEEDS = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-EVAL_INTERVAL = 5_000  # environment steps between looks at the greedy policy during training
-EVAL_EPISODES = 100  # greedy episodes on gymnasium.make("Pendulum-v1") after training, for each seed
-RUN_DIR = ""  # empty: runs/pendulum/<time>
-
-DEFAULTS = settings.constants(globals())
+    # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
+    NUM_STEPS: int = 100_000  # environment steps of each seed, all its environments together
+    NUM_ENVS: int = 8  # environments of each seed, side by side
+    ROLLOUT_STEPS: int = 125  # steps of each environment in a rollout; an episode may go on in the next
+    # --- judging
+    GAMMA: float = 0.98  # worth of a reward one step later: looks about 50 steps ahead, as a swing-up takes
+    GAE_LAMBDA: float = 0.85  # 0: trust the critic after one step; 1: trust only what was earned (no GAE)
+    NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
+    # --- learning
+    ACTOR_LEARNING_RATE: float = 1e-3  # Adam's, at the first gradient step
+    CRITIC_LEARNING_RATE: float = 3e-3  # the critic has to keep up with a policy that moves; 1e-3 is too slow
+    LEARNING_RATE_END: float = 0.0  # share of both rates left at the last gradient step; 1: no decay
+    MAX_GRAD_NORM: float = 0.5  # longer gradients are shortened to this, for each network on its own
+    NUM_EPOCHS: int = 10  # passes over each rollout
+    MINIBATCH_SIZE: int = 50  # steps in one gradient step
+    # --- the two safety locks: both keep the new policy near the one that collected the rollout
+    CLIP_EPSILON: float = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    BETA: float = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
+    # --- networks
+    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
+    SIGMA_START: float = 2.0  # standard deviation of the torque at first, newton metres; the limits are +-2
+    SIGMA_MIN: float = 0.05  # newton metres; as sigma goes to 0, a small step of the mean makes any ratio
+    # --- the run
+    SEED: int = 0  # of the first seed
+    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    RUN_DIR: str = ""  # empty: runs/pendulum/<time>
 
 
-def configure(arguments: list[str]) -> dict[str, Any]:
-    """Sets the constants above: DEFAULTS, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.configure(globals(), arguments)
-
-
-# %% Environment ----------------------------------------------------------------------------------------
-ENV = PendulumFunctional()
-PHYSICS = PendulumParams()
-MAX_EPISODE_STEPS = gymnasium.spec("Pendulum-v1").max_episode_steps  # 200
-MAX_TORQUE = ENV.max_torque  # 2 newton metres, not enough to lift the pendulum in one go
-OBSERVATION_SCALE = (1.0, 1.0, 8.0)  # cosine and sine of the angle; the fastest turn, rad/s
-
-
-class Transition(NamedTuple):
-    """One step of the environment; with leading axes, many of them."""
-
-    obs: jax.Array  # float32 [3]
-    action: jax.Array  # float32 [], as drawn: may lie beyond the torque limits
-    reward: jax.Array  # float32 []
-    next_obs: jax.Array  # float32 [3], the true one, not the first of the next episode
-    terminated: jax.Array  # bool [], always False: nothing can go so wrong that the swinging ends
-    truncated: jax.Array  # bool [], the 200 steps are over; the pendulum swings on
-
-
-class EnvState(NamedTuple):
-    """An episode in progress."""
-
-    physical: jax.Array  # float32 [2], the angle (0: upright) and its speed, rad and rad/s
-    obs: jax.Array  # float32 [3], what the agent sees of it: cosine, sine, speed
-    steps: jax.Array  # int32 [], played in this episode
-    episode_return: jax.Array  # float32 [], earned in it
-
-
-def reset(rng: jax.Array) -> EnvState:
-    """The first state of an episode: any angle, slow."""
-    physical = ENV.initial(rng, PHYSICS)
-    return EnvState(physical, ENV.observation(physical, None, PHYSICS), jnp.int32(0), jnp.float32(0))
-
-
-def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
-    """One step of Pendulum-v1, its time limit included.
-
-    The environment itself cuts the torque at its limits: action 3.7 does what action 2 does. So the cut
-    belongs to the world, not to the policy, and the log-prob to train on is that of the action as drawn. (The
-    log-prob of the cut action would be of an action that the policy did not draw: a bias, for nothing.)
-    """
-    torque = action[None]
-    physical = ENV.transition(state.physical, torque, None, PHYSICS)
-    reward = ENV.reward(state.physical, torque, physical, None, PHYSICS)
-    obs = ENV.observation(physical, None, PHYSICS)
-    following = EnvState(physical, obs, state.steps + 1, state.episode_return + reward)
-    terminated = jnp.bool_(ENV.terminal(physical, None, PHYSICS))
-    truncated = following.steps >= MAX_EPISODE_STEPS
-    return following, Transition(state.obs, action, reward, obs, terminated, truncated)
+def configure(arguments: list[str]) -> Constants:
+    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
+    return settings.read(Constants, arguments, checks.pendulum)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
-def scaled(obs: jax.Array) -> jax.Array:
-    """Observations [..., 3], each number within -1 to 1 if SCALE_OBSERVATIONS."""
-    return obs / jnp.array(OBSERVATION_SCALE) if SCALE_OBSERVATIONS else obs
+class MLP(nnx.Module):
+    """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
 
+    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0):
+        self.scale, self.factor = scale, factor  # of the inputs, which are divided by it; of the outputs
+        self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
+        self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
+        self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
 
-class Actor(nnx.Module):
-    """pi(. | s), the distribution of the torque: 3 - 64 - 64 - (mean, sigma), float32."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        # Heads that start at almost nothing: mean 0 and SIGMA_START wherever the pendulum is.
-        almost_zero = nnx.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
-        self.hidden_1 = nnx.Linear(3, HIDDEN_SIZE, rngs=rngs)
-        self.hidden_2 = nnx.Linear(HIDDEN_SIZE, HIDDEN_SIZE, rngs=rngs)
-        self.mean = nnx.Linear(HIDDEN_SIZE, 1, kernel_init=almost_zero, rngs=rngs)
-        self.sigma = nnx.Linear(HIDDEN_SIZE, 1, kernel_init=almost_zero, rngs=rngs)
-
-    def __call__(self, obs: jax.Array) -> tfd.Normal:
-        """Observations [..., 3] to a normal distribution of batch shape [...]."""
-        x = nnx.tanh(self.hidden_1(scaled(obs)))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.tanh(self.hidden_1(x / jnp.array(self.scale)))
         x = nnx.tanh(self.hidden_2(x))
-        mean = MAX_TORQUE * nnx.tanh(self.mean(x))[..., 0]
-        # softplus keeps sigma positive; the constant inside makes it SIGMA_START where the head gives 0.
-        start = np.log(np.expm1(SIGMA_START - SIGMA_MIN))
-        sigma = SIGMA_MIN + nnx.softplus(self.sigma(x)[..., 0] + start)
-        return tfd.Normal(mean, sigma)
+        return self.factor * self.output(x)
 
 
-class Critic(nnx.Module):
-    """V(s): 3 - 64 - 64 - 1, float32."""
+def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> tuple[MLP, MLP]:
+    """Untrained actor and critic."""
+    scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
+    actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
+    # A head that starts at almost nothing: mean 0, and sigma SIGMA_START, wherever the pendulum is.
+    actor.output.kernel[...] = 0.1 * actor.output.kernel[...]
+    over = c.SIGMA_START - c.SIGMA_MIN
+    actor.output.bias[...] = jnp.array([0.0, over + np.log(-np.expm1(-over))])  # softplus makes `over` of it
+    actor.sigma_min = c.SIGMA_MIN
+    critic = MLP(scale, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
+    return actor, critic
 
-    def __init__(self, rngs: nnx.Rngs):
-        self.hidden_1 = nnx.Linear(3, HIDDEN_SIZE, rngs=rngs)
-        self.hidden_2 = nnx.Linear(HIDDEN_SIZE, HIDDEN_SIZE, rngs=rngs)
-        self.output = nnx.Linear(HIDDEN_SIZE, 1, rngs=rngs)
 
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        """Observations [..., 3] to values [...]; not [..., 1], see `critic_loss`."""
-        x = nnx.tanh(self.hidden_1(scaled(obs)))
-        x = nnx.tanh(self.hidden_2(x))
-        return self.output(x)[..., 0]
+def policy(actor: MLP, obs: jax.Array) -> tfd.Normal:
+    """pi(. | s), the distribution of the torque: observations [..., 3] to a batch [...] of distributions."""
+    mean, sigma = jnp.moveaxis(actor(obs), -1, 0)  # [...] each
+    # softplus keeps sigma positive
+    return tfd.Normal(MAX_TORQUE * nnx.tanh(mean), actor.sigma_min + nnx.softplus(sigma))
+
+
+def value(critic: MLP, obs: jax.Array) -> jax.Array:
+    """V(s): observations [..., 3] to values [...]. No clock: where time is up, V stands for what is left."""
+    return critic(obs)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
 
 
 # %% Training -------------------------------------------------------------------------------------------
 class Agent(NamedTuple):
-    """Everything that changes while learning; the carry of jax.lax.scan."""
+    """Everything that changes while learning; the carry of the loops."""
 
-    actor: Actor
-    critic: Critic
+    actor: MLP
+    critic: MLP
     actor_optimizer: nnx.Optimizer
     critic_optimizer: nnx.Optimizer
-    beta: jax.Array  # float32 []
-    env_state: EnvState  # each leaf [N, ...], N = NUM_ENVS
+    env_step: jax.Array  # int32 [], environment steps so far
+    num_updates: jax.Array  # int32 [], rollouts so far
+    env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
 
 
 class Rollout(NamedTuple):
-    """What one policy did, and what it thought while doing it; each [T, N, ...], T = ROLLOUT_STEPS."""
+    """What one policy did, and what it thought while doing it: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
-    transition: Transition
-    log_prob: jax.Array  # float32 [T, N], of the action, by the policy that drew it
-    mean: jax.Array  # float32 [T, N], of that policy
-    sigma: jax.Array  # float32 [T, N]
-    value: jax.Array  # float32 [T, N], V(s_t)
-    next_value: jax.Array  # float32 [T, N], V(s_{t+1}), of the true next observation
-    episode_return: jax.Array  # float32 [T, N], of the episode that ended here, else nan
+    transition: Transition  # each [N, T, ...]
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that drew it
+    mean: jax.Array  # float32 [N, T], of that policy
+    sigma: jax.Array  # float32 [N, T], of that policy
+    value: jax.Array  # float32 [N, T], V(s_t)
+    next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
+    episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
 
 
 class Batch(NamedTuple):
     """Steps to learn from, in any order."""
 
     obs: jax.Array  # float32 [B, 3]
-    action: jax.Array  # float32 [B]
+    action: jax.Array  # float32 [B], as drawn: may lie beyond the torque limits
     log_prob: jax.Array  # float32 [B], of the old policy
     mean: jax.Array  # float32 [B], of the old policy
     sigma: jax.Array  # float32 [B], of the old policy
@@ -226,171 +167,152 @@ class Batch(NamedTuple):
 
 
 class Log(NamedTuple):
-    """One row for each EVAL_INTERVAL, means over its rollouts; after training [NUM_SEEDS, rows]."""
+    """One row at the first rollout past each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
 
     env_step: jax.Array  # int32, environment steps so far
-    episode_return: jax.Array  # of the episodes that ended in this interval, torque drawn; nan if none did
-    eval_return: jax.Array  # greedy policy, mean of QUICK_EVAL_EPISODES on the JAX environment
+    num_updates: jax.Array  # int32, rollouts so far
+    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
+    # means over the rollouts of the interval:
+    episode_return: jax.Array  # of the policy that draws its actions; nan if no episode ended
     explained_variance: jax.Array  # 1 - Var(returns - V) / Var(returns), of V before it learned from them
     value_loss: jax.Array
     # after the last epoch, new policy against old on the whole rollout:
-    kl: jax.Array  # KL(pi_old || pi), exact
-    approx_kl: jax.Array  # the same from the ratios of the drawn actions, as practitioners watch it (k3)
+    entropy: jax.Array  # nats, of the new policy
+    sigma: jax.Array  # newton metres, of the same
+    kl: jax.Array  # KL(old || new), exact
+    approx_kl: jax.Array  # the same, estimated from the drawn actions (k3)
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
-    entropy: jax.Array  # of the new policy, nats
-    sigma: jax.Array  # of the new policy, newton metres
-    beta: jax.Array
 
 
-def train_seeds(report: Callable[[Log], None]) -> tuple[Agent, Log, Actor, float, float]:
-    """Compiles and trains all seeds as one program.
-
-    Args:
-        report: see `train`.
-
-    Returns:
-        What `train` returns, each leaf with a leading axis [NUM_SEEDS], the log as numpy arrays; seconds of
-        compiling and of training.
-    """
-    rngs = jax.vmap(jax.random.key)(SEED + jnp.arange(NUM_SEEDS))
-    started = time.perf_counter()
-    train_all = jax.vmap(functools.partial(train, report=report), axis_name="seed")
-    compiled = jax.jit(train_all).lower(rngs).compile()
-    compile_seconds = time.perf_counter() - started
-    agents, log, policies = jax.block_until_ready(compiled(rngs))
-    jax.effects_barrier()  # the last report has been made
-    train_seconds = time.perf_counter() - started - compile_seconds
-    return agents, jax.tree.map(np.asarray, log), policies, compile_seconds, train_seconds
+def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
+    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
+    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
+    return agents, jax.tree.map(np.asarray, log), compile_seconds
 
 
-def train(rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log, Actor]:
+def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
     """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
 
     Must be mapped with `jax.vmap(..., axis_name="seed")`.
 
     Args:
+        c: the constants.
         rng: everything random follows from it.
         report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
 
     Returns:
-        The agent at the end, the log [rows], and the actor at each row of the log, leaves [rows, ...].
+        The agent at the end, and the log [rows].
     """
     actor_rng, critic_rng, reset_rng, eval_rng, learning_rng = jax.random.split(rng, 5)
 
-    def learn_and_evaluate(agent: Agent, x):
-        """EVAL_INTERVAL environment steps, then a look at the greedy policy."""
-        env_step, rng = x
-        rngs = jax.random.split(rng, EVAL_INTERVAL // (NUM_ENVS * ROLLOUT_STEPS))
-        agent, figures = jax.lax.scan(update, agent, rngs)  # each figure [rollouts, ...]
-        episode_return = jnp.nanmean(figures.pop("episode_return"))
-        # Over the whole interval: in a rollout where all pendulums stand there is nothing to explain.
-        unexplained, variance = figures.pop("unexplained").mean(), figures.pop("variance").mean()
-        log = Log(
-            env_step=env_step + EVAL_INTERVAL,
-            episode_return=episode_return,
-            # The same first states each time: what changes is the policy.
-            eval_return=quick_evaluate(agent.actor, eval_rng),
-            explained_variance=1 - unexplained / variance,
-            **{name: figure.mean() for name, figure in figures.items()},
-        )
+    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
+        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
+
+        def add_update(carry):
+            agent, total = carry
+            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+            return agent, jax.tree.map(jnp.add, total, figures)
+
+        zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
+        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
+        means = {name: part / whole for name, (part, whole) in total.items()}
+        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
         jax.debug.callback(report, jax.lax.pmean(log, "seed"))
-        return agent, (log, agent.actor)
+        return agent, log
 
-    steps = jnp.arange(0, NUM_STEPS, EVAL_INTERVAL)
-    agent = make_agent(actor_rng, critic_rng, reset_rng)
-    rngs = jax.random.split(learning_rng, len(steps))
-    agent, (log, policies) = jax.lax.scan(learn_and_evaluate, agent, (steps, rngs))
-    return agent, log, policies
+    agent = make_agent(c, actor_rng, critic_rng, reset_rng)
+    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
+    return jax.lax.scan(learn_and_evaluate, agent, until)
 
 
-def make_agent(actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
     """Untrained networks, their optimizers, and NUM_ENVS first states."""
-    num_updates = NUM_STEPS * NUM_EPOCHS // MINIBATCH_SIZE
-
-    def adam(learning_rate: float) -> optax.GradientTransformation:
-        schedule = optax.linear_schedule(learning_rate, learning_rate * LEARNING_RATE_END, num_updates)
-        return optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(schedule))
-
-    actor, critic = Actor(nnx.Rngs(actor_rng)), Critic(nnx.Rngs(critic_rng))
+    actor, critic = make_networks(c, actor_rng, critic_rng)
     return Agent(
         actor=actor,
         critic=critic,
-        actor_optimizer=nnx.Optimizer(actor, adam(ACTOR_LEARNING_RATE), wrt=nnx.Param),
-        critic_optimizer=nnx.Optimizer(critic, adam(CRITIC_LEARNING_RATE), wrt=nnx.Param),
-        beta=jnp.float32(BETA),
-        env_state=jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)),
+        actor_optimizer=nnx.Optimizer(actor, adam(c, c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
+        critic_optimizer=nnx.Optimizer(critic, adam(c, c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
+        env_step=jnp.int32(0),
+        num_updates=jnp.int32(0),
+        env_state=jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)),
     )
 
 
-def update(agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; returns the figures of `Log`, explained variance in its two parts."""
+def adam(c: Constants, learning_rate: float) -> optax.GradientTransformation:
+    """Adam, whose rate falls in a straight line, on gradients of a limited length."""
+    num_updates = c.NUM_STEPS * c.NUM_EPOCHS // c.MINIBATCH_SIZE
+    schedule = optax.linear_schedule(learning_rate, learning_rate * c.LEARNING_RATE_END, num_updates)
+    return optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optax.adam(schedule))
+
+
+def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
+    """The four phases of PPO; returns the figures of `Log` as well, a pair (part, whole) each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
-    agent, rollout = collect(agent, collect_rng)
+    agent, rollout = collect(c, agent, collect_rng)
     # 2. judge
-    advantage, returns = generalized_advantage_estimation(rollout)
     t = rollout.transition
-    rows = (t.obs, t.action, rollout.log_prob, rollout.mean, rollout.sigma, advantage, returns)
-    batch = Batch(*(x.reshape(-1, *x.shape[2:]) for x in rows))  # [T, N, ...] -> [B, ...]
+    advantage = gae(
+        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
+    )  # [N, T]
+    old = rollout.log_prob, rollout.mean, rollout.sigma
+    rows = Batch(t.obs, t.action, *old, advantage, advantage + rollout.value)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
-    agent, value_loss = learn(agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its log-probs are those of a policy that is gone.
+    agent, value_loss = learn(c, agent, batch, learn_rng)
+    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
 
-    figures = {
-        "episode_return": rollout.episode_return,
-        "variance": returns.var(),
-        "unexplained": (returns - rollout.value).var(),
-        "value_loss": value_loss,
-        **compare_policies(agent.actor, batch),
-    }
-    agent = agent._replace(beta=adapted_beta(agent.beta, figures["kl"]))
-    return agent, figures | {"beta": agent.beta}
+    ended = t.terminated | t.truncated  # [N, T]
+    figures = {  # (part, whole): `train` adds up both before it divides
+        "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
+        "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
+        "value_loss": (value_loss, 1),
+    } | {name: (figure, 1) for name, figure in compare_policies(c, agent.actor, batch).items()}
+    env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
 
 
-def collect(agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
+def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
     """ROLLOUT_STEPS steps of every environment, all by one and the same policy."""
 
-    def one_step(env_state: EnvState, rng: jax.Array) -> tuple[EnvState, Rollout]:
+    def one_step(env_state: EnvState, rng: jax.Array):
         action_rng, reset_rng = jax.random.split(rng)
-        policy = agent.actor(env_state.obs)
-        action = policy.sample(seed=action_rng)  # [N], beyond +-2 at will: see `step`
-        log_prob, value = policy.log_prob(action), agent.critic(env_state.obs)  # [N]
-        following, transition = jax.vmap(step)(env_state, action)
-        next_value = agent.critic(transition.next_obs)  # [N]
-        ended = transition.terminated | transition.truncated  # [N]
-        episode_return = jnp.where(ended, following.episode_return, jnp.nan)
-        first = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS))
-        env_state = jax.vmap(choose)(ended, first, following)
-        row = Rollout(transition, log_prob, policy.loc, policy.scale, value, next_value, episode_return)
-        return env_state, row
+        old = policy(agent.actor, env_state.obs)
+        action = old.sample(seed=action_rng)  # [N], beyond +-2 at will: see `ENV.step`
+        following, t = jax.vmap(ENV.step)(env_state, action)
+        ended = t.terminated | t.truncated  # [N]
+        row = Rollout(
+            t, old.log_prob(action), old.loc, old.scale,
+            value(agent.critic, t.obs), value(agent.critic, t.next_obs),
+            following.episode_return,
+        )  # fmt: skip
+        first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
+        return new_where_ended(ended, first, following), row
 
-    rngs = jax.random.split(rng, ROLLOUT_STEPS)
-    env_state, rollout = jax.lax.scan(one_step, agent.env_state, rngs)
+    env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
+    rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
     return agent._replace(env_state=env_state), rollout
 
 
-def choose(condition: jax.Array, yes, no):
-    """`yes` where the condition [] holds, else `no`, for every leaf of two equal trees."""
-    return jax.tree.map(functools.partial(jnp.where, condition), yes, no)
-
-
-def learn(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
     """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
 
-    def one_epoch(agent: Agent, rng: jax.Array) -> tuple[Agent, jax.Array]:
-        shuffled = jax.random.permutation(rng, len(batch.obs)).reshape(-1, MINIBATCH_SIZE)
-        return jax.lax.scan(one_minibatch, agent, shuffled)
-
     def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
-        return agent, train_step(agent, jax.tree.map(lambda x: x[rows], batch))
+        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
 
-    agent, value_loss = jax.lax.scan(one_epoch, agent, jax.random.split(rng, NUM_EPOCHS))
+    epochs = jax.random.split(rng, c.NUM_EPOCHS)
+    shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
+    agent, value_loss = jax.lax.scan(one_minibatch, agent, shuffled.reshape(-1, c.MINIBATCH_SIZE))
     return agent, value_loss.mean()
 
 
-def train_step(agent: Agent, batch: Batch) -> jax.Array:
+def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
     """One gradient step of actor and critic, which changes both in place; returns the critic's loss []."""
-    gradient = nnx.grad(policy_loss)(agent.actor, batch, agent.beta)
+    gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
     agent.actor_optimizer.update(agent.actor, gradient)
     value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
     agent.critic_optimizer.update(agent.critic, gradient)
@@ -398,127 +320,84 @@ def train_step(agent: Agent, batch: Batch) -> jax.Array:
 
 
 # %% Algorithm ------------------------------------------------------------------------------------------
-def generalized_advantage_estimation(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-    """GAE (Schulman et al. 2016, eq. 16), from the last step back to the first.
+def gae(
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
+    gamma: float, gae_lambda: float,
+) -> jax.Array:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
+
+    Args:
+        reward, value, next_value: float32 [N, T]: r_t, V(s_t), and V(s_{t+1}) of the true next observation.
+        terminated, truncated: bool [N, T], how the step ended the episode, if it did.
 
     Returns:
-        The advantages A_t and the critic's targets A_t + V(s_t), float32 [T, N] each.
+        The advantages, float32 [N, T]; plus `value` they are the critic's targets.
     """
-    t = rollout.transition
     # Truncated is not terminated: the world goes on, only we stop watching. So a truncation bootstraps.
-    delta = t.reward + GAMMA * (1 - t.terminated) * rollout.next_value - rollout.value  # [T, N]
+    delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
     # The next row may belong to the next episode: no advantage flows back over an end of either kind.
-    running = 1 - (t.terminated | t.truncated)  # [T, N]
+    running = 1 - (terminated | truncated)  # [N, T]
 
-    def backwards(advantage, x):  # advantage [N]
+    def backwards(later, x):  # [N]
         delta, running = x
-        advantage = delta + GAMMA * GAE_LAMBDA * running * advantage
-        return advantage, advantage
+        now = delta + gamma * gae_lambda * running * later
+        return now, now
 
-    _, advantage = jax.lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, running), reverse=True)
-    return advantage, advantage + rollout.value
-
-
-def policy_loss(actor: Actor, batch: Batch, beta: jax.Array) -> jax.Array:
-    """Minus the surrogate objective on top of this file, float32 []."""
-    policy = actor(batch.obs)
-    ratio = jnp.exp(policy.log_prob(batch.action) - batch.log_prob)  # [B], 1 at the first gradient step
-    advantage = batch.advantage
-    if NORMALIZE_ADVANTAGES:
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    kl = tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), policy)  # [B]
-    return -jnp.mean(clipped_objective(ratio, advantage) - beta * kl)
+    _, advantage = jax.lax.scan(
+        backwards, jnp.zeros(len(reward)), (delta.T, running.T), reverse=True
+    )  # [T, N]
+    return advantage.T
 
 
-def clipped_objective(ratio: jax.Array, advantage: jax.Array) -> jax.Array:
+def normalized(advantage: jax.Array) -> jax.Array:
+    """To mean 0 and standard deviation 1, [B]: a learning rate then fits rewards of any scale."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
     """The first lock (Schulman et al. 2017, eq. 7), elementwise: the lower of two estimates of the gain.
 
     A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
     once it is down to 1 - epsilon. On the other side is no limit: a step in the wrong direction is paid in
     full.
     """
-    clipped = jnp.clip(ratio, 1 - CLIP_EPSILON, 1 + CLIP_EPSILON)
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def critic_loss(critic: Critic, batch: Batch) -> jax.Array:
-    """Mean squared error of the values, float32 []."""
-    value = critic(batch.obs)  # [B]; with [B, 1] the difference would be [B, B], and nothing would complain
-    return jnp.mean((value - batch.returns) ** 2)
+def policy_loss(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon: float
+) -> jax.Array:
+    """Minus the surrogate objective on top of this file, without its penalty; [B] each -> []."""
+    ratio = jnp.exp(log_prob - old_log_prob)  # 1 at the first gradient step
+    return -clipped_objective(ratio, advantage, epsilon).mean()
 
 
-def adapted_beta(beta: jax.Array, kl: jax.Array) -> jax.Array:
-    """The second lock's weight for the next rollout (Schulman et al. 2017, section 4)."""
-    if not KL_TARGET:
-        return beta
-    beta = jnp.where(kl > 1.5 * KL_TARGET, 2 * beta, beta)
-    beta = jnp.where(kl < KL_TARGET / 1.5, beta / 2, beta)
-    return jnp.clip(beta, 1e-6, 1e6)  # halved a hundred times, it would be 0 and stay 0
+def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
+    """`policy_loss` of the policy that `actor` is now, and the penalty."""
+    new = policy(actor, batch.obs)
+    advantage = normalized(batch.advantage) if c.NORMALIZE_ADVANTAGES else batch.advantage
+    # the second lock (Schulman et al. 2017, eq. 8)
+    penalty = c.BETA * tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), new).mean()
+    return policy_loss(new.log_prob(batch.action), batch.log_prob, advantage, c.CLIP_EPSILON) + penalty
 
 
-def compare_policies(actor: Actor, batch: Batch) -> dict[str, jax.Array]:
-    """How far the actor has moved on a rollout, the figures of `Log`, float32 [] each."""
-    policy = actor(batch.obs)
-    log_ratio = policy.log_prob(batch.action) - batch.log_prob  # [B]
-    ratio = jnp.exp(log_ratio)
+def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
+    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
+
+
+def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
+    """How far the actor has moved on a rollout, figures of `Log`, float32 [] each."""
+    new = policy(actor, batch.obs)
+    log_ratio = new.log_prob(batch.action) - batch.log_prob  # [B]
     return {
-        "kl": tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), policy).mean(),
-        # Schulman 2020, "Approximating KL divergence": never negative
-        "approx_kl": jnp.mean(ratio - 1 - log_ratio),
-        "clip_fraction": jnp.mean(jnp.abs(ratio - 1) > CLIP_EPSILON),
-        "entropy": policy.entropy().mean(),
-        "sigma": policy.stddev().mean(),
+        "entropy": new.entropy().mean(),
+        "sigma": new.scale.mean(),
+        "kl": tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), new).mean(),
+        "approx_kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio),  # Schulman 2020: never negative
+        "clip_fraction": jnp.mean(jnp.abs(jnp.expm1(log_ratio)) > c.CLIP_EPSILON),
     }
-
-
-# %% Evaluation -----------------------------------------------------------------------------------------
-QUICK_EVAL_EPISODES = 20
-
-
-def quick_evaluate(actor: Actor, rng: jax.Array) -> jax.Array:
-    """Mean return of QUICK_EVAL_EPISODES greedy episodes (the mean is the torque) on the JAX environment."""
-    states = jax.vmap(reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
-
-    def play(states, _):
-        states, transition = jax.vmap(step)(states, actor(states.obs).mean())
-        return states, transition.reward
-
-    _, rewards = jax.lax.scan(play, states, None, MAX_EPISODE_STEPS)  # [200, E]
-    return rewards.sum(axis=0).mean()
-
-
-def best_of(log: Log, policies: Actor) -> Actor:
-    """Each seed's actor at its best row of the log, among equals the latest; [S, rows, ...] to [S, ...]."""
-    row = log.eval_return.shape[1] - 1 - log.eval_return[:, ::-1].argmax(axis=1)  # [S]
-    return jax.tree.map(lambda x: x[np.arange(len(row)), row], policies)
-
-
-def evaluate(actors: Actor) -> np.ndarray:
-    """Greedy episodes on gymnasium.make("Pendulum-v1"), never on the JAX copy the agent learned in.
-
-    Args:
-        actors: each leaf with a leading axis [S]. All play the same EVAL_EPISODES episodes, with the
-            environment seeds 0, 1, ...
-
-    Returns:
-        Returns, float64 [S, EVAL_EPISODES].
-    """
-
-    @jax.jit
-    def greedy(actors, obs):  # [S, E, 3] -> [S, E]
-        return jax.vmap(lambda actor, obs: actor(obs).mean())(actors, obs)
-
-    num_actors = len(jax.tree.leaves(actors)[0])
-    envs = [[gymnasium.make("Pendulum-v1") for _ in range(EVAL_EPISODES)] for _ in range(num_actors)]
-    obs = np.array([[env.reset(seed=i)[0] for i, env in enumerate(row)] for row in envs])  # [S, E, 3]
-    returns = np.zeros((num_actors, EVAL_EPISODES))
-    for t in range(MAX_EPISODE_STEPS):
-        actions = np.asarray(greedy(actors, obs))
-        for s, e in np.ndindex(returns.shape):
-            obs[s, e], reward, terminated, truncated, _ = envs[s][e].step(actions[s, e : e + 1])
-            returns[s, e] += reward
-            assert not terminated and truncated == (t + 1 == MAX_EPISODE_STEPS)
-    return returns
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -529,47 +408,42 @@ def main(arguments: list[str]) -> dict[str, Any]:
         arguments: `NAME=value` each.
 
     Returns:
-        What result.json holds: eval_return (of the last policy) and best_eval_return (of the best by
-        `quick_evaluate`), each a list over the seeds of the mean of EVAL_EPISODES episodes; env_steps (of
-        each seed); seconds (wall time after imports), of which compile_seconds and train_seconds.
+        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
+        episodes), env_steps (of each seed), seconds (wall time after
+        imports), of which compile_seconds.
 
     Raises:
-        settings.UserError: see `settings.configure` and `settings.open_run`.
+        settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
-    run_dir = settings.open_run("pendulum", configure(arguments))
+    c = configure(arguments)
+    run_dir = runs.open_run("pendulum", c)
     print(
-        f"{NUM_SEEDS} seeds x {NUM_STEPS:,} environment steps in rollouts of {NUM_ENVS} x {ROLLOUT_STEPS}, "
-        f"{NUM_STEPS * NUM_EPOCHS // MINIBATCH_SIZE:,} gradient steps of {MINIBATCH_SIZE}, in {run_dir}"
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "
+        f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
     )
     shown = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
-    with settings.progress(NUM_STEPS, shown, run_dir / "tensorboard") as report:
-        agents, log, policies, compile_seconds, train_seconds = train_seeds(report)
-    settings.write_csv(run_dir / "log.csv", settings.log_rows(log, SEED))
-    print(
-        f"compiled in {compile_seconds:.1f} s, trained in {train_seconds:.1f} s; "
-        f"now {EVAL_EPISODES} episodes of Pendulum-v1 each"
-    )
-    eval_return = evaluate(agents.actor).mean(axis=1)  # [NUM_SEEDS]
-    best_eval_return = evaluate(best_of(log, policies)).mean(axis=1)
-    for i in range(NUM_SEEDS):
-        print(f"seed {SEED + i:3d}   last {eval_return[i]:8.2f}   best {best_eval_return[i]:8.2f}")
-    print(f"last policy: {settings.summary(eval_return)}")
-    print(f"best policy: {settings.summary(best_eval_return)}")
-    actor, critic = (jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic))
-    pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
-    pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective, CLIP_EPSILON)
-    played = pictures.record_gif(run_dir / "pendulum.gif", Actor(nnx.Rngs(SEED)), actor)
-    pictures.draw_value_function(run_dir / "value_function.png", critic, played)
+    with runs.progress(c.NUM_STEPS, shown) as report:
+        agents, log, compile_seconds = train_seeds(c, report)
+    runs.write_log(run_dir, log, c.SEED)
+    print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
+    eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
+    for i in range(c.NUM_SEEDS):
+        print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
+    print(runs.summary(eval_return))
+    pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
+    pictures.draw_clipped_objective(run_dir / "clipped_objective.png", clipped_objective, c.CLIP_EPSILON)
+    trained, critic = (jax.tree.map(lambda x: x[0], network) for network in (agents.actor, agents.critic))
+    untrained, _ = make_networks(c, jax.random.key(c.SEED), jax.random.key(c.SEED))
+    played = pictures.record_gif(run_dir / "pendulum.gif", policy, untrained, trained)
+    pictures.draw_value_function(run_dir / "value_function.png", functools.partial(value, critic), played)
     result = {
         "eval_return": eval_return.tolist(),
-        "best_eval_return": best_eval_return.tolist(),
-        "env_steps": NUM_STEPS,
+        "env_steps": log.env_step[:, -1].tolist(),
         "seconds": time.perf_counter() - started,
         "compile_seconds": compile_seconds,
-        "train_seconds": train_seconds,
     }
-    settings.write_json(run_dir / "result.json", result)
+    runs.write_json(run_dir / "result.json", result)
     print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result
 

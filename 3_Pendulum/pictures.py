@@ -1,4 +1,4 @@
-"""The pictures of a run of pendulum.py or reinforce.py: drawn from what the run hands over."""
+"""The pictures of a run of this folder's scripts: drawn from what the run hands over."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | 
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_learning_curve(path: Path, log: Any) -> None:
+def draw_ppo_curve(path: Path, log: Any) -> None:
     """Left: return against environment steps. Middle and right: what a practitioner watches."""
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(12, 3.6), facecolor="white", layout="constrained"
@@ -35,13 +35,16 @@ def draw_learning_curve(path: Path, log: Any) -> None:
     x = log.env_step[0]
     draw_band(left, x, log.eval_return, BLUE, "greedy policy")
     ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
-    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="torque drawn")
-    left.set(ylabel="return", ylim=(None, 0))
+    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="actions drawn")
+    left.set(ylabel="return", **({"ylim": (None, 0)} if (log.eval_return < 0).any() else {"ylim": (0, 515)}))
     draw_band(middle, x, log.approx_kl, ORANGE, "approximate KL")
     draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
     middle.set(ylim=(0, None))
     draw_band(right, x, log.explained_variance, GREEN, "explained variance")
-    draw_band(right, x, log.sigma, BLUE, "sigma, N m")
+    if hasattr(log, "sigma"):
+        draw_band(right, x, log.sigma, BLUE, "sigma, N m")
+    else:
+        draw_band(right, x, log.entropy, BLUE, "entropy, nats")
     right.set(ylim=(-0.1, None))
     for axes in (left, middle, right):
         axes.set_xlabel("environment step")
@@ -51,13 +54,13 @@ def draw_learning_curve(path: Path, log: Any) -> None:
     plt.close(figure)
 
 
-def record_gif(path: Path, untrained: Any, trained: Any) -> np.ndarray:
+def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
     """One greedy episode of two policies side by side, on a Pendulum-v1 that starts hanging.
 
     Returns:
         Angle and speed of the trained one before each step, [200, 2], rad and rad/s.
     """
-    greedy = jax.jit(lambda actor, obs: actor(obs).mean())
+    greedy = jax.jit(lambda actor, obs: policy(actor, obs).mode())
     films = []
     for actor in (untrained, trained):
         env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
@@ -81,14 +84,14 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> np.ndarray:
     return np.array(played)
 
 
-def draw_value_function(path: Path, critic: Callable, played: np.ndarray) -> None:
+def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None:
     """What the critic expects of every angle and speed, with an episode on it; `played` is [200, 2]."""
     angle, speed = np.linspace(-np.pi, np.pi, 181), np.linspace(-8, 8, 161)
     grid = np.stack(np.meshgrid(angle, speed), axis=-1).astype(np.float32)  # [161, 181, 2]
     obs = jnp.stack([jnp.cos(grid[..., 0]), jnp.sin(grid[..., 0]), grid[..., 1]], axis=-1)
-    value = critic(obs)  # [161, 181]
+    expected = value(obs)  # [161, 181]
     figure, axes = plt.subplots(figsize=(7.5, 4.6), facecolor="white", layout="constrained")
-    mesh = axes.pcolormesh(np.degrees(angle), speed, value, shading="nearest", rasterized=True)
+    mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
     figure.colorbar(mesh, label="V(s): discounted return expected")
     degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
     axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
@@ -105,7 +108,7 @@ def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: flo
     ratio = jnp.linspace(0.5, 1.5, 401)
     figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
     for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
-        clipped = clipped_objective(ratio, advantage)
+        clipped = clipped_objective(ratio, advantage, epsilon)
         axes.axvspan(max(1 - epsilon, 0.5), min(1 + epsilon, 1.5), color=GREY, alpha=0.15, linewidth=0)
         axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio x advantage")
         axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: what is maximised")

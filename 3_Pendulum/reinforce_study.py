@@ -5,6 +5,7 @@ python 3_Pendulum/reinforce_study.py NUM_SEEDS=3    # constants of reinforce.py 
                                                     # change them
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
 import reinforce
+import runs
 import settings
+from environments import evaluate
 from pictures import BLUE, GREY, ORANGE, draw_band
 
 COLORS = {"no_baseline": ORANGE, "batch_mean": GREY, "critic_baseline": BLUE}
@@ -45,51 +48,65 @@ ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this on
 
 
 # %% Training -------------------------------------------------------------------------------------------
-def compare(arguments: list[str]):
+def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, reinforce.Log]]:
     """Trains every row of COMPARISON.
 
     Args:
         arguments: of the command line; they hold for every row that does not change them.
 
     Returns:
-        The lines of compare.csv, one per row and seed; the log [NUM_SEEDS, rows] by label; actor and critic
-        of the first row's first seed, leaves [rows, ...].
+        The lines of compare.csv, one per row and seed; the log [NUM_SEEDS, rows] by label.
     """
     lines, logs = [], {}
     for changes in COMPARISON:
         label = " ".join(changes)
         c = reinforce.configure([*arguments, *changes])
         print(f"\n{label}")
-        with settings.progress(c["NUM_STEPS"], ["episode_return", "eval_return", "gradient_norm"]) as report:
-            agents, log, networks, _, _ = reinforce.train_seeds(report)
-        if not logs:
-            first_seed = jax.tree.map(lambda x: x[0], networks)
+        with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "gradient_norm"]) as report:
+            agents, log, _ = reinforce.train_seeds(c, report)
         logs[label] = log
-        eval_return = reinforce.evaluate(agents.actor).mean(axis=1)
-        best_eval_return = reinforce.evaluate(reinforce.best_of(log, networks[0])).mean(axis=1)
+        eval_return = evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [
             {
                 "changed": label,
-                "seed": c["SEED"] + i,
+                "seed": c.SEED + i,
                 "eval_return": eval_return[i],
-                "best_eval_return": best_eval_return[i],
                 "env_steps": log.env_step[i, -1],
                 "num_updates": log.num_updates[i, -1],
             }
-            for i in range(c["NUM_SEEDS"])
+            for i in range(c.NUM_SEEDS)
         ]
-        print(f"last policy: {settings.summary(eval_return, reinforce.SOLVED)}")
-        print(f"best policy: {settings.summary(best_eval_return, reinforce.SOLVED)}")
-    return lines, logs, first_seed
+        print(runs.summary(eval_return, reinforce.SOLVED))
+    return lines, logs
 
 
 # %% Variance of the gradient ---------------------------------------------------------------------------
+def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, reinforce.MLP]], list[int]]:
+    """Actor and critic of the first seed's training as they were at each row of the log; the steps so far."""
+    actor_rng, critic_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 4)
+
+    @jax.jit
+    def learn(agent: reinforce.Agent, until: jax.Array) -> reinforce.Agent:
+        def update(agent):
+            return reinforce.update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))[0]
+
+        return jax.lax.while_loop(lambda agent: agent.env_step < until, update, agent)
+
+    agent, frozen, steps = reinforce.make_agent(c, actor_rng, critic_rng), [], []
+    for until in range(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL):
+        agent = learn(agent, until)
+        frozen.append((agent.actor, agent.critic))
+        steps.append(int(agent.env_step))
+    return frozen, steps
+
+
 def gradient_estimates(
-    actor: reinforce.Actor, critic: reinforce.Critic, rngs: jax.Array
+    c: reinforce.Constants, actor: reinforce.MLP, critic: reinforce.MLP, rngs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """What every estimator makes of the same episodes.
 
     Args:
+        c: the constants.
         actor, critic: frozen.
         rngs: keys [M], one for each batch of NUM_ENVS episodes.
 
@@ -100,13 +117,14 @@ def gradient_estimates(
     def one_batch(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
         # nnx differentiates only what belongs to the same trace: a copy, made inside the loop
         frozen = nnx.clone(actor)
-        rollout = reinforce.collect(frozen, rng)
+        rollout = reinforce.collect(c, frozen, rng)
 
         def estimate(reward_to_go: bool, baseline: str) -> jax.Array:
-            returns = (reinforce.returns_to_go if reward_to_go else reinforce.whole_return)(rollout)
+            credit = reinforce.discounted_returns if reward_to_go else reinforce.whole_return
+            returns = rollout.alive * credit(rollout.reward, c.GAMMA)
             advantage = returns - reinforce.BASELINES[baseline](rollout, returns, critic)
             batch = reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
-            return -ravel_pytree(nnx.grad(reinforce.policy_loss)(frozen, batch))[0]
+            return -ravel_pytree(nnx.grad(reinforce.actor_loss)(frozen, batch))[0]
 
         return jnp.stack([estimate(*which) for which in ESTIMATORS]), rollout.reward.sum(axis=1).mean()
 
@@ -136,27 +154,22 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
     }
 
 
-def measure_variance(
-    networks: tuple[reinforce.Actor, reinforce.Critic], log: reinforce.Log
-) -> list[dict[str, Any]]:
-    """The variance of every estimator at policies from early to late in one training.
-
-    Args:
-        networks: actor and critic of one seed, each leaf [rows, ...].
-        log: of the same seed, [rows].
+def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
+    """The variance of every estimator at policies from early to late in the first seed's training.
 
     Returns:
         Lines of gradient_variance.csv.
     """
-    rows = np.unique(np.geomspace(1, len(log.env_step), NUM_POLICIES).astype(int)) - 1
-    estimate_all = jax.jit(lambda networks, rngs: gradient_estimates(*networks, rngs))
+    frozen, steps = frozen_networks(c)
+    rows = np.unique(np.geomspace(1, len(steps), NUM_POLICIES).astype(int)) - 1
+    estimate_all = jax.jit(functools.partial(gradient_estimates, c))
     lines = []
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
-        rngs = jax.random.split(jax.random.fold_in(jax.random.key(reinforce.SEED), row), VARIANCE_BATCHES)
-        estimates, returns = estimate_all(jax.tree.map(lambda x, row=row: x[row], networks), rngs)
+        rngs = jax.random.split(jax.random.fold_in(jax.random.key(c.SEED), row), VARIANCE_BATCHES)
+        estimates, returns = estimate_all(*frozen[row], rngs)
         lines += [
             {
-                "env_step": log.env_step[row].item(),
+                "env_step": steps[row],
                 "episode_return": np.asarray(returns).mean().item(),
                 "reward_to_go": reward_to_go,
                 "baseline": baseline,
@@ -226,20 +239,18 @@ def main(arguments: list[str]) -> Path:
         The run's folder.
 
     Raises:
-        settings.UserError: see `settings.configure` and `settings.open_run`.
+        settings.UserError: see `settings.read` and `runs.open_run`.
     """
     for changes in COMPARISON:  # a row that clashes with the command line is refused before all training
         reinforce.configure([*arguments, *changes])
-    run_dir = settings.open_run("reinforce_study", reinforce.configure(arguments))
-    lines, logs, first_seed = compare(arguments)
-    settings.write_csv(run_dir / "compare.csv", lines)
+    run_dir = runs.open_run("reinforce_study", reinforce.configure(arguments))
+    lines, logs = compare(arguments)
+    runs.write_csv(run_dir / "compare.csv", lines)
     draw_comparison(run_dir / "compare.png", logs)
 
-    reinforce.configure([*arguments, *COMPARISON[0]])
     print(f"\nvariance of the gradient: {VARIANCE_BATCHES} batches per frozen policy")
-    first_log = jax.tree.map(lambda x: x[0], logs[" ".join(COMPARISON[0])])
-    lines = measure_variance(first_seed, first_log)
-    settings.write_csv(run_dir / "gradient_variance.csv", lines)
+    lines = measure_variance(reinforce.configure([*arguments, *COMPARISON[0]]))
+    runs.write_csv(run_dir / "gradient_variance.csv", lines)
     draw_variance(run_dir / "gradient_variance.png", lines)
     print(f"everything of this study is in {run_dir}")
     return run_dir

@@ -6,8 +6,9 @@ python 3_Pendulum/study.py NUM_SEEDS=3    # constants of pendulum.py hold where 
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -16,7 +17,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import pendulum
+import runs
 import settings
+from environments import evaluate
 from pictures import BLUE, GREY, draw_band
 
 TEXTBOOK = [
@@ -24,14 +27,16 @@ TEXTBOOK = [
     "SIGMA_START=1.0", "ACTOR_LEARNING_RATE=3e-4", "CRITIC_LEARNING_RATE=1e-3", "LEARNING_RATE_END=1.0",
     "EVAL_INTERVAL=10_240",
 ]  # fmt: skip
-WRONG = "BOOTSTRAP_TRUNCATED=False"  # no constant of pendulum.py: a mistake on purpose, see `patched`
-COMPARISON = [  # what to change on the command line, or WRONG
+# No constants of pendulum.py: see `patched`
+WRONG = "BOOTSTRAP_TRUNCATED=False"  # a mistake on purpose
+ADAPTIVE = "KL_TARGET=0.01"  # BETA doubles or halves after a rollout, to bring the KL near this
+COMPARISON = [  # what to change on the command line, or one of these two
     [],
     # the locks
     ["CLIP_EPSILON=1e9"],
     ["CLIP_EPSILON=1e9", "BETA=1.0"],
-    ["CLIP_EPSILON=1e9", "BETA=1.0", "KL_TARGET=0.01"],
-    ["BETA=1.0", "KL_TARGET=0.01"],
+    ["CLIP_EPSILON=1e9", "BETA=1.0", ADAPTIVE],
+    ["BETA=1.0", ADAPTIVE],
     # the judgement
     [WRONG],
     ["NORMALIZE_ADVANTAGES=False"],
@@ -70,27 +75,56 @@ def label_of(changes: list[str]) -> str:
     return " ".join(changes) or "unchanged"
 
 
+def ended_is_over(gae):
+    """`gae` with the mistake WRONG: V(s_T) of a truncated episode counts as 0."""
+
+    def wrong(reward, value, next_value, terminated, truncated, *constants) -> jax.Array:
+        return gae(reward, value, jnp.where(truncated, 0, next_value), terminated, truncated, *constants)
+
+    return wrong
+
+
+def adapted_beta(beta: jax.Array, kl: jax.Array, target: float) -> jax.Array:
+    """The second lock's weight for the next rollout (Schulman et al. 2017, section 4)."""
+    beta = jnp.where(kl > 1.5 * target, 2 * beta, beta)
+    beta = jnp.where(kl < target / 1.5, beta / 2, beta)
+    return jnp.clip(beta, 1e-6, 1e6)  # halved a hundred times, it would be 0 and stay 0
+
+
+class AdaptiveAgent(NamedTuple):
+    """pendulum.Agent, and the weight of the penalty."""
+
+    actor: Any
+    critic: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
+    env_step: jax.Array
+    num_updates: jax.Array
+    env_state: Any
+    beta: jax.Array  # float32 []
+
+
+def adaptive(make_agent, update) -> dict[str, Any]:
+    """`make_agent` and `update` of pendulum.py with a BETA that is adapted after each rollout."""
+
+    def make_adaptive_agent(c, *rngs):
+        return AdaptiveAgent(*make_agent(c, *rngs), beta=jnp.float32(c.BETA))
+
+    def adaptive_update(c, agent, rng):
+        plain, figures = update(replace(c, BETA=agent.beta), pendulum.Agent(*agent[:-1]), rng)
+        target = float(ADAPTIVE.partition("=")[2])
+        return AdaptiveAgent(*plain, beta=adapted_beta(agent.beta, figures["kl"][0], target)), figures
+
+    return {"make_agent": make_adaptive_agent, "update": adaptive_update}
+
+
 @contextlib.contextmanager
 def patched(changes: list[str]) -> Iterator[list[str]]:
-    """Makes the mistake WRONG where a row asks for it: V(s_T) of a truncated episode counts as 0.
-
-    Yields:
-        What the row changes on the command line.
-    """
-    right = pendulum.generalized_advantage_estimation
-
-    def wrong(rollout: pendulum.Rollout) -> tuple[jax.Array, jax.Array]:
-        return right(
-            rollout._replace(next_value=jnp.where(rollout.transition.truncated, 0, rollout.next_value))
-        )
-
-    if WRONG not in changes:
-        yield changes
-        return
-    with mock.patch.object(pendulum, "generalized_advantage_estimation", wrong):
-        jax.clear_caches()  # jax remembers `update` as it was traced before
-        yield [change for change in changes if change != WRONG]
-    jax.clear_caches()
+    """Exchanges the functions of pendulum.py that WRONG and ADAPTIVE ask for; yields the other changes."""
+    new = {"gae": ended_is_over(pendulum.gae)} if WRONG in changes else {}
+    new |= adaptive(pendulum.make_agent, pendulum.update) if ADAPTIVE in changes else {}
+    with mock.patch.multiple(pendulum, **new) if new else contextlib.nullcontext():
+        yield [change for change in changes if change not in (WRONG, ADAPTIVE)]
 
 
 def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, pendulum.Log]]:
@@ -108,26 +142,23 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, pendu
         with patched(row) as changes:
             c = pendulum.configure([*arguments, *changes])
             print(f"\n{label}")
-            with settings.progress(c["NUM_STEPS"], ["episode_return", "eval_return", "kl"]) as report:
-                agents, log, policies, _, _ = pendulum.train_seeds(report)
+            with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "kl"]) as report:
+                agents, log, _ = pendulum.train_seeds(c, report)
         logs[label] = log
-        eval_return = pendulum.evaluate(agents.actor).mean(axis=1)
-        best_eval_return = pendulum.evaluate(pendulum.best_of(log, policies)).mean(axis=1)
+        eval_return = evaluate(pendulum.ENV, pendulum.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [
             {
                 "changed": label,
-                "seed": c["SEED"] + i,
+                "seed": c.SEED + i,
                 "eval_return": eval_return[i],
-                "best_eval_return": best_eval_return[i],
                 "kl": log.kl[i].mean(),
                 "clip_fraction": log.clip_fraction[i].mean(),
                 "last_explained_variance": log.explained_variance[i, -1],
                 "last_sigma": log.sigma[i, -1],
             }
-            for i in range(c["NUM_SEEDS"])
+            for i in range(c.NUM_SEEDS)
         ]
-        print(f"last policy: {settings.summary(eval_return)}")
-        print(f"best policy: {settings.summary(best_eval_return)}")
+        print(runs.summary(eval_return))
     return lines, logs
 
 
@@ -187,13 +218,14 @@ def main(arguments: list[str]) -> Path:
         The run's folder.
 
     Raises:
-        settings.UserError: see `settings.configure` and `settings.open_run`.
+        settings.UserError: see `settings.read` and `runs.open_run`.
     """
     for row in COMPARISON:  # a row that clashes with the command line is refused before anything is trained
-        pendulum.configure([*arguments, *(change for change in row if change != WRONG)])
-    run_dir = settings.open_run("study", pendulum.configure(arguments))
+        with patched(row) as changes:
+            pendulum.configure([*arguments, *changes])
+    run_dir = runs.open_run("study", pendulum.configure(arguments))
     lines, logs = compare(arguments)
-    settings.write_csv(run_dir / "compare.csv", lines)
+    runs.write_csv(run_dir / "compare.csv", lines)
     draw_comparison(run_dir / "compare.png", lines)
     draw_failures(run_dir / "failures.png", logs)
     print(f"everything of this study is in {run_dir}")

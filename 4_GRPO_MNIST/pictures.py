@@ -1,4 +1,4 @@
-"""The picture of a run of grpo_mnist.py, drawn from its logs."""
+"""The picture of a run of grpo_mnist.py, or of all twins, drawn from the logs."""
 
 from pathlib import Path
 from typing import Any

@@ -2,27 +2,34 @@
 
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz         # 24 rows of five seeds: 33 minutes
     python 4_GRPO_MNIST/study.py tune MNIST_PATH=mnist.npz    # chooses constants on the validation images: 44
+    python 4_GRPO_MNIST/study.py twins MNIST_PATH=mnist.npz   # GRPO beside its three twins: 2 minutes
 
 Both measured with much other work on the same 2 cores.
 
-Constants of grpo_mnist.py hold where a row does not change them.
+Constants of variants.py, which has those of grpo_mnist.py, hold where a row does not change them.
 """
 
+import functools
 import itertools
 import time
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from flax import nnx
 
+import environment as env
 import grpo_mnist as script
+import pictures
+import runs
 import settings
+import variants
 from data import Data, read_mnist
 from pictures import BLUE, GREEN, GREY, ORANGE
 
@@ -70,15 +77,40 @@ GRID = [
 ]
 
 
-def exact_loss(actor: script.Actor, batch: script.Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Minus the expected reward itself, summed over all ten guesses: what policy gradients only sample."""
-    probs = actor(batch.obs).probs_parameter()  # [B, 10]
-    reward = jax.nn.one_hot(batch.label, script.NUM_DIGITS)
-    # J = sum_a pi(a | image) R(a)
-    return -(batch.weight * (probs * reward).sum(axis=1)).sum(), {}
-
-
 # %% Training -------------------------------------------------------------------------------------------
+def train(c: variants.Constants, data: Data, testing: bool) -> tuple[script.Log, list[dict[str, Any]], float]:
+    """Trains one variant: its log, a row for each seed of what came of it, and the seconds of compiling."""
+    with runs.progress(c.METHOD, c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report:
+        agents, log, compile_seconds = variants.train_seeds(c, data, report)
+    finals = env.final_rows(c, script.policy, c.METHOD, agents, log, data if testing else None)
+    return log, finals, compile_seconds
+
+
+def twins(run_dir: Path, c: variants.Constants, data: Data, source: str) -> None:
+    """Trains every method; writes log.csv, accuracy.csv, accuracy.png and result.json."""
+    started, logs, finals, compile_seconds = time.perf_counter(), {}, {}, 0.0
+    for method in variants.METHODS:
+        logs[method], finals[method], seconds = train(replace(c, METHOD=method), data, testing=True)
+        compile_seconds += seconds
+    runs.write_log(run_dir, logs, c.SEED)
+    runs.write_csv(run_dir / "accuracy.csv", [row for final in finals.values() for row in final])
+    pictures.draw_accuracy(run_dir / "accuracy.png", logs)
+    print(f"\ntest accuracy after {c.NUM_EPOCHS} epochs, mean ± sample standard deviation over the seeds")
+    for method, final in finals.items():
+        greedy, sampled = (
+            runs.percent(row[name] for row in final) for name in ("test_accuracy", "test_sampled_accuracy")
+        )
+        print(f"  {pictures.LABELS[method]:24s} greedy {greedy:18s} sampled {sampled}")
+    result = {
+        "test_accuracy": [row["test_accuracy"] for row in finals["grpo"]],
+        "twin_test_accuracy": [row["test_accuracy"] for row in finals["cross_entropy"]],
+        "data": source,
+        "seconds": time.perf_counter() - started,
+        "compile_seconds": compile_seconds,
+    }
+    runs.write_json(run_dir / "result.json", result)
+
+
 def train_rows(
     path: Path, rows: list[tuple[str, list[str]]], arguments: list[str], data: Data, testing: bool
 ) -> None:
@@ -93,12 +125,10 @@ def train_rows(
     """
     lines = []
     for method, changes in rows:
-        c = script.configure([*arguments, *changes])
         started = time.perf_counter()
-        with settings.progress(method, c["NUM_EPOCHS"] * c["LOGS_PER_EPOCH"], c["LOGS_PER_EPOCH"]) as report:
-            agents, log, compile_seconds = script.train_seeds(data, method, report)
+        c = variants.configure([*arguments, f"METHOD={method}", *changes])
+        log, finals, compile_seconds = train(c, data, testing)
         seconds = time.perf_counter() - started - compile_seconds
-        finals = script.final_rows(method, agents, log, data if testing else None)
         for i, final in enumerate(finals):
             line = (
                 {"changed": " ".join(changes) or "unchanged"} | final | {"images": log.images[i, -1].item()}
@@ -106,9 +136,9 @@ def train_rows(
             # of the others the mean over the whole training
             line |= {k: v[i].mean().item() for k, v in log._asdict().items() if k not in line}
             lines.append(line | {"seconds_of_all_seeds": seconds})
-        accuracy = settings.percent(final["validation_accuracy"] for final in finals)
+        accuracy = runs.percent(final["validation_accuracy"] for final in finals)
         print(f"{method} {' '.join(changes)}: validation accuracy {accuracy}, {seconds:.1f} s\n")
-        settings.write_csv(path, lines)
+        runs.write_csv(path, lines)
 
 
 # %% What can be computed -------------------------------------------------------------------------------
@@ -127,7 +157,7 @@ def pull(p: float, num_generations: int, advantage: str) -> float:
     total = 0.0
     for right in range(num_generations + 1):
         reward = (np.arange(num_generations) < right).astype(np.float32)
-        advantages = np.asarray(script.ADVANTAGES[advantage](reward[None]))[0]
+        advantages = np.asarray(variants.ADVANTAGES[advantage](reward[None]))[0]
         chance = comb(num_generations, right) * p**right * (1 - p) ** (num_generations - right)
         total += chance * (advantages[:right].sum() - p / (1 - p) * advantages[right:].sum())
     return total / num_generations
@@ -161,36 +191,38 @@ GROUP_SIZES = (2, 4, 8, 16, 64)
 def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
     """How well one update's gradient points along the exact one, at a fixed number of guesses.
 
-    The policy is the first seed's after one epoch of GRPO; exact: `exact_loss` on 10,000 training images.
+    The policy is the first seed's after one epoch of GRPO; exact: `variants.exact_loss` on 10,000 images.
 
     Returns:
         A row for each advantage and G: mean and standard deviation of the cosine over the draws.
     """
-    c = script.configure([*arguments, "NUM_EPOCHS=1", "NUM_SEEDS=1"])
-    agent = jax.tree.map(lambda leaf: leaf[0], script.train_seeds(data, "grpo")[0])
+    given = variants.configure([*arguments, "MICRO_BATCH_SIZE=0"])
+    one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
+    agent = jax.tree.map(lambda leaf: leaf[0], variants.train_seeds(one_epoch, data, lambda row: None)[0])
     count = min(len(data.images), 10_000)
-    images, labels = script.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
+    images, labels = env.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
 
-    def flat_gradient(loss, batch: script.Batch) -> jax.Array:
-        return jax.flatten_util.ravel_pytree(script.gradient(loss, agent.actor, batch)[0])[0]
+    def flat_gradient(c: variants.Constants, loss, batch: variants.Batch) -> jax.Array:
+        gradient, _ = variants.gradient(c, functools.partial(loss, c), agent.actor, batch)
+        return jax.flatten_util.ravel_pytree(gradient)[0]
 
-    def cosine(rng: jax.Array) -> jax.Array:
+    def cosine(c: variants.Constants, num_images: int, rng: jax.Array) -> jax.Array:
         image_rng, guess_rng = jax.random.split(rng)
         index = jax.random.choice(image_rng, count, (num_images,), replace=False)
-        rollout = script.collect(agent.actor, agent.actor, images[index], labels[index], guess_rng)
-        estimate = flat_gradient(script.policy_loss, script.judge(rollout, agent.critic, "grpo"))
+        rollout = script.collect(c, agent.actor, agent.actor, images[index], labels[index], guess_rng)
+        batch = variants.judge(c, rollout, labels[index], agent.critic)
+        estimate = flat_gradient(c, variants.actor_loss, batch)
         return estimate @ exact / jnp.linalg.norm(estimate) / jnp.linalg.norm(exact)
 
-    script.configure([*arguments, "MICRO_BATCH_SIZE=0"])
-    everything = script.Batch(images, labels, *[None] * 5, weight=jnp.full(count, 1 / count))
-    exact = flat_gradient(exact_loss, everything)
-    rngs = jax.random.split(jax.random.key(c["SEED"]), GRADIENT_DRAWS)
+    everything = variants.Batch(images, labels, *[None] * 5, weight=jnp.full(count, 1 / count))
+    exact = flat_gradient(given, variants.exact_loss, everything)
+    rngs = jax.random.split(jax.random.key(given.SEED), GRADIENT_DRAWS)
     rows = []
-    for advantage, num_generations in itertools.product(script.ADVANTAGES, GROUP_SIZES):
-        changes = [f"ADVANTAGE={advantage}", f"NUM_GENERATIONS={num_generations}", "MICRO_BATCH_SIZE=0"]
-        script.configure([*arguments, *changes])
+    for advantage, num_generations in itertools.product(variants.ADVANTAGES, GROUP_SIZES):
+        c = replace(given, ADVANTAGE=advantage, NUM_GENERATIONS=num_generations)
         num_images = min(GRADIENT_GUESSES // num_generations, count)
-        cosines = np.asarray(jax.jit(lambda rngs: jax.lax.map(cosine, rngs))(rngs))
+        draw = functools.partial(cosine, c, num_images)
+        cosines = np.asarray(jax.jit(functools.partial(jax.lax.map, draw))(rngs))
         row = {"advantage": advantage, "num_generations": num_generations, "images": num_images}
         rows.append(row | {"cosine": float(cosines.mean()), "cosine_std": float(cosines.std(ddof=1))})
     return rows
@@ -220,8 +252,9 @@ def memory_ledger(name: str, actor: Any, moments: Any, critic: Any, critic_momen
 
 def memory_ledgers() -> list[dict[str, Any]]:
     """The ledger of this network, from live arrays, and of Llama 3.1 8B, from its number of parameters."""
-    agent = script.make_agent(jax.random.key(0), num_updates=1)
-    actor, critic = (script.nnx.state(model, script.nnx.Param) for model in (agent.actor, agent.critic))
+    c = variants.Constants()
+    agent = variants.make_agent(c, jax.random.key(0), num_images=c.BATCH_SIZE * c.LOGS_PER_EPOCH)
+    actor, critic = (nnx.state(model, nnx.Param) for model in (agent.actor, agent.critic))
     moments = [optimizer.opt_state[0] for optimizer in (agent.actor_optimizer, agent.critic_optimizer)]
     moments = [(adam.mu, adam.nu) for adam in moments]
     ledgers = [memory_ledger("this network, float32", actor, moments[0], critic, moments[1], actor)]
@@ -238,10 +271,12 @@ def memory_ledgers() -> list[dict[str, Any]]:
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> Path:
-    """The study: compare.csv (COMPARISON), gradient.csv, memory.csv, pull.png; with `tune` tune.csv (GRID).
+    """The study: compare.csv (COMPARISON), gradient.csv, memory.csv, pull.png.
+
+    With `tune` tune.csv (GRID), with `twins` log.csv, accuracy.csv, accuracy.png and result.json.
 
     Args:
-        arguments: `tune` or nothing, then `NAME=value` each, constants of grpo_mnist.py.
+        arguments: `tune`, `twins` or nothing, then `NAME=value` each, constants of variants.py.
 
     Returns:
         The run's folder.
@@ -249,25 +284,28 @@ def main(arguments: list[str]) -> Path:
     Raises:
         settings.UserError: see `grpo_mnist.main`, for every row.
     """
-    tuning = arguments[:1] == ["tune"]
-    arguments = [*TUNING_SEEDS, *arguments[1:]] if tuning else arguments
-    rows = GRID if tuning else COMPARISON
-    constants = script.configure(arguments)
-    data, source = read_mnist(constants["MNIST_PATH"], constants["DATA_DIR"])
-    for _, changes in rows:  # one that clashes with the command line is refused before anything is trained
-        script.configure([*arguments, *changes])
-        script.updates_per_row(len(data.images))
-    run_dir = settings.open_run("grpo_mnist_study", constants)
+    what, arguments = (
+        (arguments[0], arguments[1:]) if arguments[:1] in (["tune"], ["twins"]) else ("", arguments)
+    )
+    arguments = [*TUNING_SEEDS, *arguments] if what == "tune" else arguments
+    rows = {"": COMPARISON, "tune": GRID, "twins": []}[what]
+    c = variants.configure(arguments)
+    data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
+    for method, changes in [("grpo", []), *rows]:
+        # one that clashes with the command line is refused before anything is trained
+        changed = variants.configure([*arguments, f"METHOD={method}", *changes])
+        env.updates_per_row(changed, len(data.images))
+    run_dir = runs.open_run("grpo_mnist_study", c)
     print(f"data: {source}")
-    if tuning:
+    if what == "twins":
+        twins(run_dir, c, data, source)
+    elif what == "tune":
         train_rows(run_dir / "tune.csv", rows, arguments, data, testing=False)
     else:
         draw_pull(run_dir / "pull.png")
-        settings.write_csv(run_dir / "memory.csv", memory_ledgers())
-        with mock.patch.dict(script.LOSSES, exact=exact_loss):
-            train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
-        settings.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
-    script.configure([])
+        runs.write_csv(run_dir / "memory.csv", memory_ledgers())
+        train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
+        runs.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
     print(f"everything of this study is in {run_dir}")
     return run_dir
 

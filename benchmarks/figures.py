@@ -332,6 +332,11 @@ JOBS = [
         {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
         writes_itself=True,
     ),
+    Job(
+        "python benchmarks/golden_against_peers.py PEER=/tmp/peers/bin/python",
+        {"golden_against_peers.csv": "benchmarks/golden_against_peers.csv"},
+        writes_itself=True,
+    ),
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Builds the main script's cluster on the tiny Llama, with real weights, and the f
 runs both and prints what differs (nothing).
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,109 +18,116 @@ from flax import nnx
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from tools import tpu_fit_check as fit
 from parts import settings
+from parts.data import prompts
+from parts.model import cluster as clusters
 from parts.model import llama
 from parts.rewards import task_rewards
-from parts.run import run_log
-from parts.tunix_api import Role, TrainExample, sharding_utils
+from parts.run import run_folder
+from tools import tpu_fit_check as fit
 
 
 def described(tree):
-    """Path, shape, dtype and placement of every array."""
+    """Path, shape, dtype and placement of every array; a counter lies where the runtime puts it."""
     return {
-        jax.tree_util.keystr(path): (x.shape, x.dtype, x.sharding.devices_indices_map(x.shape))
+        jax.tree_util.keystr(path): (
+            x.shape,
+            x.dtype,
+            x.sharding.devices_indices_map(x.shape) if x.ndim else None,
+        )
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
 class Fed(Exception):
-    """The trainer was about to take its first step."""
+    """The loop was about to make its first update."""
 
 
-def first_example(c, cluster, grader, rows, run):
-    """What Tunix's trainer is fed in training, at the moment before its first gradient pass."""
-    original = sharding_utils.shard_input
+def first_update(c, cluster, grader, rows, run):
+    """What the loop calls `update` with, at the moment before the first one."""
 
-    def observed(batch, axes):
-        placed = original(batch, axes)
-        if isinstance(batch, TrainExample):
-            raise Fed(placed)
-        return placed
+    def observed(*arguments):
+        raise Fed(arguments)
 
-    sharding_utils.shard_input = observed
+    update, demo.update = demo.update, observed
     try:
         demo.train(c, cluster, grader, rows, run)
     except Fed as fed:
         return fed.args[0]
     finally:
-        sharding_utils.shard_input = original
+        demo.update = update
 
 
 def main(run_dir: str, trained: str) -> None:
-    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained]
+    arguments = ["BATCH_SIZE=8", "TRAIN_MICRO_BATCH_SIZE=4", "NUM_GENERATIONS=2", "SCAN_LAYERS=True", trained,
+                 "WARMUP_FRACTION=0.0"]  # fmt: skip
     c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={run_dir}"])
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
+    pad_id = tokenizer.pad_token_id
     assert jax.device_count() == 8
-    programs = fit.make_programs(c, hf, jax.devices(), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    programs = fit.make_programs(c, hf, jax.devices(), pad_id)
 
-    questions, source = demo.read_data(c)["train"]
+    questions, source = prompts.read_data(c, None)["train"]
     grader = task_rewards.make_grader("", "", reward_func, questions)
-    with run_log.open_run(c) as run:
-        cluster = demo.make_cluster(c, folder, hf, tokenizer, run.checkpoints)
-        trainer = cluster.actor_trainer
-        rows = demo.make_prompts(
+    with run_folder.open_run(c) as run:
+        cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
+        rows = prompts.make_prompts(
             c, questions, source, tokenizer, grader.think_tags, run.logs / "too_long.csv"
         )
-        example = first_example(c, cluster, grader, rows, run)
-    untrained = llama.copy_of(trainer.model)
-    model, optimizer = llama.copy_of(trainer.model), llama.copy_of(trainer.optimizer)
+        graphdef, weights, frozen, moments, batch, *numbers = first_update(c, cluster, grader, rows, run)
+    model = llama.copy_of(cluster.actor_trainer.model)
 
+    _, abstract_weights, abstract_frozen, abstract_moments, abstract_batch, *_ = programs.arguments["step"]
     for name, real_one, ours in (
-        ("model", nnx.state(model, nnx.Param), nnx.state(programs.trainer.model, nnx.Param)),
-        ("optimizer", nnx.state(optimizer), nnx.state(programs.trainer.optimizer)),
-        ("example", example, programs.example),
+        ("weights", weights, abstract_weights),
+        ("moments", moments, abstract_moments),
+        ("batch", batch, abstract_batch),
+        ("frozen", arrays_of(frozen), arrays_of(abstract_frozen)),
     ):
         assert described(real_one) == described(ours), name
-        assert len(described(ours)) >= 6
+        assert len(described(ours)) >= 6 or name == "frozen"
     print("the same arrays in the same places")
 
-    with cluster._get_mesh_and_logical_axis_rules_cm(Role.ACTOR):
-        real_step, _ = trainer.jit_train_and_eval_step()
-        loss, _, norm = real_step(example)  # changes trainer.model and trainer.optimizer
+    given = (graphdef, *copied((weights, frozen, moments)), batch, *(jnp.float32(x) for x in numbers[:2]))
+    with clusters.trainer_mesh(cluster):
+        theirs = demo.update(graphdef, *copied((weights, frozen, moments)), batch, *numbers)
     with programs.context():
-        ours = nnx.jit(programs.step, donate_argnames=("optimizer",), keep_unused=True)
-        our_loss, _, our_norm = ours(model, optimizer, example, {"beside": jnp.zeros(8)})
-    assert float(loss) == float(our_loss) and float(norm) == float(our_norm) > 0
-    for ours, theirs in ((model, trainer.model), (optimizer, trainer.optimizer)):
-        pairs = zip(jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(nnx.state(theirs)), strict=True)
-        assert all(bool(jnp.array_equal(a, b)) for a, b in pairs)
-    moved = nnx.state(optimizer)["opt_state"]["acc_grads"]
-    assert any(float(jnp.abs(x).max()) > 0 for x in jax.tree.leaves(moved))
+        ours = programs.programs["step"]({"beside": jnp.zeros(8)}, *given)
+    assert described(ours) == described(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+    changes = [
+        np.abs(a - b).max() for a, b in zip(jax.tree.leaves(ours[0]), jax.tree.leaves(weights), strict=True)
+    ]
+    assert max(changes) > 1e-4 and float(ours[3]) > 0  # the weights moved; the norm of the gradient
     print("the same step, bit for bit")
 
     reference = cluster.inference_worker.get_model("reference")
-    theirs = cluster.get_ref_per_token_logps(
-        example.prompt_ids, example.completion_ids, tokenizer.pad_token_id, tokenizer.eos_token_id
-    )
+    with clusters.trainer_mesh(cluster):
+        theirs = clusters.batch_log_probs(c, batch, c.TEMPERATURE, pad_id, reference)
     with programs.context():
-        ours = nnx.jit(programs.reference)(reference, example, ())
-    np.testing.assert_array_equal(ours, theirs)
+        found = programs.programs["reference"](
+            (), *nnx.split(reference), batch.prompt_ids, batch.completion_ids
+        )
+    np.testing.assert_array_equal(found, theirs)
+    assert np.abs(found).max() > 0.1
     print("the same reference log-probs")
 
     # vLLM's layout against the checkpoint on disk: what MaxText's loader did is undone.
     with programs.context():
-        synced = jax.jit(programs.sync)(nnx.state(untrained, nnx.Param), ())  # with LoRA, B is 0
-    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+        synced = programs.programs["sync"]((), nnx.state(model, nnx.Param))  # with LoRA, B is 0
+    state = fit.abstract_vllm_state(reference, programs.mesh, jnp.dtype(c.DTYPE))
+    places = dict(state.flat_state())
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     heads, kv_heads, width = hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim
     seen = 0
     for path, param in synced.flat_state():
         name, value = ".".join(map(str, path)), np.asarray(param.get_value())
-        assert described(param) == described(dict(programs.vllm_state.flat_state())[path])
+        assert described(param) == described(places[path])
         named = name.replace(".kernel", ".weight").replace(".scale", ".weight")
         named = named.replace("embed.embedding", "embed_tokens.weight")
-        expected = weights[named.replace("model.lm_head", "lm_head.weight")]
+        expected = tensors[named.replace("model.lm_head", "lm_head.weight")]
         if "_proj" in name or "lm_head" in name:
             expected = expected.T
         if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
@@ -129,18 +137,29 @@ def main(run_dir: str, trained: str) -> None:
         # the query's scale is divided by sqrt(head_dim) on loading and multiplied back: one rounding each
         np.testing.assert_allclose(value, expected, rtol=3e-7, err_msg=name)
         seen += 1
-    assert seen == len(weights)
+    assert seen == len(tensors)
     print("the same weights for vLLM")
 
-    # the compiler reports bytes per device, `beside` included
-    beside = fit.another(programs.trainer.model)
+    # the compiler reports bytes per device, what is `beside` included
+    beside = programs.plain
     sizes, reason = fit.compile_program("step", programs, beside)
-    held = nnx.state(programs.trainer.model), nnx.state(programs.trainer.optimizer), programs.example, beside
-    numbers = [x for x in jax.tree.leaves(held) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    per_device = sum(np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in numbers)
+    held = [*jax.tree.leaves((programs.arguments["step"], beside))]
+    held = [x for x in held if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    shapes = [(x.sharding.shard_shape(x.shape) if x.ndim else (), x.dtype.itemsize) for x in held]
+    per_device = sum(np.prod(shape) * size for shape, size in shapes)
     # a few random-number keys, which are not counted here, and alignment
     assert reason == "" and abs(sizes["arguments"] * fit.GIB - per_device) < 1000, (sizes, per_device)
     print("the same bytes")
+
+
+def arrays_of(state):
+    """What is in a state beside random numbers, which nothing draws from; the weights that LoRA freezes."""
+    return nnx.to_pure_dict(state.filter(nnx.Param))
+
+
+def copied(tree):
+    """The arrays once more: `update` gives away what it is handed."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,20 @@ ROOT = Path(__file__).resolve().parent.parent
 def load_all(folder: str) -> dict[str, ModuleType]:
     """Every file of a numbered folder as a module, by name; afterwards the names are free again."""
     names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # folder 5's exercises
     sys.path.insert(0, str(ROOT / folder))
     try:
-        return {name: importlib.import_module(name) for name in names}
+        modules = {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(ROOT / folder))
         for name in names:
             sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+    for name, module in modules.items():  # tyro looks for the source of a dataclass by its module's name
+        sys.modules[f"{folder}.{name}"] = module
+        if hasattr(module, "Constants"):
+            module.Constants.__module__ = f"{folder}.{name}"
+    return modules
 
 
 def load(folder: str, name: str) -> ModuleType:

@@ -5,12 +5,14 @@ number of moves, and by walking the policy and counting.
 """
 
 import csv
+import inspect
 import json
 import math
 import re
 import statistics
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +20,18 @@ import pages
 import pytest
 from folders import load
 
-Q_Learning, settings, study = (load("1_Q_Learning", name) for name in ("Q_Learning", "settings", "study"))
+Q_Learning, settings, study, grid, pictures = (
+    load("1_Q_Learning", name) for name in ("Q_Learning", "settings", "study", "grid", "pictures")
+)
 FOLDER = Path(Q_Learning.__file__).resolve().parent
 UP, DOWN, LEFT, RIGHT = range(4)
 QUIET = "PRINT_EVERY=0"
-
-
-@pytest.fixture(autouse=True)
-def default_constants():
-    Q_Learning.configure([QUIET])
-    yield
-    Q_Learning.configure([])
+C = Q_Learning.Constants()
 
 
 def train(arguments=(), seed=0):
-    Q_Learning.configure([QUIET, *arguments])
-    return Q_Learning.train(np.random.default_rng(seed))
+    c = Q_Learning.configure([QUIET, *arguments])
+    return Q_Learning.train(c, np.random.default_rng(seed))
 
 
 def moves_to_goal(state):
@@ -49,22 +47,21 @@ def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
     # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are right, its
     # target is one constant number, and each visit multiplies the pair's error by 1 - ALPHA = 0.9. From 100
     # to 1e-6 takes 175 visits; the rarest pair gets more than 400.
-    assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
+    assert np.abs(q_table - grid.value_iteration(C)).max() < 1e-6
 
     for start in range(16):
         state, moves = start, 0
         while state != 15 and moves < 16:
-            state, _, _ = Q_Learning.step(state, int(q_table[state].argmax()))
+            state, _, _ = grid.step(C, state, int(q_table[state].argmax()))
             moves += 1
         assert state == 15
-        assert moves == moves_to_goal(start) == Q_Learning.greedy_moves(q_table, start)
-    assert Q_Learning.optimal_from_every_state(q_table)
+        assert moves == moves_to_goal(start) == grid.greedy_moves(C, q_table, start)
+    assert grid.optimal_from_every_state(C, q_table)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.99, 1.0])
 def test_value_iteration_equals_the_closed_form(gamma):
-    Q_Learning.configure([f"GAMMA={gamma}"])
-    q_star = Q_Learning.value_iteration()
+    q_star = grid.value_iteration(Q_Learning.configure([f"GAMMA={gamma}"]))
     for state in range(15):
         before_last = moves_to_goal(state) - 1
         value = -sum(gamma**k for k in range(before_last)) + gamma**before_last * 100
@@ -77,11 +74,11 @@ def test_value_iteration_equals_the_closed_form(gamma):
 
 
 def test_a_policy_that_is_wrong_in_one_far_corner_is_not_optimal():
-    q_table = Q_Learning.value_iteration()
+    q_table = grid.value_iteration(C)
     q_table[3, UP] = 1000.0  # 3 is on no shortest way that the greedy policy takes from 0
-    assert Q_Learning.greedy_moves(q_table, 3) is None
-    assert Q_Learning.greedy_moves(q_table, 0) == 6
-    assert not Q_Learning.optimal_from_every_state(q_table)
+    assert grid.greedy_moves(C, q_table, 3) is None
+    assert grid.greedy_moves(C, q_table, 0) == 6
+    assert not grid.optimal_from_every_state(C, q_table)
 
 
 # --- the world -------------------------------------------------------------------------------------------
@@ -101,9 +98,9 @@ def test_a_policy_that_is_wrong_in_one_far_corner_is_not_optimal():
     ],
 )
 def test_moves_walls_and_rewards(state, neighbours):
-    assert Q_Learning.ACTIONS == ["up", "down", "left", "right"]
+    assert grid.ACTIONS == ["up", "down", "left", "right"]
     for action, expected in enumerate(neighbours):
-        next_state, reward, terminated = Q_Learning.step(state, action)
+        next_state, reward, terminated = grid.step(C, state, action)
         assert next_state == expected
         assert reward == (100 if expected == 15 else -1)
         assert terminated is (expected == 15)
@@ -115,7 +112,7 @@ def test_the_update_by_hand():
     q_table[5, RIGHT] = 2.0
     q_table[6] = [1.0, 7.0, -3.0, 4.0]
     before = q_table.copy()
-    Q_Learning.update(q_table, 5, RIGHT, -1.0, 6, False)
+    Q_Learning.q_update(q_table, 5, RIGHT, -1.0, 6, False, alpha=0.1, gamma=0.99)
     # target -1 + 0.99 * 7 = 5.93; error 5.93 - 2 = 3.93; 2 + 0.1 * 3.93
     assert q_table[5, RIGHT] == pytest.approx(2.393, abs=1e-12)
     q_table[5, RIGHT] = 2.0
@@ -125,16 +122,15 @@ def test_the_update_by_hand():
 def test_a_terminal_state_bootstraps_nothing_whatever_its_row_holds():
     q_table = np.zeros((16, 4))
     q_table[15] = [1e6, -1e6, 3.0, 1e6]
-    Q_Learning.update(q_table, 14, RIGHT, 100.0, 15, True)
+    Q_Learning.q_update(q_table, 14, RIGHT, 100.0, 15, True, alpha=0.1, gamma=0.99)
     assert q_table[14, RIGHT] == pytest.approx(10.0, abs=1e-12)
 
 
-def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps(monkeypatch):
+def test_the_step_limit_truncates_and_the_cut_off_move_still_bootstraps():
     # One move an episode, so every move is the last one before the cut. Up and left bump into the wall, and
     # what follows is the best value of the start itself: -1 + 0.99 * -1. Taken for a termination: -1.
-    Q_Learning.configure([QUIET, "EPSILON_END=1.0", "NUM_EPISODES=2000"])
-    monkeypatch.setattr(Q_Learning, "MAX_STEPS_PER_EPISODE", 1)
-    q_table, log, _ = Q_Learning.train(np.random.default_rng(0))
+    c = replace(C, PRINT_EVERY=0, EPSILON_END=1.0, NUM_EPISODES=2000, MAX_STEPS_PER_EPISODE=1)
+    q_table, log, _ = Q_Learning.train(c, np.random.default_rng(0))
     assert q_table[0] == pytest.approx([-1.99, -1.0, -1.99, -1.0], abs=1e-6)
     assert (log[:, 3] == 1).all()
     assert (q_table[1:] == 0).all()
@@ -144,23 +140,37 @@ def test_the_optimum_is_the_same_when_most_episodes_are_cut_off():
     arguments = ["MAX_STEPS_PER_EPISODE=10", "EPSILON_END=1.0", "ALPHA=0.5", "NUM_EPISODES=8000"]
     q_table, log, _ = train(arguments)
     assert log[:, 2].mean() < 0  # most earn -10; to reach the goal earns 91 or more
-    assert np.abs(q_table - Q_Learning.value_iteration()).max() < 1e-6
+    assert np.abs(q_table - grid.value_iteration(C)).max() < 1e-6
 
 
 def test_epsilon_falls_linearly_and_stays():
-    assert Q_Learning.epsilon_at(0) == 1.0
-    assert Q_Learning.epsilon_at(5000) == pytest.approx(0.505)
-    assert Q_Learning.epsilon_at(9999) > 0.01 + 1e-5
+    assert Q_Learning.epsilon_at(C, 0) == 1.0
+    assert Q_Learning.epsilon_at(C, 5000) == pytest.approx(0.505)
+    assert Q_Learning.epsilon_at(C, 9999) > 0.01 + 1e-5
     for episode in (10000, 10001, 19999):
-        assert Q_Learning.epsilon_at(episode) == pytest.approx(0.01, abs=1e-12)
+        assert Q_Learning.epsilon_at(C, episode) == pytest.approx(0.01, abs=1e-12)
+
+
+class Coins:
+    """A generator that shows what it is told."""
+
+    def __init__(self, coin, action):
+        self.coin, self.action = coin, action
+
+    def random(self):
+        return self.coin
+
+    def integers(self, count):
+        assert count == 4
+        return np.int64(self.action)
 
 
 def test_epsilon_is_the_probability_of_the_random_action():
     q_table = np.zeros((16, 4))
     q_table[9] = [0.0, 1.0, 5.0, 2.0]
-    assert Q_Learning.select_action(q_table, 9, epsilon=0.3, coin=0.29, random_action=UP) == UP
-    assert Q_Learning.select_action(q_table, 9, epsilon=0.3, coin=0.3, random_action=UP) == LEFT
-    assert Q_Learning.select_action(q_table, 9, epsilon=0.0, coin=0.0, random_action=UP) == LEFT
+    assert Q_Learning.select_action(9, q_table, epsilon=0.3, rng=Coins(0.29, UP)) == UP
+    assert Q_Learning.select_action(9, q_table, epsilon=0.3, rng=Coins(0.3, UP)) == LEFT
+    assert Q_Learning.select_action(9, q_table, epsilon=0.0, rng=Coins(0.0, UP)) == LEFT
 
 
 # --- training and its log --------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ def test_the_log_has_a_row_a_block_and_its_last_row_may_be_short():
     assert (tables[-1] == q_table).all()
     assert (tables[0] != tables[1]).any()
     assert log[2, 1] == pytest.approx(
-        np.mean([Q_Learning.epsilon_at(episode) for episode in range(100, 120)])
+        np.mean([Q_Learning.epsilon_at(C, episode) for episode in range(100, 120)])
     )
 
 
@@ -184,17 +194,28 @@ def test_an_episode_earns_100_less_its_earlier_moves_or_loses_one_a_move():
 
 
 def test_each_step_of_each_episode_draws_a_new_coin_and_a_new_random_action(monkeypatch):
-    drawn = []
+    coins, actions = [], []
+    draw = Q_Learning.select_action
 
-    def record(q_table, state, epsilon, coin, random_action):
-        drawn.append((coin, random_action))
-        return random_action
+    class Recorded(Coins):
+        def __init__(self, rng):
+            self.rng = rng
 
-    monkeypatch.setattr(Q_Learning, "select_action", record)
-    rng = np.random.default_rng(0)
-    steps = [Q_Learning.play_episode(np.zeros((16, 4)), 1.0, rng)[1] for _ in range(100)]
-    coins, actions = map(np.array, zip(*drawn))
-    assert len(coins) == sum(steps) > 3000
+        def random(self):
+            coins.append(self.rng.random())
+            return coins[-1]
+
+        def integers(self, count):
+            actions.append(self.rng.integers(count))
+            return actions[-1]
+
+    c, rng = replace(C), Recorded(np.random.default_rng(0))
+    seen = []
+    monkeypatch.setattr(Q_Learning, "select_action", lambda *given: seen.append(given[2]) or draw(*given))
+    steps = [Q_Learning.play_episode(c, np.zeros((16, 4)), 1.0, rng)[1] for _ in range(100)]
+    assert seen == [1.0] * sum(steps)
+    coins, actions = np.array(coins), np.array(actions)
+    assert len(coins) == len(actions) == sum(steps) > 3000
     assert len(set(coins)) == len(coins)
     assert coins.min() >= 0 and coins.max() < 1 and coins.mean() == pytest.approx(0.5, abs=0.02)
     assert np.bincount(actions) / len(actions) == pytest.approx(np.full(4, 0.25), abs=0.03)
@@ -221,22 +242,20 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
-    done = command(tmp_path, "NUM_EPISODES=300", "PRINT_EVERY=2", "SEED=7")
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^episode +(\d+)", done.stdout, re.M) == ["100", "200", "300"]
-    assert "epsilon 0." in done.stdout
-    assert "best possible return: 95\n" in done.stdout  # 5 moves that cost 1, the sixth earns 100
-    assert (
-        done.stdout.count("→") + done.stdout.count("↓") + done.stdout.count("↑") + done.stdout.count("←")
-        == 15
-    )
+def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Q_Learning.main(["NUM_EPISODES=300", "PRINT_EVERY=2", "SEED=7"])
+    out = capsys.readouterr().out
+    assert re.findall(r"^episode +(\d+)", out, re.M) == ["100", "200", "300"]
+    assert "epsilon 0." in out
+    assert "best possible return: 95\n" in out  # 5 moves that cost 1, the sixth earns 100
+    assert out.count("→") + out.count("↓") + out.count("↑") + out.count("←") == 15
 
     (run_dir,) = (tmp_path / "runs" / "Q_Learning").iterdir()
     result = json.loads((run_dir / "result.json").read_text())
     assert set(result) == {"max_abs_error", "optimal_from_every_state", "seconds"}
     assert 0 < result["seconds"] < 60
-    assert json.loads((run_dir / "constants.json").read_text()) == Q_Learning.DEFAULTS | {
+    assert json.loads((run_dir / "constants.json").read_text()) == asdict(C) | {
         "NUM_EPISODES": 300,
         "PRINT_EVERY": 2,
         "SEED": 7,
@@ -244,12 +263,12 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
 
     # the file is the table: trained here by the same seed, and as far from the optimum as result.json says
     rows = read(run_dir / "q_table.csv")
-    q_table = np.array([[float(row[name]) for name in Q_Learning.ACTIONS] for row in rows])
+    q_table = np.array([[float(row[name]) for name in grid.ACTIONS] for row in rows])
     assert [int(row["state"]) for row in rows] == list(range(16))
     assert (q_table == train(["NUM_EPISODES=300"], seed=7)[0]).all()
-    assert result["optimal_from_every_state"] is Q_Learning.optimal_from_every_state(q_table)
+    assert result["optimal_from_every_state"] is grid.optimal_from_every_state(C, q_table)
     assert b"\r" not in (run_dir / "log.csv").read_bytes()
-    assert result["max_abs_error"] == np.abs(q_table - Q_Learning.value_iteration()).max() > 1e-6
+    assert result["max_abs_error"] == np.abs(q_table - grid.value_iteration(C)).max() > 1e-6
     log = read(run_dir / "log.csv")
     assert list(log[0]) == ["episode", "epsilon", "return", "steps", "max_abs_error"]
     assert [int(row["episode"]) for row in log] == [50, 100, 150, 200, 250, 300]
@@ -260,12 +279,12 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path):
 
 def test_the_study_trains_each_row_with_each_seed_and_its_first_row_is_the_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    alone = np.abs(train(["NUM_EPISODES=100"], seed=2)[0] - Q_Learning.value_iteration()).max()
+    alone = np.abs(train(["NUM_EPISODES=100"], seed=2)[0] - grid.value_iteration(C)).max()
     study.main(["NUM_EPISODES=100", "SEED=2", "NUM_SEEDS=2"])
     (run_dir,) = (tmp_path / "runs" / "Q_Learning_study").iterdir()
     constants = json.loads((run_dir / "constants.json").read_text())
     changed = {"NUM_EPISODES": 100, "SEED": 2, "NUM_SEEDS": 2}
-    assert constants == Q_Learning.DEFAULTS | changed | {"RUN_DIR": str(run_dir.relative_to(tmp_path))}
+    assert constants == asdict(study.Constants()) | changed
     rows = read(run_dir / "compare.csv")
     labels = ["unchanged", "ALPHA=0.01", "ALPHA=1.0", "EPSILON_END=1.0", "EPSILON_START=0.01"]
     assert [(row["changed"], row["seed"]) for row in rows] == [
@@ -292,11 +311,11 @@ def test_the_study_trains_each_row_with_each_seed_and_its_first_row_is_the_scrip
 
 
 def test_the_result_is_of_the_table_that_was_learned(tmp_path, monkeypatch):
-    q_star = Q_Learning.value_iteration()
+    q_star = grid.value_iteration(C)
     worse, wrong = q_star + 3.0, q_star.copy()
     wrong[3, UP] = 1000.0
     log = np.array([[50.0, 1, 0, 0], [100.0, 1, 0, 0]])
-    monkeypatch.setattr(Q_Learning, "train", lambda rng: (wrong, log, np.array([worse, wrong])))
+    monkeypatch.setattr(Q_Learning, "train", lambda c, rng: (wrong, log, np.array([worse, wrong])))
     for name in ("draw_learning_curve", "draw_q_table"):
         monkeypatch.setattr(Q_Learning.pictures, name, lambda *arguments: None)
     result = Q_Learning.main([f"RUN_DIR={tmp_path}"])
@@ -308,10 +327,10 @@ def test_the_result_is_of_the_table_that_was_learned(tmp_path, monkeypatch):
 
 def test_the_figures_of_a_row_by_hand(monkeypatch):
     """`train` is replaced: 30 rows of 50 episodes, tables with known errors."""
-    study.script.configure(["NUM_EPISODES=1500", "SEED=4"])
-    q_star = Q_Learning.value_iteration()
+    c = study.configure(["NUM_EPISODES=1500", "SEED=4", "NUM_SEEDS=2"])
+    q_star = grid.value_iteration(C)
 
-    def known(rng):
+    def known(c, rng):
         tables = np.repeat(q_star[None], 30, axis=0)
         tables[:10] -= 1e-3  # close from row 10 on, which ends with episode 550
         tables[-1, 2, 3] -= 0.05
@@ -324,8 +343,7 @@ def test_the_figures_of_a_row_by_hand(monkeypatch):
         return tables[-1], log, tables
 
     monkeypatch.setattr(study.script, "train", known)
-    monkeypatch.setattr(study, "NUM_SEEDS", 2)
-    results, episodes, errors, returns = study.train_seeds("a row")
+    results, episodes, errors, returns = study.train_seeds(c, "a row")
     assert [row["seed"] for row in results] == [4, 5]
     assert list(results[0].values())[2:] == [
         pytest.approx(1000 - q_star[3, UP]),
@@ -342,8 +360,7 @@ def test_the_figures_of_a_row_by_hand(monkeypatch):
 
 
 def test_the_printed_policy_points_where_the_moves_lead():
-    pictures = load("1_Q_Learning", "pictures")
-    shown = dict(zip(pictures.ARROWS, Q_Learning.MOVES))
+    shown = dict(zip(pictures.ARROWS, grid.MOVES))
     assert shown == {"↑": (-1, 0), "↓": (1, 0), "←": (0, -1), "→": (0, 1)}
 
 
@@ -367,6 +384,7 @@ BAD = [
     ("GAMMA=1.01", ["GAMMA=1.01", "at most 1"]),
     ("NUM_EPISODES=0", ["NUM_EPISODES=0", "from 1"]),
     ("NUM_EPISODES=10000001", ["NUM_EPISODES=10000001", "10000000"]),
+    ("SIZE=1", ["SIZE=1", "from 2"]),
     ("MAX_STEPS_PER_EPISODE=5", ["MAX_STEPS_PER_EPISODE=5", "from 6"]),
     ("MAX_STEPS_PER_EPISODE=100001", ["MAX_STEPS_PER_EPISODE=100001", "100000"]),
     ("EPSILON_START=1.1", ["EPSILON_START=1.1", "from 0 to 1"]),
@@ -403,19 +421,41 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_grid_of_another_size(size, tmp_path, capsys):
+    """Learned, printed and drawn as it is: no 4 and no 16 is left."""
+    c = Q_Learning.configure([f"SIZE={size}", "PRINT_EVERY=0", "ALPHA=1.0", "EPSILON_END=1.0"])
+    q_star, goal = grid.value_iteration(c), size**2 - 1
+    assert grid.greedy_moves(c, q_star, 0) == 2 * (size - 1) and grid.optimal_from_every_state(c, q_star)
+    before_last = 2 * (size - 1) - 1
+    value = -sum(0.99**k for k in range(before_last)) + 0.99**before_last * 100
+    assert q_star[0].max() == pytest.approx(value, abs=1e-9)
+    Q_Learning.main([f"SIZE={size}", "NUM_EPISODES=300", f"RUN_DIR={tmp_path}"])
+    policy = capsys.readouterr().out.split("the greedy policy\n")[1].split("\n\nthe table")[0]
+    lines = [line.split() for line in policy.splitlines()]
+    assert [len(line) for line in lines] == [size] * size and lines[-1][-1] == "G"
+    assert len(read(tmp_path / "q_table.csv")) == goal + 1
+    assert grid.step(c, goal - 1, RIGHT) == (goal, 100, True)
+    assert grid.step(c, 0, UP) == (0, -1, False)
+
+
 def test_every_constant_with_a_range_is_among_the_bad_inputs():
     tried = {argument.partition("=")[0] for argument, _ in BAD}
-    assert set(study.DEFAULTS) <= tried
+    assert set(asdict(study.Constants())) <= tried
 
 
-def test_help_prints_every_constant_with_its_remark(capsys):
-    for script in (Q_Learning, study):
-        with pytest.raises(SystemExit) as stopped:
-            settings.configure(vars(script), ["--help"])
-        assert stopped.value.code == 0
-        shown = re.findall(r"^([A-Z]\w*) = (.*)\n    (.+)$", capsys.readouterr().out, re.M)
-        assert {name: value for name, value, _ in shown} == {n: repr(v) for n, v in script.DEFAULTS.items()}
-        assert {name: remark for name, _, remark in shown}["SEED"].startswith("draws the exploration")
+@pytest.mark.parametrize("script", [Q_Learning, study], ids=lambda script: script.__name__)
+def test_help_prints_every_constant_with_its_remark(script, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script.main(["--help"])
+    assert stopped.value.code == 0
+    text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
+    sources = inspect.getsource(Q_Learning.Constants) + inspect.getsource(script.Constants)
+    remarks = dict(re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", sources, re.M))
+    assert remarks.keys() == asdict(script.Constants()).keys()
+    for name, remark in remarks.items():
+        assert f"--{name}" in text and re.sub(r"\s", "", remark) in text, name
+    assert remarks["SEED"].startswith("draws the exploration")
 
 
 def test_ctrl_c_ends_with_130_and_one_line(capsys):

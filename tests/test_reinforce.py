@@ -7,8 +7,9 @@ import inspect
 import itertools
 import json
 import re
-import subprocess
 import sys
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -21,27 +22,20 @@ from flax import nnx
 from folders import load
 from jax.flatten_util import ravel_pytree
 
-reinforce, ppo = load("3_Pendulum", "reinforce"), load("3_Pendulum", "pendulum")
+reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
+environments = load("3_Pendulum", "environments")
 study = load("3_Pendulum", "reinforce_study")
-SCRIPT = Path(reinforce.__file__)
 SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "CRITIC_STEPS=2"]
-
-
-@pytest.fixture(autouse=True)
-def defaults():
-    reinforce.configure([])
-    yield
-    reinforce.configure([])
 
 
 def silent(row):
     """A report that reports nothing."""
 
 
-def train(seeds=(0,)):
-    """Agents, log and networks of these seeds."""
+def train(c, seeds=(0,)):
+    """Agents and log of these seeds."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    train_all = jax.vmap(lambda key: reinforce.train(key, silent), axis_name="seed")
+    train_all = jax.vmap(lambda key: reinforce.train(c, key, silent), axis_name="seed")
     # most of the time is compiling: a third of it without optimization, with the same program
     return jax.jit(train_all, compiler_options={"xla_backend_optimization_level": 0})(keys)
 
@@ -52,6 +46,23 @@ def unstack(tree, index=0):
 
 def params(network):
     return [np.asarray(x) for x in jax.tree.leaves(nnx.state(network, nnx.Param))]
+
+
+def actor_of(c, seed=0):
+    return reinforce.make_networks(c, *[jax.random.key(seed)] * 2)[0]
+
+
+def critic_of(c, seed=0):
+    return reinforce.make_networks(c, *[jax.random.key(seed)] * 2)[1]
+
+
+def returns_to_go(c, rollout):
+    """As `update` makes them."""
+    return rollout.alive * reinforce.discounted_returns(rollout.reward, c.GAMMA)
+
+
+def whole_return(c, rollout):
+    return rollout.alive * reinforce.whole_return(rollout.reward, c.GAMMA)
 
 
 def flat(gradient):
@@ -89,19 +100,31 @@ def batch_of(rollout, advantage, returns=None):
     return reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
 
 
-# --- what both scripts share
+# --- what the scripts share
 
 
-def test_what_both_scripts_share_is_the_same_text():
-    """Where the functions are equal pendulum.py's tests hold as well; the order of all is that of PPO."""
-    texts = [Path(script.__file__).read_text() for script in (ppo, reinforce)]
-    for name in ("configure", "best_of"):
-        assert inspect.getsource(getattr(ppo, name)) == inspect.getsource(getattr(reinforce, name)), name
+def test_what_the_scripts_share_is_the_same_text():
+    """Where functions are equal, pendulum.py's tests hold as well; the order of all is the same in all."""
+    modules = [reinforce, ppo, pendulum]
+    texts = [Path(script.__file__).read_text() for script in modules]
+    same = {
+        (reinforce, ppo, pendulum): ["train_seeds"],
+        (ppo, pendulum): ["gae", "normalized", "policy_loss", "train_step", "learn", "critic_loss", "train"],
+    }
+    for scripts, names in same.items():
+        for name in names:
+            sources = {  # without docstrings, which may name what a script has more
+                ast.unparse(ast.parse(inspect.getsource(getattr(script, name))).body[0].body[1:])
+                for script in scripts
+            }
+            assert len(sources) == 1, name
     sections = [re.findall(r"^# %% (.+?) -*$", text, re.M) for text in texts]
-    assert sections[0] == sections[1]
+    assert sections[0] == sections[1] == sections[2]
     names = [[node.name for node in ast.parse(text).body if hasattr(node, "name")] for text in texts]
-    both = set(names[0]) & set(names[1])
-    assert [n for n in names[0] if n in both] == [n for n in names[1] if n in both] and len(both) > 18
+    for first, second, shared in ((0, 1, 18), (1, 2, 22)):
+        both = set(names[first]) & set(names[second])
+        order = [[n for n in names[i] if n in both] for i in (first, second)]
+        assert order[0] == order[1] and len(both) > shared
 
 
 # --- the environment and the episodes
@@ -119,9 +142,13 @@ def test_each_step_equals_cart_pole_v1():
             obs, _, terminated, _, _ = env.step(actions[-1])
             after.append(obs)
             fell.append(terminated)
-    transition = jax.vmap(lambda obs, action: reinforce.step(reinforce.EnvState(obs, jnp.int32(0)), action))(
-        np.array(before), np.array(actions)
-    )
+
+    def step(obs, action):
+        return reinforce.ENV.step(environments.EnvState(obs, obs, jnp.int32(0), jnp.float32(0)), action)
+
+    following, transition = jax.vmap(step)(np.array(before), np.array(actions))
+    np.testing.assert_array_equal(following.obs, transition.next_obs)
+    np.testing.assert_array_equal(following.episode_return, 1.0)
     # Gymnasium computes in float64 and shows float32: a few units in the last place of numbers up to about 4
     np.testing.assert_allclose(transition.next_obs, np.array(after), atol=2e-6, rtol=1e-6)
     np.testing.assert_array_equal(transition.terminated, fell)
@@ -130,10 +157,10 @@ def test_each_step_equals_cart_pole_v1():
 
 def test_episodes_end_once_and_nothing_after_the_end_counts(monkeypatch):
     """Replayed by Gymnasium: an episode ends where its pole falls, or at the limit, which cuts it off."""
-    monkeypatch.setattr(reinforce, "MAX_EPISODE_STEPS", 25)
-    reinforce.configure(["NUM_ENVS=200"])
+    monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=25))
+    c = reinforce.configure(["NUM_ENVS=200"])
     episodes = jax.tree.map(
-        np.asarray, jax.jit(reinforce.collect)(reinforce.Actor(nnx.Rngs(0)), jax.random.key(0))
+        np.asarray, jax.jit(partial(reinforce.collect, c))(actor_of(c, 0), jax.random.key(0))
     )
     lengths = episodes.alive.sum(axis=1).astype(int)
     env = gymnasium.make("CartPole-v1").unwrapped
@@ -158,23 +185,23 @@ def test_episodes_end_once_and_nothing_after_the_end_counts(monkeypatch):
 
 def test_actions_are_drawn_from_the_policy():
     """A policy whose logits are log 0.3 and log 0.7 everywhere plays action 1 seven times in ten."""
-    reinforce.configure(["NUM_ENVS=200"])
-    actor = reinforce.Actor(nnx.Rngs(0))
+    c = reinforce.configure(["NUM_ENVS=200"])
+    actor = actor_of(c, 0)
     actor.output.kernel[...] = jnp.zeros_like(actor.output.kernel[...])
     actor.output.bias[...] = jnp.log(jnp.array([0.3, 0.7]))
-    episodes = jax.jit(reinforce.collect)(actor, jax.random.key(0))
+    episodes = jax.jit(partial(reinforce.collect, c))(actor, jax.random.key(0))
     # 200 episodes x 500 draws, padding included: 5 standard deviations are 0.0072
     assert float(episodes.action.mean()) == pytest.approx(0.7, abs=0.0072)
 
 
 # --- credit
 
-CREDIT = {True: reinforce.returns_to_go, False: reinforce.whole_return}
+CREDIT = {True: returns_to_go, False: whole_return}
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
 def test_returns_to_go_equal_a_brute_force_sum(gamma):
-    reinforce.configure([f"GAMMA={gamma}"])
+    c = reinforce.configure([f"GAMMA={gamma}"])
     episodes = random_rollout()
     reward, alive = np.asarray(episodes.reward, np.float64), np.asarray(episodes.alive)
     lengths = alive.sum(axis=1).astype(int)
@@ -184,21 +211,21 @@ def test_returns_to_go_equal_a_brute_force_sum(gamma):
         for t in range(length):
             by_hand[b, t] = sum(gamma ** (k - t) * reward[b, k] for k in range(t, length))
     # float32 sums of at most 20 numbers of size 1
-    np.testing.assert_allclose(reinforce.returns_to_go(episodes), by_hand, atol=1e-5)
+    np.testing.assert_allclose(returns_to_go(c, episodes), by_hand, atol=1e-5)
     whole = np.where(alive > 0, by_hand[:, :1], 0)
-    np.testing.assert_allclose(reinforce.whole_return(episodes), whole, atol=1e-5)
+    np.testing.assert_allclose(whole_return(c, episodes), whole, atol=1e-5)
 
 
 # --- baselines
 
 
 def test_baselines_by_hand():
-    reinforce.configure(["GAMMA=0.5"])
+    c = reinforce.configure(["GAMMA=0.5"])
     episodes = rollout_of(np.zeros((3, 3), int), np.ones((3, 3)), [3, 2, 1])
-    earned = reinforce.returns_to_go(episodes)
+    earned = returns_to_go(c, episodes)
     # every number here is a small dyadic fraction, but for the thirds of the mean: float32
     np.testing.assert_array_equal(earned, [[1.75, 1.5, 1], [1.5, 1, 0], [1, 0, 0]])
-    critic = reinforce.Critic(nnx.Rngs(0))
+    critic = critic_of(c, 0)
     np.testing.assert_array_equal(
         reinforce.BASELINES["no_baseline"](episodes, earned, critic), np.zeros((3, 3))
     )
@@ -208,22 +235,20 @@ def test_baselines_by_hand():
     )
     # nobody alive at a step: a number, not 0 / 0
     nobody = rollout_of(np.zeros((2, 3), int), np.ones((2, 3)), [1, 2])
-    assert np.isfinite(
-        reinforce.BASELINES["batch_mean"](nobody, reinforce.returns_to_go(nobody), critic)
-    ).all()
+    assert np.isfinite(reinforce.BASELINES["batch_mean"](nobody, returns_to_go(c, nobody), critic)).all()
 
 
 def test_the_critic_sees_the_state_and_the_clock():
     """Forward pass in NumPy, float64; one value for each step, not a column of them."""
-    reinforce.configure(["HIDDEN_SIZE=8"])
-    critic, episodes = reinforce.Critic(nnx.Rngs(3)), random_rollout()
+    c = reinforce.configure(["HIDDEN_SIZE=8"])
+    critic, episodes = critic_of(c, 3), random_rollout()
     t = np.broadcast_to(np.arange(20) / 500, (6, 20))
     x = np.concatenate([np.asarray(episodes.obs) / [2.4, 3.0, 0.21, 3.0], t[..., None]], axis=-1)
     for layer in (critic.hidden_1, critic.hidden_2):
         x = np.maximum(x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...]), 0)
     value = x @ np.asarray(critic.output.kernel[...], np.float64) + np.asarray(critic.output.bias[...])
     largest = (1 - 0.99**500) / (1 - 0.99)  # geometric series
-    baseline = reinforce.BASELINES["critic_baseline"](episodes, reinforce.returns_to_go(episodes), critic)
+    baseline = reinforce.BASELINES["critic_baseline"](episodes, returns_to_go(c, episodes), critic)
     assert baseline.shape == (6, 20)
     # float32 sums of values of size 100
     np.testing.assert_allclose(baseline, largest * value[..., 0], rtol=1e-4, atol=1e-3)
@@ -289,18 +314,18 @@ class SmallWorld:
 def expected_estimate(actor, world, probabilities, advantage):
     """The estimate's exact mean: every sequence once, each weighted by its probability."""
     weighted = advantage * (len(probabilities) * probabilities)[:, None]
-    return -flat(nnx.grad(reinforce.policy_loss)(actor, batch_of(world.episodes, weighted)))
+    return -flat(nnx.grad(reinforce.actor_loss)(actor, batch_of(world.episodes, weighted)))
 
 
 # return to go is the exact gradient without discount; the whole return with any (see `credit`)
 @pytest.mark.parametrize("reward_to_go, gamma", [(True, 1.0), (False, 1.0), (False, 0.7)])
 @pytest.mark.parametrize("baseline", ["no_baseline", "critic_baseline"])
 def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_go, gamma, baseline):
-    reinforce.configure(["HIDDEN_SIZE=4", f"GAMMA={gamma}"])
-    world, actor = SmallWorld(3), reinforce.Actor(nnx.Rngs(1))
+    c = reinforce.configure(["HIDDEN_SIZE=4", f"GAMMA={gamma}"])
+    world, actor = SmallWorld(3), actor_of(c, 1)
     exact = world.gradient(params(actor), gamma)
-    earned = CREDIT[reward_to_go](world.episodes)
-    critic = reinforce.Critic(nnx.Rngs(2))
+    earned = CREDIT[reward_to_go](c, world.episodes)
+    critic = critic_of(c, 2)
     # wrong values, but of the returns' size: about 2, and different from state to state
     largest = sum(gamma**k for k in range(500))
     critic.output.kernel[...] = critic.output.kernel[...] * 20 / largest
@@ -316,15 +341,15 @@ def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_
 @pytest.mark.parametrize("batch", [2, 3])
 def test_the_batch_mean_shrinks_the_gradient_by_what_its_docstring_says(batch):
     """All batches of a one-step world: the expected estimate is (B - 1) / B of the gradient, exactly."""
-    reinforce.configure(["HIDDEN_SIZE=4"])
-    world, actor = SmallWorld(1), reinforce.Actor(nnx.Rngs(1))
+    c = reinforce.configure(["HIDDEN_SIZE=4"])
+    world, actor = SmallWorld(1), actor_of(c, 1)
     probabilities = world.probabilities(params(actor))
     total = 0.0
     for drawn in itertools.product(range(2), repeat=batch):
         episodes = jax.tree.map(lambda x, drawn=drawn: x[jnp.array(drawn)], world.episodes)
-        earned = reinforce.returns_to_go(episodes)
+        earned = returns_to_go(c, episodes)
         advantage = earned - reinforce.BASELINES["batch_mean"](episodes, earned, None)
-        estimate = -flat(nnx.grad(reinforce.policy_loss)(actor, batch_of(episodes, advantage)))
+        estimate = -flat(nnx.grad(reinforce.actor_loss)(actor, batch_of(episodes, advantage)))
         total = total + probabilities[list(drawn)].prod() * estimate
     exact = world.gradient(params(actor), 1.0)
     assert np.abs(exact).max() > 0.05
@@ -332,8 +357,8 @@ def test_the_batch_mean_shrinks_the_gradient_by_what_its_docstring_says(batch):
 
 
 def test_the_loss_sums_over_steps_and_averages_over_episodes():
-    reinforce.configure(["HIDDEN_SIZE=4"])
-    actor, episodes = reinforce.Actor(nnx.Rngs(0)), random_rollout()
+    c = reinforce.configure(["HIDDEN_SIZE=4"])
+    actor, episodes = actor_of(c, 0), random_rollout()
     logits = logits_64([w.astype(np.float64) for w in params(actor)], np.asarray(episodes.obs))
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     advantage = np.random.default_rng(1).normal(size=episodes.action.shape)
@@ -341,13 +366,13 @@ def test_the_loss_sums_over_steps_and_averages_over_episodes():
     for b, t in np.ndindex(episodes.action.shape):
         if episodes.alive[b, t]:
             by_hand -= log_probs[b, t, episodes.action[b, t]] * advantage[b, t] / 6
-    loss = float(reinforce.policy_loss(actor, batch_of(episodes, advantage)))
+    loss = float(reinforce.actor_loss(actor, batch_of(episodes, advantage)))
     assert loss == pytest.approx(by_hand, rel=1e-5)  # a float32 sum of 63 terms
 
 
 def test_what_is_played_after_the_end_changes_nothing():
-    reinforce.configure(["HIDDEN_SIZE=8"])
-    actor, critic, episodes = reinforce.Actor(nnx.Rngs(0)), reinforce.Critic(nnx.Rngs(0)), random_rollout()
+    c = reinforce.configure(["HIDDEN_SIZE=8"])
+    actor, critic, episodes = actor_of(c, 0), critic_of(c, 0), random_rollout()
     dead = episodes.alive == 0
     garbage = episodes._replace(
         obs=jnp.where(dead[..., None], 7.0, episodes.obs),
@@ -356,9 +381,9 @@ def test_what_is_played_after_the_end_changes_nothing():
     for reward_to_go, baseline in itertools.product((True, False), reinforce.BASELINES):
         gradients = []
         for these in (episodes, garbage):
-            earned = CREDIT[reward_to_go](these)
+            earned = CREDIT[reward_to_go](c, these)
             advantage = earned - reinforce.BASELINES[baseline](these, earned, critic)
-            gradients.append(flat(nnx.grad(reinforce.policy_loss)(actor, batch_of(these, advantage))))
+            gradients.append(flat(nnx.grad(reinforce.actor_loss)(actor, batch_of(these, advantage))))
         np.testing.assert_array_equal(*gradients)
         assert np.abs(gradients[0]).max() > 1e-3
 
@@ -367,38 +392,38 @@ def test_what_is_played_after_the_end_changes_nothing():
 
 
 def test_the_actors_loss_does_not_move_the_critic():
-    reinforce.configure(["HIDDEN_SIZE=8"])
-    actor, episodes = reinforce.Actor(nnx.Rngs(0)), random_rollout()
-    earned = reinforce.returns_to_go(episodes)
+    c = reinforce.configure(["HIDDEN_SIZE=8"])
+    actor, episodes = actor_of(c, 0), random_rollout()
+    earned = returns_to_go(c, episodes)
 
     def loss(critic):
         baseline = reinforce.BASELINES["critic_baseline"](episodes, earned, critic)
-        return reinforce.policy_loss(actor, batch_of(episodes, earned - baseline))
+        return reinforce.actor_loss(actor, batch_of(episodes, earned - baseline))
 
-    assert (flat(nnx.grad(loss)(reinforce.Critic(nnx.Rngs(0)))) == 0).all()
+    assert (flat(nnx.grad(loss)(critic_of(c, 0))) == 0).all()
 
 
 def test_the_critic_loss_by_hand():
     """[N, 1] less [N] would be a square, and its mean a perfectly good number."""
-    reinforce.configure(["HIDDEN_SIZE=8"])
-    critic, rng = reinforce.Critic(nnx.Rngs(0)), np.random.default_rng(0)
+    c = reinforce.configure(["HIDDEN_SIZE=8"])
+    critic, rng = critic_of(c, 0), np.random.default_rng(0)
     obs, t, credit = rng.normal(size=(50, 4)), rng.integers(0, 500, 50), 50 * rng.normal(size=50)
-    values = np.array([float(critic(jnp.array(o), jnp.array(s))) for o, s in zip(obs, t)])
+    values = np.array([float(reinforce.value(critic, jnp.array(o), jnp.array(s))) for o, s in zip(obs, t)])
     loss = reinforce.critic_loss(critic, jnp.array(obs), jnp.array(t), jnp.array(credit))
     assert float(loss) == pytest.approx(((credit - values) ** 2).mean(), rel=1e-5)  # float32
 
 
-def make_agent(seed=0):
-    return reinforce.make_agent(*jax.random.split(jax.random.key(seed)))
+def make_agent(c, seed=0):
+    return reinforce.make_agent(c, *jax.random.split(jax.random.key(seed)))
 
 
 def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
     """Returns 10 while alive, and a trap after the end: the critic must come to 10 where it was alive."""
-    monkeypatch.setattr(reinforce, "MAX_EPISODE_STEPS", 20)
-    reinforce.configure(["CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16"])
+    monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=20))
+    c = reinforce.configure(["CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16"])
     episodes = random_rollout()
     target = jnp.where(episodes.alive > 0, 10.0, -1000.0)
-    agent, _ = reinforce.learn(make_agent(), batch_of(episodes, 0 * target, target), jax.random.key(0))
+    agent, _ = reinforce.learn(c, make_agent(c), batch_of(episodes, 0 * target, target), jax.random.key(0))
     values = np.asarray(reinforce.critic_baseline(episodes, target, agent.critic))
     # Adam with a constant rate keeps jumping by a few percent; one step in 32 at -1000 would pull it to -20
     np.testing.assert_allclose(values[np.asarray(episodes.alive) > 0], 10, atol=1.5)
@@ -406,18 +431,18 @@ def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
 
 def test_an_update_by_hand():
     """With plain SGD: the actor's step uses the critic as it was; then the critic learns from the returns."""
-    reinforce.configure([*SHORT, "CRITIC_LEARNING_RATE=0.1"])
-    rng, before = jax.random.key(5), make_agent()
+    c = reinforce.configure([*SHORT, "CRITIC_LEARNING_RATE=0.1"])
+    rng, before = jax.random.key(5), make_agent(c)
     agent = jax.tree.map(jnp.copy, before)
     sgd = [nnx.Optimizer(network, optax.sgd(rate), wrt=nnx.Param) for network, rate in (
         (agent.actor, 1.0), (agent.critic, 1e-6)
     )]  # fmt: skip
-    agent, figures = reinforce.update(agent._replace(actor_optimizer=sgd[0], critic_optimizer=sgd[1]), rng)
+    agent, figures = reinforce.update(c, agent._replace(actor_optimizer=sgd[0], critic_optimizer=sgd[1]), rng)
 
-    rollout = reinforce.collect(before.actor, jax.random.split(rng)[0])
-    returns = reinforce.returns_to_go(rollout)
+    rollout = reinforce.collect(c, before.actor, jax.random.split(rng)[0])
+    returns = returns_to_go(c, rollout)
     advantage = returns - reinforce.critic_baseline(rollout, returns, before.critic)
-    gradient = nnx.grad(reinforce.policy_loss)(before.actor, batch_of(rollout, advantage))
+    gradient = nnx.grad(reinforce.actor_loss)(before.actor, batch_of(rollout, advantage))
     for old, new, slope in zip(params(before.actor), params(agent.actor), jax.tree.leaves(gradient)):
         # weights move by up to hundreds at this rate: float32 differences of them
         np.testing.assert_allclose(old - new, slope, rtol=1e-4, atol=1e-3)
@@ -433,7 +458,7 @@ def test_an_update_by_hand():
     assert losses[1] < losses[0]  # two small steps downhill
     explained = 1 - np.asarray(advantage)[played].var() / np.asarray(returns)[played].var()
     assert float(figures["explained_variance"]) == pytest.approx(explained, rel=1e-3)
-    probs = np.asarray(before.actor(rollout.obs).probs_parameter(), np.float64)[played]
+    probs = np.asarray(reinforce.policy(before.actor, rollout.obs).probs_parameter(), np.float64)[played]
     assert float(figures["entropy"]) == pytest.approx(-(probs * np.log(probs)).sum(axis=1).mean(), rel=1e-4)
     assert (agent.env_step, agent.num_updates) == (rollout.alive.sum(), 1)
     assert float(figures["episode_return"]) == pytest.approx(played.sum(axis=1).mean())
@@ -461,11 +486,10 @@ def test_spread_of_recovers_a_known_mean_and_covariance():
 @pytest.fixture(scope="module")
 def frozen_estimates():
     """A policy that lasts about 200 steps, its critic, and what each estimator makes of 96 batches."""
-    reinforce.configure(["NUM_STEPS=10000"])
-    _, _, networks = train()
+    c = reinforce.configure(["NUM_STEPS=5000"])
+    frozen, _ = study.frozen_networks(c)
     rngs = jax.random.split(jax.random.key(7), 96)
-    actor, critic = unstack(networks, (0, 0))
-    estimates, _ = jax.jit(study.gradient_estimates)(actor, critic, rngs)
+    estimates, _ = jax.jit(partial(study.gradient_estimates, c))(*frozen[0], rngs)
     estimates = np.asarray(estimates, np.float64)
     return {which: estimates[:, i] for i, which in enumerate(study.ESTIMATORS)}
 
@@ -504,9 +528,9 @@ def test_unbiased_baselines_have_the_same_mean_gradient(frozen_estimates):
 
 
 def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other():
-    reinforce.configure([*SHORT, "BASELINE=batch_mean"])
-    together, log, networks = train(seeds=(3, 4))
-    alone, log_alone, _ = train(seeds=(4,))
+    c = reinforce.configure([*SHORT, "BASELINE=batch_mean"])
+    together, log = train(c, seeds=(3, 4))
+    alone, log_alone = train(c, seeds=(4,))
     for a, b in zip(params(unstack(together.actor, 1)), params(unstack(alone.actor))):
         np.testing.assert_allclose(a, b, atol=1e-5)  # a few Adam steps, matrix products in another order
     # every step earns 1: updates x episodes x mean return, interval by interval, is what was played
@@ -516,30 +540,32 @@ def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other():
         np.testing.assert_allclose(played, one.env_step[:, -1], rtol=1e-5)  # float32 means
         assert (one.env_step[:, 0] >= 300).all() and (one.env_step[:, 1] >= 600).all()
         assert (one.env_step[:, 1] < 600 + 4 * 500).all()
-    for a, b in zip(params(unstack(networks[0], (0, -1))), params(unstack(together.actor))):
-        np.testing.assert_array_equal(a, b)
+    # what the study freezes along the way ends in the same networks
+    frozen, steps = study.frozen_networks(replace(c, SEED=3))
+    assert steps == log.env_step[0].tolist()
+    for network, last in zip(frozen[-1], (together.actor, together.critic)):
+        for a, b in zip(params(network), params(unstack(last))):
+            np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("baseline, explained", [("batch_mean", 1), ("no_baseline", 0)])
 def test_a_baseline_that_knows_everything_explains_everything(baseline, explained, monkeypatch):
     """Episodes all cut off after 5 steps are equal: the mean at each step is what each of them earns."""
-    monkeypatch.setattr(reinforce, "MAX_EPISODE_STEPS", 5)
-    reinforce.configure([*SHORT, f"BASELINE={baseline}"])
-    _, figures = jax.jit(reinforce.update)(make_agent(), jax.random.key(0))
+    monkeypatch.setattr(reinforce, "ENV", replace(reinforce.ENV, max_episode_steps=5))
+    c = reinforce.configure([*SHORT, f"BASELINE={baseline}"])
+    _, figures = jax.jit(partial(reinforce.update, c))(make_agent(c), jax.random.key(0))
     assert float(figures["explained_variance"]) == pytest.approx(explained, abs=1e-5)
     assert (figures["truncated"], figures["episode_return"]) == (1.0, 5.0)
 
 
 def test_whole_returns_are_learned_from_where_the_constant_says_so():
     """The same rollout, another gradient: its length by hand."""
-    reinforce.configure([*SHORT, "BASELINE=no_baseline", "REWARD_TO_GO=False"])
-    agent, rng = make_agent(), jax.random.key(0)
-    rollout = reinforce.collect(agent.actor, jax.random.split(rng)[0])
-    gradient = nnx.grad(reinforce.policy_loss)(
-        agent.actor, batch_of(rollout, reinforce.whole_return(rollout))
-    )
+    c = reinforce.configure([*SHORT, "BASELINE=no_baseline", "REWARD_TO_GO=False"])
+    agent, rng = make_agent(c), jax.random.key(0)
+    rollout = reinforce.collect(c, agent.actor, jax.random.split(rng)[0])
+    gradient = nnx.grad(reinforce.actor_loss)(agent.actor, batch_of(rollout, whole_return(c, rollout)))
     critic = params(agent.critic)
-    agent, figures = reinforce.update(agent, rng)
+    agent, figures = reinforce.update(c, agent, rng)
     assert float(figures["gradient_norm"]) == pytest.approx(np.linalg.norm(flat(gradient)), rel=1e-4)
     assert all((a == b).all() for a, b in zip(critic, params(agent.critic)))  # nobody asks it
 
@@ -547,33 +573,34 @@ def test_whole_returns_are_learned_from_where_the_constant_says_so():
 def test_every_update_has_a_key_of_its_own(monkeypatch):
     """Three updates of 100 steps in each interval; the log has the mean of what each of them drew."""
 
-    def update(agent, rng):
+    def update(c, agent, rng):
         figures = dict.fromkeys(reinforce.Log._fields[3:], jax.random.uniform(rng))
         return agent._replace(env_step=agent.env_step + 100, num_updates=agent.num_updates + 1), figures
 
     monkeypatch.setattr(reinforce, "update", update)
-    monkeypatch.setattr(reinforce, "quick_evaluate", lambda actor, rng: jax.random.uniform(rng))
-    reinforce.configure(SHORT)
-    _, log, _ = train(seeds=(7,))
+    monkeypatch.setattr(reinforce, "quick_evaluate", lambda env, policy, actor, rng: jax.random.uniform(rng))
+    c = reinforce.configure(SHORT)
+    _, log = train(c, seeds=(7,))
     learning_rng = jax.random.split(jax.random.key(7), 4)[3]
     drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(6)]
     expected = np.reshape(drawn, (2, 3)).mean(axis=1)
     np.testing.assert_allclose(log.episode_return[0], expected, rtol=1e-6)  # float32
     np.testing.assert_array_equal(log.num_updates[0], [3, 6])
-    assert log.eval_return[0, 0] != log.eval_return[0, 1]
+    assert log.eval_return[0, 0] == log.eval_return[0, 1]  # every look from the same first states
 
 
 def test_quick_evaluate_plays_greedily_to_the_fall():
-    actor = reinforce.Actor(nnx.Rngs(0))
+    actor = actor_of(reinforce.configure([]), 0)
     actor.output.kernel[...] = jnp.zeros_like(actor.output.kernel[...])
     actor.output.bias[...] = jnp.array([0.0, 0.1])  # nearly a coin, but the greedy policy always pushes right
-    assert 5 < reinforce.quick_evaluate(actor, jax.random.key(0)) < 12
+    assert 5 < environments.quick_evaluate(reinforce.ENV, reinforce.policy, actor, jax.random.key(0)) < 12
 
 
 def test_evaluate_plays_cart_pole_v1():
-    reinforce.configure(["EVAL_EPISODES=4"])
-    actors = nnx.vmap(lambda key: reinforce.Actor(nnx.Rngs(key)))(jax.random.split(jax.random.key(0), 3))
-    returns = reinforce.evaluate(actors)
+    c = reinforce.configure(["EVAL_EPISODES=4"])
+    keys = jax.random.split(jax.random.key(0), 3)
+    actors = nnx.vmap(lambda key: reinforce.make_networks(c, key, key)[0])(keys)
+    returns = environments.evaluate(reinforce.ENV, reinforce.policy, actors, c.EVAL_EPISODES)
     assert returns.shape == (3, 4)
     for s in range(3):
         actor = unstack(actors, s)
@@ -582,16 +609,20 @@ def test_evaluate_plays_cart_pole_v1():
             obs, _ = env.reset(seed=e)
             total, ended = 0.0, False
             while not ended:
-                obs, reward, terminated, truncated, _ = env.step(int(actor(jnp.array(obs)).mode()))
+                obs, reward, terminated, truncated, _ = env.step(
+                    int(reinforce.policy(actor, jnp.array(obs)).mode())
+                )
                 total, ended = total + reward, terminated or truncated
             assert returns[s, e] == total
 
 
 def test_two_seeds_learn_to_balance():
     """Ten seeds of ten balance for 500 steps; the mark leaves room for other machines' rounding."""
-    reinforce.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10"])
-    agents, log, _, _, _ = reinforce.train_seeds(silent)
-    returns = reinforce.evaluate(agents.actor).mean(axis=1)
+    c = reinforce.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10"])
+    agents, log, _ = reinforce.train_seeds(c, silent)
+    returns = environments.evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(
+        axis=1
+    )
     assert (returns >= 475).all(), returns
     assert (log.explained_variance[:, -1] > 0.9).all()
 
@@ -606,25 +637,21 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_the_script_runs_and_leaves_its_results(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *QUICK, "RUN_DIR=mine"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "mine" / "result.json").read_text())
-    assert set(result) == {
-        "eval_return", "best_eval_return", "env_steps", "seconds", "compile_seconds", "train_seconds",
-    }  # fmt: skip
-    assert len(result["eval_return"]) == len(result["best_eval_return"]) == len(result["env_steps"]) == 2
+def test_the_script_runs_and_leaves_its_results(tmp_path, capsys):
+    result = reinforce.main([*QUICK, f"RUN_DIR={tmp_path / 'mine'}"])
+    assert result == json.loads((tmp_path / "mine" / "result.json").read_text())
+    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
+    assert len(result["eval_return"]) == len(result["env_steps"]) == 2
     assert all(600 <= steps < 2600 for steps in result["env_steps"])
-    assert 0 < result["compile_seconds"] + result["train_seconds"] < result["seconds"]
+    assert 0 < result["compile_seconds"] < result["seconds"]
     rows = read(tmp_path / "mine" / "log.csv")
     assert [row["seed"] for row in rows] == ["0", "0", "1", "1"]
     assert set(rows[0]) == {"seed", *reinforce.Log._fields}
     assert [int(row["env_step"]) for row in rows[1::2]] == result["env_steps"]
     for name in ("learning_curve.png", "constants.json"):
         assert (tmp_path / "mine" / name).stat().st_size > 100
-    assert "mine" in done.stdout and "gradient_norm" in done.stdout
+    out = capsys.readouterr().out
+    assert "mine" in out and "gradient_norm" in out
     assert list((tmp_path / "mine" / "tensorboard").iterdir())
 
 
@@ -696,10 +723,14 @@ def test_a_second_run_does_not_write_over_the_first(tmp_path):
         reinforce.main([f"RUN_DIR={tmp_path}"])
 
 
-@pytest.mark.parametrize("script", [ppo, reinforce], ids=["pendulum", "reinforce"])
+@pytest.mark.parametrize("script", [reinforce, ppo, pendulum], ids=lambda script: script.__name__)
 def test_help_lists_every_constant_with_its_remark(script, capsys):
     with pytest.raises(SystemExit) as stopped:
         script.main(["--help"])
     assert not stopped.value.code
-    listed = dict(re.findall(r"^([A-Z_]+) = .*\n    (.+)$", capsys.readouterr().out, re.M))
-    assert listed.keys() == script.DEFAULTS.keys()
+    text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
+    source = inspect.getsource(script.Constants)
+    remarks = dict(re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", source, re.M))
+    assert remarks.keys() == {field.name for field in fields(script.Constants)}
+    for name, remark in remarks.items():
+        assert f"--{name}" in text and re.sub(r"\s", "", remark) in text, name

@@ -15,8 +15,6 @@ import pytest
 import where_the_step_goes
 from folders import ROOT
 
-from parts import loss_options
-
 
 def test_the_kind_of_each_operation_is_read_from_the_programs_text():
     def program(x, w, table, ids):
@@ -74,12 +72,9 @@ def test_a_fusion_is_what_is_in_it(operation, kind):
 def test_a_prompt_that_is_shared_counts_once():
     prompt_mask = np.repeat([[0, 1, 1, 1], [1, 1, 1, 1]], 2, axis=0) != 0  # 2 questions, 2 answers each
     completion_mask = np.array([[1, 0], [1, 1], [1, 0], [1, 0]]) != 0
-    none = dict.fromkeys(
-        ("prompt_ids", "completion_ids", "advantages", "ref_per_token_logps", "old_per_token_logps")
-    )
-    batch = loss_options.Example(prompt_mask=prompt_mask, completion_mask=completion_mask, **none)
-    assert where_the_step_goes.useful_share([batch], 1) == (14 / 16, 5 / 8, 19 / 24)
-    assert where_the_step_goes.useful_share([batch], 2) == (7 / 8, 5 / 8, 12 / 16)
+    masks = [(prompt_mask, completion_mask)]
+    assert where_the_step_goes.useful_share(masks, 1) == (14 / 16, 5 / 8, 19 / 24)
+    assert where_the_step_goes.useful_share(masks, 2) == (7 / 8, 5 / 8, 12 / 16)
 
 
 def test_the_parts_of_a_step_add_up():

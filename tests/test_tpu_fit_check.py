@@ -11,10 +11,10 @@ import pages
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
-from tools import tpu_fit_check as fit
 from parts import settings
 from parts.run import memory
 from parts.settings import UserError
+from tools import tpu_fit_check as fit
 
 HERE = Path(__file__).resolve().parent
 FIT_PYTHON = settings.HERE.parent / ".venv-fit" / "bin" / "python"
@@ -143,22 +143,19 @@ def test_only_write_writes_the_committed_table_and_it_takes_the_whole_of_it(monk
     fit.main(["WRITE=True", "LARGEST=True"])
     assert len((tmp_path / "assets" / "fit_rungs.csv").read_text().splitlines()) == 1 + len(fit.RUNGS)
     assert "fits" in capsys.readouterr().out
-    assert "tpu_fit_check.py WRITE=True" in (HERE.parent / "Makefile").read_text()
+    assert "tpu_fit_check WRITE=True" in (HERE.parent / "Makefile").read_text()
 
 
 def test_model_on_the_command_line_is_the_model_that_is_compiled(monkeypatch):
     asked = []
     monkeypatch.setattr(fit, "topology_devices", lambda name: list(range(8)))
-    monkeypatch.setattr(fit, "another", lambda module: ())
     monkeypatch.setattr(fit, "compile_program", lambda *a: ({"peak": 40.0}, "too much"))
-    trainer = fit.SimpleNamespace(model=None, optimizer=None)
 
     def programs(c, hf, *arguments, **machine):
         asked.append((c.MODEL, hf.hidden_size))
-        return fit.SimpleNamespace(trainer=trainer, reference_model=None)
+        return fit.SimpleNamespace(plain=(), weights=(), moments=())
 
     monkeypatch.setattr(fit, "make_programs", programs)
-    monkeypatch.setattr(fit.nnx, "state", lambda *a: ())
     fit.check("v6e-8", "GRPO", ())
     fit.check("v6e-8", "GRPO", ("MODEL=tiny_llama",))
     assert asked == [(memory.LLAMA_3_1_8B, 4096), ("tiny_llama", 96)]
@@ -207,7 +204,14 @@ def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
     """Needs libtpu (`make fit-setup` installs it)."""
     if not FIT_PYTHON.exists():
         pytest.skip("no .venv-fit")
-    command = [FIT_PYTHON, fit.__file__, "TOPOLOGIES=v6e-8", "ALGORITHM=PPO", *fit.FULL]
+    command = [
+        FIT_PYTHON,
+        settings.HERE / "tool.py",
+        "tpu_fit_check",
+        "TOPOLOGIES=v6e-8",
+        "ALGORITHM=PPO",
+        *fit.FULL,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"v6e-8 PPO {' '.join(fit.FULL)}: does not fit" in done.stdout
 

@@ -1,0 +1,77 @@
+"""The world of folder 1, a square of states, and its optimum, which the learner never sees.
+
+With SIZE=4:
+     0  1  2  3
+     4  5  6  7      start 0, goal 15
+     8  9 10 11
+    12 13 14 15
+"""
+
+from typing import Any
+
+import numpy as np
+
+START = 0
+ACTIONS = ["up", "down", "left", "right"]
+MOVES = [(-1, 0), (1, 0), (0, -1), (0, 1)]  # (rows, columns), in the order of ACTIONS
+
+
+def step(c: Any, state: int, action: int) -> tuple[int, float, bool]:
+    """One move. A wall keeps the agent where it is, and the move still costs STEP_REWARD.
+
+    The move that reaches the goal earns GOAL_REWARD only; STEP_REWARD is not added to it.
+
+    Args:
+        c: the constants.
+        state: 0 to SIZE^2 - 1, not the goal: from there no move is left.
+        action: 0 to 3, an index into ACTIONS.
+
+    Returns:
+        next_state, reward, terminated (the goal is reached).
+    """
+    row, column = divmod(state, c.SIZE)
+    rows, columns = MOVES[action]
+    row = min(max(row + rows, 0), c.SIZE - 1)
+    column = min(max(column + columns, 0), c.SIZE - 1)
+    terminated = row == column == c.SIZE - 1
+    return row * c.SIZE + column, c.GOAL_REWARD if terminated else c.STEP_REWARD, terminated
+
+
+def value_iteration(c: Any) -> np.ndarray:
+    """The optimal action values, computed from the rules of the world.
+
+    Sweeps over all pairs with the Bellman optimality equation (Sutton & Barto, eq. 3.20) until no value
+    changes, as section 4.4 does for V.
+
+    Returns:
+        q_star: float64 [SIZE^2, 4]; the goal's row is 0.
+    """
+    q_star = np.zeros((c.SIZE**2, len(ACTIONS)))
+    change = np.inf
+    while change > 1e-12:
+        previous = q_star.copy()
+        for state, action in np.ndindex(len(q_star) - 1, len(ACTIONS)):  # all but the goal
+            next_state, reward, terminated = step(c, state, action)
+            # q*(s, a) = r + gamma * max_a' q*(s', a')
+            q_star[state, action] = reward + c.GAMMA * (1 - terminated) * previous[next_state].max()
+        change = np.abs(q_star - previous).max()
+    return q_star
+
+
+def greedy_moves(c: Any, Q: np.ndarray, state: int) -> int | None:
+    """The number of moves from a state to the goal by the greedy policy, or None if it never gets there."""
+    goal = len(Q) - 1
+    for moves in range(len(Q)):  # a way that visits no state twice is shorter than this
+        if state == goal:
+            return moves
+        state, _, _ = step(c, state, int(Q[state].argmax()))
+    return None
+
+
+def optimal_from_every_state(c: Any, Q: np.ndarray) -> bool:
+    """Whether the greedy policy takes the shortest way from every state, also from those it never visits."""
+    last = c.SIZE - 1
+    return all(
+        greedy_moves(c, Q, state) == (last - state // c.SIZE) + (last - state % c.SIZE)
+        for state in range(len(Q))
+    )

@@ -1,0 +1,106 @@
+"""CartPole-v1: Gymnasium's own JAX environment to learn in, its ordinary one to be judged in."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
+
+ENV = CartPoleFunctional()
+# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
+PHYSICS = CartPoleParams(polemass_length=0.05)
+MAX_EPISODE_STEPS = gymnasium.spec("CartPole-v1").max_episode_steps  # 500
+SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475: a mean return from here on counts as solved
+# Where an episode ends (position 2.4, angle 0.21), and about the largest speeds that a balancing cart meets.
+OBSERVATION_SCALE = (2.4, 3.0, 0.21, 3.0)  # m, m/s, rad, rad/s
+QUICK_EVAL_EPISODES = 20
+
+
+class EnvState(NamedTuple):
+    """An episode in progress."""
+
+    obs: jax.Array  # float32 [4], the whole physical state
+    steps: jax.Array  # int32 [], played in this episode
+    episode_return: jax.Array  # float32 [], earned in it
+
+
+class Transition(NamedTuple):
+    """One step of the environment; with leading axes, many of them."""
+
+    obs: jax.Array  # float32 [4]
+    action: jax.Array  # int32 []
+    reward: jax.Array  # float32 []
+    next_obs: jax.Array  # float32 [4], the true one, not the first of the next episode
+    terminated: jax.Array  # bool [], the pole fell or the cart left the track
+    truncated: jax.Array  # bool [], the 500 steps are over; the pole still stands
+
+
+def reset(rng: jax.Array) -> EnvState:
+    """The first state of an episode."""
+    return EnvState(ENV.initial(rng, PHYSICS), jnp.int32(0), jnp.float32(0))
+
+
+def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
+    """One step, the time limit included. The state that follows is never one of a new episode.
+
+    By hand: gymnax has the same, but merges the two kinds of ends.
+    """
+    next_obs = ENV.transition(state.obs, action, None, PHYSICS)
+    reward = jnp.float32(ENV.reward(state.obs, action, next_obs, None, PHYSICS))
+    following = EnvState(next_obs, state.steps + 1, state.episode_return + reward)
+    terminated = ENV.terminal(next_obs, None, PHYSICS)
+    truncated = following.steps >= MAX_EPISODE_STEPS
+    return following, Transition(state.obs, action, reward, next_obs, terminated, truncated)
+
+
+def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Greedy episodes in the JAX environment: cheap enough to be part of the compiled run.
+
+    Args:
+        network: observations [..., 4] to Q values [..., 2].
+        rng: draws the first states.
+        gamma: the discount.
+
+    Returns:
+        Mean return, mean max_a Q(s_0, a), and mean discounted return of QUICK_EVAL_EPISODES, float32 [] each.
+        The discounted return stops at the time limit, which leaves out at most gamma^500 of the value.
+    """
+    states = jax.vmap(reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
+    max_q = network(states.obs).max(axis=-1).mean()
+
+    def play(carry, t):
+        states, alive = carry
+        following, transition = jax.vmap(step)(states, network(states.obs).argmax(axis=-1))
+        reward = jnp.where(alive, transition.reward, 0.0)  # [E]
+        return (following, alive & ~transition.terminated), (reward, gamma**t * reward)
+
+    start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)
+    _, (rewards, discounted) = jax.lax.scan(play, start, jnp.arange(MAX_EPISODE_STEPS))  # [T, E]
+    return rewards.sum(axis=0).mean(), max_q, discounted.sum(axis=0).mean()
+
+
+def evaluate(networks: Any, episodes: int) -> np.ndarray:
+    """Greedy episodes in gymnasium.make("CartPole-v1"), never in the JAX copy the agent learned in.
+
+    Args:
+        networks: each leaf with a leading axis [S]. All play the same episodes, with the environment seeds
+            0, 1, ...
+        episodes: E, of each network.
+
+    Returns:
+        Returns, float64 [S, E].
+    """
+    shape = len(jax.tree.leaves(networks)[0]), episodes
+    envs = gymnasium.make_vec("CartPole-v1", np.prod(shape), vectorization_mode="sync")
+    greedy = jax.jit(jax.vmap(lambda network, obs: network(obs).argmax(axis=-1)))  # [S, E, 4] -> [S, E]
+    obs, _ = envs.reset(seed=[*range(episodes)] * shape[0])
+    returns, playing = np.zeros(len(obs)), np.ones(len(obs), bool)
+    while playing.any():
+        action = np.asarray(greedy(networks, obs.reshape(*shape, 4))).reshape(-1)
+        obs, reward, terminated, truncated, _ = envs.step(action)  # one that is over begins anew by itself
+        returns += playing * reward
+        playing &= ~(terminated | truncated)
+    return returns.reshape(shape)

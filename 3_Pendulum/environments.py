@@ -1,0 +1,134 @@
+"""CartPole and Pendulum: Gymnasium's own JAX environments to learn in, its ordinary ones to be judged in."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.envs.phys2d.cartpole import CartPoleFunctional, CartPoleParams
+from gymnasium.envs.phys2d.pendulum import PendulumFunctional, PendulumParams
+
+QUICK_EVAL_EPISODES = 20
+
+
+class EnvState(NamedTuple):
+    """An episode in progress."""
+
+    physical: jax.Array  # float32 [2 or 4], what the world is
+    obs: jax.Array  # float32 [3 or 4], what the agent sees of it
+    steps: jax.Array  # int32 [], played in this episode
+    episode_return: jax.Array  # float32 [], earned in it
+
+
+class Transition(NamedTuple):
+    """One step of the environment; with leading axes, many of them."""
+
+    obs: jax.Array  # float32 [3 or 4]
+    action: jax.Array  # int32 [] or float32 []
+    reward: jax.Array  # float32 []
+    next_obs: jax.Array  # float32 [3 or 4], the true one, not the first of the next episode
+    terminated: jax.Array  # bool [], the world is over: the pole fell; a pendulum never terminates
+    truncated: jax.Array  # bool [], the time limit is reached; the world would go on
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment by its pure functions. (gymnax has the same, but merges the two kinds of ends.)"""
+
+    id: str  # of gymnasium.make
+    functional: Any  # Gymnasium's pure functions of the physics
+    params: Any
+    observation_scale: tuple[float, ...]  # about the largest of each number that is seen
+    action_shape: tuple[int, ...]  # as Gymnasium wants one action
+    max_episode_steps: int
+
+    def reset(self, rng: jax.Array) -> EnvState:
+        """The first state of an episode."""
+        physical = self.functional.initial(rng, self.params)
+        obs = self.functional.observation(physical, None, self.params)
+        return EnvState(physical, obs, jnp.int32(0), jnp.float32(0))
+
+    def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
+        """One step, the time limit included; action []. The state that follows is never one of a new episode.
+
+        Pendulum cuts the torque at its limits: action 3.7 does what action 2 does. So the cut belongs to the
+        world, not to the policy, and the log-prob to train on is that of the action as drawn. (The log-prob
+        of the cut action would be of an action that the policy did not draw: a bias, for nothing.)
+        """
+        shaped = jnp.reshape(action, self.action_shape)
+        physical = self.functional.transition(state.physical, shaped, None, self.params)
+        reward = jnp.float32(self.functional.reward(state.physical, shaped, physical, None, self.params))
+        obs = self.functional.observation(physical, None, self.params)
+        following = EnvState(physical, obs, state.steps + 1, state.episode_return + reward)
+        terminated = jnp.bool_(self.functional.terminal(physical, None, self.params))
+        truncated = following.steps >= self.max_episode_steps
+        return following, Transition(state.obs, action, reward, obs, terminated, truncated)
+
+
+def new_where_ended(ended: jax.Array, new: EnvState, state: EnvState) -> EnvState:
+    """The first states of new episodes where `ended` [N], else the states as they are; leaves [N, ...]."""
+    choose = jax.vmap(lambda ended, *leaves: jnp.where(ended, *leaves))
+    return jax.tree.map(lambda new, old: choose(ended, new, old), new, state)
+
+
+# Trap: Gymnasium 1.4.0's own default of polemass_length is mass + length (0.6). CartPole-v1 multiplies them.
+# Scale: where an episode ends (2.4 m, 0.21 rad), and about the largest speeds that a balancing cart meets.
+CART_POLE = Environment(
+    "CartPole-v1", CartPoleFunctional(), CartPoleParams(polemass_length=0.05), (2.4, 3.0, 0.21, 3.0), (),
+    gymnasium.spec("CartPole-v1").max_episode_steps,
+)  # fmt: skip
+SOLVED = gymnasium.spec("CartPole-v1").reward_threshold  # 475, Gymnasium's own mark
+# Scale: cosine and sine of the angle; the fastest turn, rad/s.
+PENDULUM = Environment(
+    "Pendulum-v1", PendulumFunctional(), PendulumParams(), (1.0, 1.0, 8.0), (1,),
+    gymnasium.spec("Pendulum-v1").max_episode_steps,
+)  # fmt: skip
+MAX_TORQUE = PENDULUM.functional.max_torque  # 2 newton metres, not enough to lift the pendulum in one go
+
+
+def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array:
+    """Mean return of QUICK_EVAL_EPISODES greedy episodes in the JAX environment, float32 [].
+
+    Args:
+        env: to play in.
+        policy: (actor, observations [E, ...]) -> distribution of actions [E].
+        actor: a network.
+        rng: draws the first states. The same at every look: what changes is the policy.
+    """
+
+    def play(carry, _):
+        state, alive = carry
+        following, transition = jax.vmap(env.step)(state, policy(actor, state.obs).mode())
+        return (following, alive & ~transition.terminated), jnp.where(alive, transition.reward, 0.0)
+
+    states = jax.vmap(env.reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
+    start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)
+    _, rewards = jax.lax.scan(play, start, None, env.max_episode_steps)  # [T, E]
+    return rewards.sum(axis=0).mean()
+
+
+def evaluate(env: Environment, policy, actors, episodes: int) -> np.ndarray:
+    """Greedy episodes in gymnasium.make(env.id), never in the JAX copy the agent learned in.
+
+    Args:
+        env, policy: as `quick_evaluate`'s.
+        actors: each leaf with a leading axis [S]. All play the same episodes, with the environment seeds
+            0, 1, ...
+        episodes: E, of each actor.
+
+    Returns:
+        Returns, float64 [S, E].
+    """
+    shape = len(jax.tree.leaves(actors)[0]), episodes
+    envs = gymnasium.make_vec(env.id, np.prod(shape), vectorization_mode="sync")
+    greedy = jax.jit(jax.vmap(lambda actor, obs: policy(actor, obs).mode()))  # [S, E, ...] -> [S, E]
+    obs, _ = envs.reset(seed=[*range(episodes)] * shape[0])
+    returns, playing = np.zeros(len(obs)), np.ones(len(obs), bool)
+    while playing.any():
+        action = np.asarray(greedy(actors, obs.reshape(*shape, -1))).reshape(-1, *env.action_shape)
+        obs, reward, terminated, truncated, _ = envs.step(action)  # one that is over begins anew by itself
+        returns += playing * reward
+        playing &= ~(terminated | truncated)
+    return returns.reshape(shape)

@@ -1,0 +1,411 @@
+"""PPO on CartPole: REINFORCE with a critic that looks ahead, and several careful steps on the same rollout.
+
+The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al. 2017, eq. 7):
+
+    J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) ]
+    ratio_t = pi(a_t | s_t) / pi_old(a_t | s_t)          the importance weight
+
+with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an episode:
+
+    A_t = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1}
+    delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
+
+Read first: `update`, the four phases; `gae`; `clipped_objective`. The file is reinforce.py with these pieces
+exchanged; `diff 3_Pendulum/ppo.py 3_Pendulum/pendulum.py` then shows what a continuous action needs.
+
+What is *not* here, and why: no entropy bonus (ten of ten seeds do without), no clipping of the value loss, no
+early stop by KL, no weights shared between actor and critic (two small networks are simpler than weighing two
+losses against each other), no decay of the learning rate and no gradient clip (pendulum.py has both).
+
+    python 3_Pendulum/ppo.py                      # ten seeds at once: about 25 seconds on one CPU core
+    python 3_Pendulum/ppo.py GAE_LAMBDA=1.0 NUM_SEEDS=3
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tensorflow_probability.substrates.jax import distributions as tfd
+
+import checks
+import pictures
+import runs
+import settings
+from environments import CART_POLE as ENV
+from environments import SOLVED, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
+
+
+# %% Constants ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Edit a value here, or give it for one run as NAME=value."""
+
+    # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
+    NUM_STEPS: int = 100_000  # environment steps of each seed, all its environments together
+    NUM_ENVS: int = 8  # environments of each seed, side by side
+    ROLLOUT_STEPS: int = 125  # steps of each environment in a rollout; an episode may go on in the next
+    # --- judging
+    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
+    GAE_LAMBDA: float = 0.95  # 0: trust the critic after one step; 1: trust only what was earned (no GAE)
+    NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
+    # --- learning
+    ACTOR_LEARNING_RATE: float = 1e-3  # Adam's
+    CRITIC_LEARNING_RATE: float = 3e-3  # Adam's
+    NUM_EPOCHS: int = 10  # passes over each rollout
+    MINIBATCH_SIZE: int = 50  # steps in one gradient step
+    CLIP_EPSILON: float = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    # --- networks
+    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
+    # --- the run
+    SEED: int = 0  # of the first seed
+    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    RUN_DIR: str = ""  # empty: runs/ppo/<time>
+
+
+def configure(arguments: list[str]) -> Constants:
+    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
+    return settings.read(Constants, arguments, checks.ppo)
+
+
+# %% Networks -------------------------------------------------------------------------------------------
+class MLP(nnx.Module):
+    """A network of two hidden layers, float32: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, scale: tuple, hidden_size: int, outputs: int, rngs: nnx.Rngs, factor: float = 1.0):
+        self.scale, self.factor = scale, factor  # of the inputs, which are divided by it; of the outputs
+        self.hidden_1 = nnx.Linear(len(scale), hidden_size, rngs=rngs)
+        self.hidden_2 = nnx.Linear(hidden_size, hidden_size, rngs=rngs)
+        self.output = nnx.Linear(hidden_size, outputs, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.hidden_1(x / jnp.array(self.scale)))
+        x = nnx.relu(self.hidden_2(x))
+        return self.factor * self.output(x)
+
+
+def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> tuple[MLP, MLP]:
+    """Untrained actor and critic."""
+    scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
+    actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
+    # The critic learns a share of the largest return there is; numbers up to 100 take Adam too long.
+    critic = MLP(scale, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), factor=1 / (1 - c.GAMMA))
+    return actor, critic
+
+
+def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
+    """pi(. | s), the distribution of the push: observations [..., 4] to a batch [...] of distributions."""
+    return tfd.Categorical(logits=actor(obs))
+
+
+def value(critic: MLP, obs: jax.Array) -> jax.Array:
+    """V(s): observations [..., 4] to values [...]. No clock: where time is up, V stands for what is left."""
+    return critic(obs)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+
+
+# %% Training -------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """Everything that changes while learning; the carry of the loops."""
+
+    actor: MLP
+    critic: MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+    env_step: jax.Array  # int32 [], environment steps so far
+    num_updates: jax.Array  # int32 [], rollouts so far
+    env_state: EnvState  # each leaf [N, ...]: a rollout begins where the last one stopped
+
+
+class Rollout(NamedTuple):
+    """What one policy did, and what it thought while doing it: T = ROLLOUT_STEPS of N = NUM_ENVS."""
+
+    transition: Transition  # each [N, T, ...]
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that drew it
+    value: jax.Array  # float32 [N, T], V(s_t)
+    next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
+    episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
+
+
+class Batch(NamedTuple):
+    """Steps to learn from, in any order."""
+
+    obs: jax.Array  # float32 [B, 4]
+    action: jax.Array  # int32 [B]
+    log_prob: jax.Array  # float32 [B], of the old policy
+    advantage: jax.Array  # float32 [B]
+    returns: jax.Array  # float32 [B], the critic's targets
+
+
+class Log(NamedTuple):
+    """One row at the first rollout past each EVAL_INTERVAL; after training [NUM_SEEDS, rows]."""
+
+    env_step: jax.Array  # int32, environment steps so far
+    num_updates: jax.Array  # int32, rollouts so far
+    eval_return: jax.Array  # greedy policy, a mean over a few episodes in the JAX environment
+    # means over the rollouts of the interval:
+    episode_return: jax.Array  # of the policy that draws its actions; nan if no episode ended
+    explained_variance: jax.Array  # 1 - Var(returns - V) / Var(returns), of V before it learned from them
+    value_loss: jax.Array
+    # after the last epoch, new policy against old on the whole rollout:
+    entropy: jax.Array  # nats, of the new policy; ln 2 = 0.69 is a coin
+    approx_kl: jax.Array  # KL(old || new), estimated from the drawn actions (k3)
+    clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
+
+
+def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
+    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
+    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
+    return agents, jax.tree.map(np.asarray, log), compile_seconds
+
+
+def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
+    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
+
+    Must be mapped with `jax.vmap(..., axis_name="seed")`.
+
+    Args:
+        c: the constants.
+        rng: everything random follows from it.
+        report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
+
+    Returns:
+        The agent at the end, and the log [rows].
+    """
+    actor_rng, critic_rng, reset_rng, eval_rng, learning_rng = jax.random.split(rng, 5)
+
+    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
+        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
+
+        def add_update(carry):
+            agent, total = carry
+            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+            return agent, jax.tree.map(jnp.add, total, figures)
+
+        zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
+        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
+        means = {name: part / whole for name, (part, whole) in total.items()}
+        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
+        jax.debug.callback(report, jax.lax.pmean(log, "seed"))
+        return agent, log
+
+    agent = make_agent(c, actor_rng, critic_rng, reset_rng)
+    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
+    return jax.lax.scan(learn_and_evaluate, agent, until)
+
+
+def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+    """Untrained networks, their optimizers, and NUM_ENVS first states."""
+    actor, critic = make_networks(c, actor_rng, critic_rng)
+    return Agent(
+        actor=actor,
+        critic=critic,
+        actor_optimizer=nnx.Optimizer(actor, optax.adam(c.ACTOR_LEARNING_RATE), wrt=nnx.Param),
+        critic_optimizer=nnx.Optimizer(critic, optax.adam(c.CRITIC_LEARNING_RATE), wrt=nnx.Param),
+        env_step=jnp.int32(0),
+        num_updates=jnp.int32(0),
+        env_state=jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)),
+    )
+
+
+def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
+    """The four phases of PPO; returns the figures of `Log` as well, a pair (part, whole) each."""
+    collect_rng, learn_rng = jax.random.split(rng)
+    # 1. collect
+    agent, rollout = collect(c, agent, collect_rng)
+    # 2. judge
+    t = rollout.transition
+    advantage = gae(
+        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
+    )  # [N, T]
+    rows = Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
+    # 3. learn
+    agent, value_loss = learn(c, agent, batch, learn_rng)
+    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+
+    ended = t.terminated | t.truncated  # [N, T]
+    figures = {  # (part, whole): `train` adds up both before it divides
+        "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
+        "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
+        "value_loss": (value_loss, 1),
+    } | {name: (figure, 1) for name, figure in compare_policies(c, agent.actor, batch).items()}
+    env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+
+
+def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
+    """ROLLOUT_STEPS steps of every environment, all by one and the same policy."""
+
+    def one_step(env_state: EnvState, rng: jax.Array):
+        action_rng, reset_rng = jax.random.split(rng)
+        old = policy(agent.actor, env_state.obs)
+        action = old.sample(seed=action_rng)  # [N]
+        following, t = jax.vmap(ENV.step)(env_state, action)
+        ended = t.terminated | t.truncated  # [N]
+        row = Rollout(
+            t, old.log_prob(action), value(agent.critic, t.obs), value(agent.critic, t.next_obs),
+            following.episode_return,
+        )  # fmt: skip
+        first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
+        return new_where_ended(ended, first, following), row
+
+    env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
+    rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
+    return agent._replace(env_state=env_state), rollout
+
+
+def learn(c: Constants, agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
+    """NUM_EPOCHS passes over the rollout in shuffled mini-batches; returns the mean value loss as well."""
+
+    def one_minibatch(agent: Agent, rows: jax.Array) -> tuple[Agent, jax.Array]:
+        return agent, train_step(c, agent, jax.tree.map(lambda x: x[rows], batch))
+
+    epochs = jax.random.split(rng, c.NUM_EPOCHS)
+    shuffled = jax.vmap(lambda rng: jax.random.permutation(rng, len(batch.obs)))(epochs)
+    agent, value_loss = jax.lax.scan(one_minibatch, agent, shuffled.reshape(-1, c.MINIBATCH_SIZE))
+    return agent, value_loss.mean()
+
+
+def train_step(c: Constants, agent: Agent, batch: Batch) -> jax.Array:
+    """One gradient step of actor and critic, which changes both in place; returns the critic's loss []."""
+    gradient = nnx.grad(functools.partial(actor_loss, c))(agent.actor, batch)
+    agent.actor_optimizer.update(agent.actor, gradient)
+    value_loss, gradient = nnx.value_and_grad(critic_loss)(agent.critic, batch)
+    agent.critic_optimizer.update(agent.critic, gradient)
+    return value_loss
+
+
+# %% Algorithm ------------------------------------------------------------------------------------------
+def gae(
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array,
+    gamma: float, gae_lambda: float,
+) -> jax.Array:  # fmt: skip
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16), from the last step back to the first.
+
+    Args:
+        reward, value, next_value: float32 [N, T]: r_t, V(s_t), and V(s_{t+1}) of the true next observation.
+        terminated, truncated: bool [N, T], how the step ended the episode, if it did.
+
+    Returns:
+        The advantages, float32 [N, T]; plus `value` they are the critic's targets.
+    """
+    # Truncated is not terminated: the world goes on, only we stop watching. So a truncation bootstraps.
+    delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
+    # The next row may belong to the next episode: no advantage flows back over an end of either kind.
+    running = 1 - (terminated | truncated)  # [N, T]
+
+    def backwards(later, x):  # [N]
+        delta, running = x
+        now = delta + gamma * gae_lambda * running * later
+        return now, now
+
+    _, advantage = jax.lax.scan(
+        backwards, jnp.zeros(len(reward)), (delta.T, running.T), reverse=True
+    )  # [T, N]
+    return advantage.T
+
+
+def normalized(advantage: jax.Array) -> jax.Array:
+    """To mean 0 and standard deviation 1, [B]: a learning rate then fits rewards of any scale."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
+    """The lock (Schulman et al. 2017, eq. 7), elementwise: the lower of two estimates of the gain.
+
+    A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
+    once it is down to 1 - epsilon. On the other side is no limit: a step in the wrong direction is paid in
+    full.
+    """
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+    return jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def policy_loss(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon: float
+) -> jax.Array:
+    """Minus the surrogate objective on top of this file; [B] each -> []."""
+    ratio = jnp.exp(log_prob - old_log_prob)  # 1 at the first gradient step
+    return -clipped_objective(ratio, advantage, epsilon).mean()
+
+
+def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
+    """`policy_loss` of the policy that `actor` is now."""
+    log_prob = policy(actor, batch.obs).log_prob(batch.action)  # [B]
+    advantage = normalized(batch.advantage) if c.NORMALIZE_ADVANTAGES else batch.advantage
+    return policy_loss(log_prob, batch.log_prob, advantage, c.CLIP_EPSILON)
+
+
+def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
+    """Mean squared error against the targets, which stay as they are while the critic learns; []."""
+    return jnp.mean((batch.returns - value(critic, batch.obs)) ** 2)
+
+
+def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
+    """How far the actor has moved on a rollout, figures of `Log`, float32 [] each."""
+    new = policy(actor, batch.obs)
+    log_ratio = new.log_prob(batch.action) - batch.log_prob  # [B]
+    return {
+        "entropy": new.entropy().mean(),
+        "approx_kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio),  # Schulman 2020: never negative
+        "clip_fraction": jnp.mean(jnp.abs(jnp.expm1(log_ratio)) > c.CLIP_EPSILON),
+    }
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> dict[str, Any]:
+    """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
+
+    Args:
+        arguments: `NAME=value` each.
+
+    Returns:
+        What result.json holds: eval_return (a list over the seeds of the mean of EVAL_EPISODES greedy
+        episodes), env_steps (of each seed), seconds (wall time after
+        imports), of which compile_seconds.
+
+    Raises:
+        settings.UserError: see `settings.read` and `runs.open_run`.
+    """
+    started = time.perf_counter()
+    c = configure(arguments)
+    run_dir = runs.open_run("ppo", c)
+    print(
+        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "
+        f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
+    )
+    shown = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
+    with runs.progress(c.NUM_STEPS, shown) as report:
+        agents, log, compile_seconds = train_seeds(c, report)
+    runs.write_log(run_dir, log, c.SEED)
+    print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
+    eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
+    for i in range(c.NUM_SEEDS):
+        print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
+    print(runs.summary(eval_return, SOLVED))
+    pictures.draw_ppo_curve(run_dir / "learning_curve.png", log)
+    result = {
+        "eval_return": eval_return.tolist(),
+        "env_steps": log.env_step[:, -1].tolist(),
+        "seconds": time.perf_counter() - started,
+        "compile_seconds": compile_seconds,
+    }
+    runs.write_json(run_dir / "result.json", result)
+    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
+    return result
+
+
+if __name__ == "__main__":
+    settings.run(main)

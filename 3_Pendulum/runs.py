@@ -1,0 +1,112 @@
+"""What serves a run and changes nothing that is learned: its folder, its log, what it prints."""
+
+import contextlib
+import csv
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from settings import UserError
+
+# XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
+# a product in one thread makes a run repeatable bit for bit. (jax looks at it when it makes its first array.)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
+jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", "runs/compiled"))
+
+
+def open_run(name: str, c: Any) -> Path:
+    """Makes the folder of a run, RUN_DIR or runs/NAME/TIME, and writes the constants into it.
+
+    Raises:
+        UserError: the folder cannot be written, or holds another run.
+    """
+    folder = Path(c.RUN_DIR or time.strftime(f"runs/{name}/%Y-%m-%d_%H-%M-%S"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "result.json").exists():
+            raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+        write_json(folder / "constants.json", dataclasses.asdict(c))
+    except OSError as error:
+        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+    return folder
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes constants.json or result.json."""
+    path.write_text(json.dumps(values, indent=1) + "\n")
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a table; numbers in full, so that everything shown can be computed again from the file."""
+    rows = list(rows)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_log(folder: Path, log: Any, first_seed: int) -> None:
+    """The log, arrays [NUM_SEEDS, rows]: log.csv, and means over the seeds as TensorBoard's curves."""
+    rows = [
+        {"seed": first_seed + i} | {name: values[i, j].item() for name, values in log._asdict().items()}
+        for i, j in np.ndindex(log.env_step.shape)
+    ]
+    write_csv(folder / "log.csv", rows)
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+        for name, values in log._asdict().items():
+            for env_step, value in zip(log.env_step.mean(axis=0), values.mean(axis=0)):
+                if np.isfinite(value):  # the return of an interval in which no episode ended is nan
+                    writer.add_scalar(f"train/{name}", float(value), int(env_step))
+
+
+@contextlib.contextmanager
+def progress(num_steps: int, shown: Sequence[str]) -> Iterator[Callable[[Any], None]]:
+    """A progress bar and about ten printed lines while a training runs.
+
+    Args:
+        num_steps: environment steps of each seed.
+        shown: columns of the log to print.
+
+    Yields:
+        report(row), to be called with a row of the log after each interval, means over the seeds.
+    """
+    with tqdm(total=num_steps, unit="step", leave=False, disable=None) as bar:
+        tqdm.write("     step   " + "   ".join(shown))
+
+        def report(row: Any) -> None:
+            before, bar.n = bar.n, min(int(row.env_step), num_steps)  # a last rollout may run over
+            bar.refresh()
+            if 10 * before // num_steps < 10 * bar.n // num_steps:
+                columns = (f"{getattr(row, name):{len(name)}.4g}" for name in shown)
+                tqdm.write(f"{int(row.env_step):9,}   " + "   ".join(columns))
+
+        yield report
+
+
+def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float]:
+    """What `function` returns of jax arrays, and the seconds of compiling it."""
+    started = time.perf_counter()
+    program = jax.jit(function).lower(*arguments).compile()
+    compile_seconds = time.perf_counter() - started
+    result = jax.block_until_ready(program(*arguments))
+    jax.effects_barrier()  # the last report has been made
+    return result, compile_seconds
+
+
+def summary(eval_return: np.ndarray, solved: float | None = None) -> str:
+    """Mean and sample standard deviation over the seeds [NUM_SEEDS], the lowest, and how many are solved."""
+    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
+    text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
+    if solved is None:
+        return text
+    return f"{text}, {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g})"

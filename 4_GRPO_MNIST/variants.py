@@ -1,0 +1,271 @@
+"""What grpo_mnist.py leaves out: three twins on the same images in the same order, other advantages, other
+estimators of the KL, groups that are skipped, batches in parts. Imported by study.py.
+
+METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder 3's PPO
+are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and takes one
+gradient step whatever NUM_ITERATIONS is: its gradient is that of the policy that guessed. (More steps on the
+same guesses, with ratio and clip, would be PPO without a critic.) METHOD=cross_entropy is told the digit: the
+supervised reference. METHOD=exact has the gradient of the expected reward, which all others only sample.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import checks
+import environment as env
+import grpo_mnist as script
+import settings
+from data import Data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants(script.Constants):
+    """Those of grpo_mnist.py, and what can be exchanged there."""
+
+    METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"  # who learns, see above
+    ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
+    KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"  # Schulman 2020; as a loss each pulls another way
+    SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
+    MICRO_BATCH_SIZE: int = 0  # images per gradient pass, added up over the batch; 0: the whole batch at once
+
+
+METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
+
+
+def configure(arguments: list[str]) -> Constants:
+    """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
+    return settings.read(Constants, arguments, checks.variants)
+
+
+# %% Training -------------------------------------------------------------------------------------------
+class Agent(NamedTuple):
+    """As grpo_mnist.py's, and a critic. Where nothing looks at it, XLA removes it from the program."""
+
+    actor: script.MLP
+    critic: script.MLP
+    actor_optimizer: nnx.Optimizer
+    critic_optimizer: nnx.Optimizer
+
+
+class Batch(NamedTuple):
+    """Images to learn from. A loss is a sum over them of weight * loss."""
+
+    obs: jax.Array  # float32 [B, 784]
+    label: jax.Array  # int32 [B], only the supervised reference looks at it
+    action: jax.Array  # int32 [B, G]
+    reward: jax.Array  # float32 [B, G], the critic's targets
+    log_prob: jax.Array  # float32 [B, G], of the old policy
+    ref_log_prob: jax.Array  # float32 [B, G]
+    advantage: jax.Array  # float32 [B, G]
+    weight: jax.Array  # float32 [B], sums to 1 over the whole batch: its parts' sums add up to the whole
+
+
+def train_seeds(c: Constants, data: Data, report: Callable) -> tuple[Agent, script.Log, float]:
+    """`grpo_mnist.train_seeds` with the functions of this file in the place of that one's."""
+    with mock.patch.multiple(script, make_agent=make_agent, update=update):
+        return script.train_seeds(c, data, report)
+
+
+def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
+    """Untrained networks and their optimizers; the actor is grpo_mnist.py's."""
+    actor_rng, critic_rng = jax.random.split(rng)
+    actor = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
+    critic = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
+    num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)
+    actor_optimizer, critic_optimizer = (
+        nnx.Optimizer(network, script.adam(c, num_updates), wrt=nnx.Param) for network in (actor, critic)
+    )
+    return Agent(actor, critic, actor_optimizer, critic_optimizer)
+
+
+def update(
+    c: Constants, agent: Agent, reference: script.MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
+) -> tuple[Agent, dict[str, jax.Array]]:
+    """The four phases on a batch of images, as METHOD has them; returns the figures of `Log` as well."""
+    rollout = script.collect(c, agent.actor, reference, obs, label, rng)
+    batch = judge(c, rollout, label, agent.critic)
+    agent, learned = learn(c, agent, batch)
+    figures = {
+        "reward": rollout.reward.mean(),
+        "advantage_std": batch.advantage.std(),
+        "zero_variance": 1 - script.has_signal(rollout.reward).mean(),
+        "entropy": rollout.entropy.mean(),
+        "clip_fraction": jnp.nan,
+        "kl": jnp.nan,
+    }
+    return agent, figures | learned
+
+
+def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
+    """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
+    weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
+    if c.METHOD == "ppo":
+        advantage = critic_baseline(rollout.reward, value(critic, rollout.obs))
+    elif c.METHOD == "reinforce":
+        advantage = no_baseline(rollout.reward)
+    else:
+        advantage = ADVANTAGES[c.ADVANTAGE](rollout.reward)
+        if c.SKIP_ZERO_VARIANCE and c.METHOD == "grpo":
+            counted = script.has_signal(rollout.reward)
+            weight = counted / jnp.maximum(counted.sum(), 1)
+    guesses = rollout.action, rollout.reward, rollout.log_prob, rollout.ref_log_prob
+    return Batch(rollout.obs, label, *guesses, advantage, weight)
+
+
+def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
+    """The gradient steps on one batch, which change the agent in place; figures of the last one."""
+    for _ in range(num_iterations(c)):
+        gradients, figures = gradient(c, functools.partial(LOSSES[c.METHOD], c), agent.actor, batch)
+        agent.actor_optimizer.update(agent.actor, gradients)
+        if c.METHOD == "ppo":
+            gradients, _ = gradient(c, critic_loss, agent.critic, batch)
+            agent.critic_optimizer.update(agent.critic, gradients)
+    return agent, figures
+
+
+def num_iterations(c: Constants) -> int:
+    """Gradient steps per batch: more than one need the ratio to the policy that guessed, and its clip."""
+    return c.NUM_ITERATIONS if c.METHOD in ("grpo", "ppo") else 1
+
+
+def gradient(
+    c: Constants, loss: Callable, model: nnx.Module, batch: Batch
+) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient over the whole batch, MICRO_BATCH_SIZE images at a time.
+
+    The parts are added, not averaged: the weights already hold the divisor of the whole batch. A mean of the
+    parts' means would be another gradient as soon as groups are skipped.
+    """
+    # A model made outside a scan cannot be used inside: its weights can.
+    graph, weights = nnx.split(model, nnx.Param)
+    compute = jax.grad(lambda weights, batch: loss(nnx.merge(graph, weights), batch), has_aux=True)
+    if not c.MICRO_BATCH_SIZE:
+        return compute(weights, batch)
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, c.MICRO_BATCH_SIZE, *leaf.shape[1:]), batch)
+
+    def add(total, part):
+        gradients, figures = compute(weights, part)
+        return jax.tree.map(jnp.add, total, gradients), figures
+
+    total, figures = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), parts)
+    return total, jax.tree.map(lambda leaf: leaf.mean(axis=0), figures)
+
+
+# %% Algorithm ------------------------------------------------------------------------------------------
+# reward [B, G] -> advantage [B, G]; a row is a group: the G guesses for one image
+def group(reward: jax.Array) -> jax.Array:
+    """Dr. GRPO (arXiv 2503.20783, section 3.2): how far above the group's mean; no division."""
+    # A_i = R_i - mean(R)
+    return reward - reward.mean(axis=1, keepdims=True)
+
+
+def batch_mean(reward: jax.Array) -> jax.Array:
+    """One baseline for all images (Williams 1992): an easy image counts as good guessing. Not a group."""
+    # A_i = R_i - mean over all groups
+    return reward - reward.mean()
+
+
+def leave_one_out(reward: jax.Array) -> jax.Array:
+    """RLOO (Kool et al. 2019; arXiv 2402.14740, section 3.3): the baseline is the *other* guesses' mean."""
+    # A_i = R_i - 1 / (G - 1) * sum_{j != i} R_j
+    others = (reward.sum(axis=1, keepdims=True) - reward) / (reward.shape[1] - 1)
+    return reward - others
+
+
+def critic_baseline(reward: jax.Array, value: jax.Array) -> jax.Array:
+    """PPO: how far above what the critic expects of the image, value [B]; not normalized."""
+    return reward - value[:, None]  # [B, 1]: a value [B] would be subtracted along the wrong axis
+
+
+def no_baseline(reward: jax.Array) -> jax.Array:
+    """REINFORCE (Williams 1992): the reward itself."""
+    return reward
+
+
+ADVANTAGES = {
+    "group_std": script.group_advantage,
+    "group": group,
+    "batch_mean": batch_mean,
+    "leave_one_out": leave_one_out,
+}
+
+
+def value(critic: script.MLP, obs: jax.Array) -> jax.Array:
+    """V(image), the share of right guesses to expect: [..., 784] to [...]."""
+    return critic(obs)[..., 0]
+
+
+# The mean over guesses drawn from pi estimates KL(pi || pi_ref). Schulman 2020.
+def k1(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
+    """Unbiased, often negative. As a loss it does nothing: its expected gradient is 0."""
+    return log_prob - ref_log_prob
+
+
+def k2(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
+    """Biased, never negative. As a loss it is right: its expected gradient is that of KL(pi || pi_ref)."""
+    return (log_prob - ref_log_prob) ** 2 / 2
+
+
+KL_ESTIMATORS = {f.__name__: f for f in (k1, k2, script.k3)}
+
+
+def actor_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`grpo_mnist.actor_loss` with weights of the images, and with any KL_ESTIMATOR."""
+    log_prob = script.policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
+    ratio = jnp.exp(log_prob - batch.log_prob)  # 1 at the first gradient step
+    objective = script.clipped_objective(ratio, batch.advantage, c.CLIP_EPSILON, c.CLIP_EPSILON_HIGH)
+    return penalized(c, objective, jnp.mean(objective < ratio * batch.advantage), log_prob, batch)
+
+
+def reinforce_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Minus the mean of R log pi, penalized as the others are: no ratio and no clip."""
+    log_prob = script.policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
+    return penalized(c, batch.advantage * log_prob, jnp.nan, log_prob, batch)
+
+
+def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.Array, batch: Batch):
+    """Minus an objective [B, G] less BETA * KL, and figures of `Log`."""
+    kl = KL_ESTIMATORS[c.KL_ESTIMATOR](log_prob, batch.ref_log_prob)
+    loss = -(objective - c.BETA * kl).mean(axis=1)  # [B], mean over the group
+    figures = {"clip_fraction": clip_fraction, "kl": kl.mean() if c.BETA else jnp.nan}
+    return (batch.weight * loss).sum(), jax.tree.map(jnp.float32, figures)
+
+
+def critic_loss(critic: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(V(image) - R)^2 / 2: PPO's critic learns the share of right guesses, image by image."""
+    values = value(critic, batch.obs)[
+        :, None
+    ]  # [B, 1]: against reward [B, G] this broadcasts along the group
+    return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum(), {}
+
+
+def cross_entropy_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict]:
+    """-log pi(right digit): supervised learning, which is told the answer instead of being graded."""
+    logits = script.policy(actor, batch.obs).logits
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch.label)  # [B]
+    return (batch.weight * loss).sum(), {}
+
+
+def exact_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Minus the expected reward itself, summed over all ten guesses: what policy gradients only sample."""
+    probs = script.policy(actor, batch.obs).probs_parameter()  # [B, 10]
+    reward = jax.nn.one_hot(batch.label, env.NUM_DIGITS)
+    # J = sum_a pi(a | image) R(a)
+    return -(batch.weight * (probs * reward).sum(axis=1)).sum(), {}
+
+
+LOSSES = {
+    "grpo": actor_loss,
+    "cross_entropy": cross_entropy_loss,  # it guesses, too, but only for the log
+    "ppo": actor_loss,
+    "reinforce": reinforce_loss,
+    "exact": exact_loss,
+}

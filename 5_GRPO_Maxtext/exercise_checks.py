@@ -1,0 +1,263 @@
+"""What stands beside exercises.py: numbers to try the functions on, the usual mistakes, a small training."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import grader
+import which_loss
+from grader import Exercise
+
+# %% group_advantage ----------------------------------------------------------------------------------------
+REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
+
+
+def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
+    """Three groups of four."""
+    return {f"rewards {grader.text(REWARDS)}, num_generations 4": function(jnp.asarray(REWARDS), 4)}
+
+
+def advantage_as(name: str) -> Callable:
+    """An advantage of `which_loss` as a function of the exercise's arguments."""
+    return lambda rewards, G: which_loss.ADVANTAGES[name](rewards.reshape(-1, G)).ravel()
+
+
+def without_epsilon(rewards: jax.Array, G: int) -> jax.Array:
+    groups = rewards.reshape(-1, G)
+    return ((groups - groups.mean(1, keepdims=True)) / groups.std(1, ddof=1, keepdims=True)).ravel()
+
+
+WORDS = which_loss.CHANGES["advantage"]
+GROUP_ADVANTAGE = Exercise(
+    look_at_group_advantage,
+    advantage_as("group_std"),
+    {WORDS[name]: advantage_as(name) for name in WORDS if name != "group_std"}
+    | {
+        "1e-6 is missing: a group of equal rewards is 0 / 0": without_epsilon,
+        "the groups come back as [B, G], not as [B * G]": lambda rewards, G: advantage_as("group_std")(
+            rewards, G
+        ).reshape(-1, G),
+    },
+)
+
+# %% completion_mask ----------------------------------------------------------------------------------------
+EOS = 1
+COMPLETIONS = np.array(
+    [
+        [5, 6, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
+        [5, 0, 6, 1, 0, 0],  # token 0 was drawn: no padding yet
+        [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
+        [5, 6, 7, 8, 9, 5],  # cut off
+    ],
+    np.int32,
+)
+
+
+def look_at_mask(function: Callable) -> dict[str, jax.Array]:
+    """Each row is a check of its own: the first one that is wrong is shown."""
+    mask = grader.numbers(function(jnp.asarray(COMPLETIONS), EOS))
+    if mask.shape != COMPLETIONS.shape:
+        raise grader.Unusable(f"its shape is {list(mask.shape)}; expected {list(COMPLETIONS.shape)}")
+    return {f"completion {row}, eos_id 1": mask[i] for i, row in enumerate(COMPLETIONS)}
+
+
+def ended_before(completions: jax.Array, eos_id: int) -> jax.Array:
+    """Whether an end-of-sequence token stands before this one, bool [N, T]."""
+    is_eos = completions == eos_id
+    return is_eos.cumsum(axis=1) - is_eos > 0
+
+
+def first_eos(completions: jax.Array, eos_id: int) -> jax.Array:
+    """[N, 1]; trap: argmax of a row without one is 0."""
+    return (completions == eos_id).argmax(axis=1, keepdims=True)
+
+
+def last_eos(completions: jax.Array, eos_id: int) -> jax.Array:
+    """[N, 1], T where there is none."""
+    T = completions.shape[1]
+    is_eos = completions == eos_id
+    return jnp.where(is_eos.any(axis=1), T - 1 - is_eos[:, ::-1].argmax(axis=1), T)[:, None]
+
+
+COMPLETION_MASK = Exercise(
+    look_at_mask,
+    lambda c, eos: ~ended_before(c, eos),
+    {
+        "the end-of-sequence token does not count": lambda c, eos: (c == eos).cumsum(axis=1) == 0,
+        "one token after the end-of-sequence token counts, too": lambda c, eos: (
+            ~ended_before(jnp.pad(c, ((0, 0), (1, 0)), constant_values=-1)[:, :-1], eos)
+        ),
+        "everything but token 0 counts: the padding is known by where it stands, not by its token": (
+            lambda c, eos: c != 0
+        ),
+        "everything but the end-of-sequence token counts": lambda c, eos: c != eos,
+        "the last end-of-sequence token ends an answer, not the first": (
+            lambda c, eos: jnp.arange(c.shape[1]) <= last_eos(c, eos)
+        ),
+        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": (
+            lambda c, eos: jnp.arange(c.shape[1]) <= first_eos(c, eos)
+        ),
+        "an answer without end-of-sequence token does not count at all": lambda c, eos: (
+            ~ended_before(c, eos) & (c == eos).any(axis=1, keepdims=True)
+        ),
+        "the mask is upside down: True where there is padding": ended_before,
+        "the sum runs down the batch, not along the answer": lambda c, eos: (
+            (c == eos).cumsum(axis=0) - (c == eos) == 0
+        ),
+    },
+)
+
+# %% grpo_loss ----------------------------------------------------------------------------------------------
+BATCH = which_loss.golden_batch()
+EPSILON, BETA = BATCH["epsilon"].item(), BATCH["beta"].item()
+
+
+def look_at_loss(function: Callable) -> dict[str, jax.Array]:
+    """Value and gradient on the golden batch."""
+    old, ref, advantage = (
+        jnp.asarray(BATCH[name], jnp.float32) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage")
+    )
+
+    def loss(log_prob):
+        return function(log_prob, old, ref, advantage, jnp.asarray(BATCH["mask"]), EPSILON, BETA)
+
+    result = jax.eval_shape(loss, BATCH["log_prob"])  # traced as jax.jit does it in a training
+    if result.shape:
+        raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
+    value, gradient = jax.value_and_grad(loss)(BATCH["log_prob"])
+    return {
+        f"golden.npz (N = T = 12), epsilon {EPSILON}, beta {BETA}: the loss": value,
+        "the same: the loss's gradient with respect to log_prob [N, T]": gradient,
+    }
+
+
+def loss_from(pieces: which_loss.Pieces) -> Callable:
+    """A loss of `which_loss` as a function of the exercise's arguments."""
+
+    def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
+        return which_loss.loss(pieces, BATCH, log_prob, advantage)
+
+    return loss
+
+
+GRPO_LOSS = Exercise(
+    look_at_loss,
+    loss_from(which_loss.METHODS["grpo"]),
+    {
+        words[0]: loss_from(pieces)
+        for words, pieces in which_loss.changed("grpo")
+        if pieces.advantage == "group_std"
+    },
+)
+
+EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}
+
+
+# %% Training with them -------------------------------------------------------------------------------------
+QUESTIONS, STROKE, PAD, TOKENS = (
+    4,
+    2,
+    0,
+    3,
+)  # question n asks for n + 1 strokes and an end; 3 tokens are known
+MAX_TOKENS, NUM_GENERATIONS, NUM_STEPS, LEARNING_RATE = 6, 8, 100, 0.1
+
+
+def reward_of(completion: np.ndarray, question: int) -> float:
+    """Half for the share of leading tokens that are right, half for the whole answer."""
+    wanted = [STROKE] * (question + 1) + [EOS]
+    right = np.cumprod(completion[: len(wanted)] == wanted)
+    return 0.5 * right.mean() + 0.5 * right[-1]
+
+
+def train(group_advantage: Callable, completion_mask: Callable, grpo_loss: Callable) -> list[float]:
+    """GRPO on a table of logits that learns to count, with the reader's functions.
+
+    Returns:
+        The mean reward of each step.
+    """
+    questions = np.repeat(np.arange(QUESTIONS), NUM_GENERATIONS)  # [N]
+    table = reference = jnp.zeros((QUESTIONS, MAX_TOKENS, TOKENS))
+    optimizer = optax.adam(LEARNING_RATE)
+    state = optimizer.init(table)
+
+    @jax.jit
+    def log_probs(table, completions):  # [N, T]
+        log_prob = jax.nn.log_softmax(table)[questions]  # [N, T, V]
+        return jnp.take_along_axis(log_prob, completions[..., None], axis=-1)[..., 0]
+
+    @jax.jit
+    def update(table, state, completions, old, advantage, mask):
+        def loss(table):
+            new, ref = log_probs(table, completions), log_probs(reference, completions)
+            return grpo_loss(new, old, ref, advantage, mask, EPSILON, BETA)
+
+        updates, state = optimizer.update(jax.grad(loss)(table), state)
+        return optax.apply_updates(table, updates), state
+
+    curve = []
+    for rng in jax.random.split(jax.random.key(0), NUM_STEPS):
+        completions = jax.random.categorical(rng, table[questions])  # [N, T]; after the end, chance
+        rewards = [reward_of(row, question) for row, question in zip(np.asarray(completions), questions)]
+        advantage = group_advantage(jnp.array(rewards, jnp.float32), NUM_GENERATIONS)
+        mask, old = completion_mask(completions, EOS), log_probs(table, completions)
+        for _ in range(2):  # at the second update the ratio is no longer 1
+            table, state = update(table, state, completions, old, advantage, mask)
+        curve.append(float(np.mean(rewards)))
+    return curve
+
+
+def show_curve(curve: list[float]) -> None:
+    """Every tenth mean reward as a bar."""
+    for step in range(0, len(curve), 10):
+        mean = float(np.mean(curve[step : step + 10]))
+        print(f"    steps {step + 1:3d} to {step + 10:3d}   reward {mean:.2f}   {'#' * round(40 * mean)}")
+
+
+# %% Main ---------------------------------------------------------------------------------------------------
+def main(*functions: Callable) -> None:
+    """Judges the reader's three functions, or the loss in the file that the command line names.
+
+    Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file cannot be used.
+    """
+    try:
+        right = judge_file(sys.argv[1]) if len(sys.argv) > 1 else judge_functions(*functions)
+    except which_loss.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0 if right else 1)
+
+
+def judge_functions(*functions: Callable) -> bool:
+    """Judges the three; if all are right, trains with them."""
+    if not grader.run(EXERCISES, functions):
+        return False
+    print("\nAll right. A table of logits now learns with them to write 1, 2, 3 or 4 strokes, as asked:")
+    started = time.perf_counter()
+    show_curve(train(*functions))
+    print(f"    {time.perf_counter() - started:.1f} s. The same functions, with a Llama: the main script.")
+    return True
+
+
+def judge_file(path: str) -> bool:
+    """Says which loss a file holds."""
+    name = Path(path).name
+    distances, equals, looks_like = which_loss.identify(which_loss.read_loss(path))
+    print(f"{name} on golden.npz: how far it is from each method's")
+    for method, (value, gradient) in distances.items():
+        verdict = "equal" if method in equals else ""
+        print(f"    {which_loss.TITLES[method]:9s} value {value:.1e}   gradient {gradient:.1e}   {verdict}")
+    if equals:
+        print(f"It is {' and '.join(which_loss.TITLES[method] for method in equals)}.")
+    for method, *words in looks_like:
+        print(f"It is {which_loss.TITLES[method]}, but {'; and '.join(words)}.")
+    if not equals and not looks_like:
+        print("It is none of them, and no one or two of the usual mistakes make it one.")
+    return bool(equals)

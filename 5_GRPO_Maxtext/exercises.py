@@ -1,0 +1,84 @@
+"""GRPO's three functions, to be written by you. Fill in the bodies, then let them be judged:
+
+    python 5_GRPO_Maxtext/exercises.py               # each: not begun, right, or wrong, and how
+    python 5_GRPO_Maxtext/exercises.py my_loss.py    # which published loss is the function `loss` of a file?
+
+When all three are right, a table of 72 logits learns with them to count, in a few seconds.
+
+A `loss` of your own asks by name for what it needs of the golden batch: log_prob, old_log_prob, ref_log_prob,
+mask, and advantage (the method's own, [N]) or rewards [N]; epsilon (here 0.2), epsilon_high (0.28), beta
+(0.04), num_generations (4), max_tokens (12). Shapes are those below.
+
+N = B * G answers, G to each of B questions, of at most T tokens. Write with `jnp`: numpy has no gradient.
+"""
+
+import jax
+import jax.numpy as jnp  # noqa: F401  (for you)
+
+import exercise_checks
+
+
+def group_advantage(rewards: jax.Array, num_generations: int) -> jax.Array:
+    """How much better each answer is than its group (arXiv 2402.03300, section 4.1.2).
+
+        A_i = (R_i - mean(R_1 ... R_G)) / (std(R_1 ... R_G) + 1e-6)
+
+    Args:
+        rewards: float32 [B * G], the G answers to a question side by side.
+        num_generations: G.
+
+    Returns:
+        float32 [B * G]. The standard deviation is the sample's: it divides by G - 1.
+    """
+    raise NotImplementedError
+
+
+def completion_mask(completions: jax.Array, eos_id: int) -> jax.Array:
+    """Which tokens belong to an answer: all up to and with its first end-of-sequence token.
+
+    What comes after it is padding, whatever token stands there. An answer that was cut off has no
+    end-of-sequence token, and all of it counts.
+
+    Args:
+        completions: int32 [N, T].
+        eos_id: the end-of-sequence token.
+
+    Returns:
+        bool [N, T].
+    """
+    raise NotImplementedError
+
+
+def grpo_loss(
+    log_prob: jax.Array,
+    old_log_prob: jax.Array,
+    ref_log_prob: jax.Array,
+    advantage: jax.Array,
+    mask: jax.Array,
+    epsilon: float,
+    beta: float,
+) -> jax.Array:
+    """Minus GRPO's objective (arXiv 2402.03300, eq. 3 and 4).
+
+        J = mean_i mean_t [ min(ratio_t * A_i, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_i) - beta * KL_t ]
+        ratio_t = pi(o_t) / pi_old(o_t)
+        KL_t = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
+
+    mean_t is over an answer's own tokens, mean_i over the answers.
+
+    Args:
+        log_prob: float32 [N, T], log pi of each token. The gradient flows through this one only.
+        old_log_prob: float32 [N, T], by the policy that drew the answers.
+        ref_log_prob: float32 [N, T], by the frozen reference.
+        advantage: float32 [N], one for all tokens of an answer.
+        mask: bool [N, T], False where the other arrays hold padding.
+        epsilon, beta: as in the formula.
+
+    Returns:
+        float32 [].
+    """
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    exercise_checks.main(group_advantage, completion_mask, grpo_loss)

@@ -1,0 +1,142 @@
+"""Writes 5_GRPO_Maxtext/golden.npz: a batch of answers, and six losses with their gradients, from the papers.
+
+    python tests/make_golden_batch.py
+
+Everything is float64 and written as the papers write it, one answer and one token at a time, without a mask:
+a loop that ends with the answer never meets padding. The gradient with respect to each log-prob is a central
+difference. What a paper puts under stop-gradient is held fixed: such terms read `fixed`, a second copy of
+the log-probs that no difference moves.
+
+    grpo      DeepSeekMath, arXiv 2402.03300, eq. 3 and 4; the std is the sample's, as Tunix, TRL and verl
+              have it (the paper does not say), plus 1e-6 against 0 / 0
+    dr_grpo   arXiv 2503.20783, section 3.2: neither std nor an answer's length; each sum is divided by the
+              longest answer that may be drawn. No KL
+    dapo      arXiv 2503.14476, eq. 8: mean over all tokens, clip-higher. No KL
+    gspo      GSPO-token, arXiv 2507.18071, eq. 13 and 14. The paper leaves the KL out. Its epsilon is 3e-4,
+              which would clip every answer of a batch as small as this one; here it is GRPO's
+    cispo     MiniMax-M1, arXiv 2506.13585, eq. 4 and 5: no lower bound, no KL
+    rloo      arXiv 2402.14740, section 3.3: REINFORCE, an answer being one action. The rewards are taken to
+              hold the paper's KL penalty already
+"""
+
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+
+TO = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "golden.npz"
+QUESTIONS, G = 3, 4
+N = T = QUESTIONS * G  # as many tokens as answers: [N] against [N, T] goes wrong without a complaint
+EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.04
+LENGTHS = [11, 3, 7, 1, 5, 9, 2, 8, 6, 4, 10, 5]  # none as long as allowed: T is not the longest answer
+# mean log-ratio of each answer: below, between and above the bounds of both clips, for good and bad answers
+SHIFTS = [0.22, -0.3, 0.1, 0.4, 0.22, -0.3, 0.4, -0.1, 0.0, 0.3, -0.3, 0.1]
+REWARDS = [1.0, 0.0, 0.0, 0.5, 2.0, 1.0, 0.0, 1.5, 1.0, 1.0, 1.0, 1.0]  # the last group teaches nothing
+
+
+def batch() -> dict[str, np.ndarray]:
+    """Log-probs of three policies that differ enough for ratios on both sides of both clips."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(T) < np.array(LENGTHS)[:, None]
+    old = -rng.exponential(1.2, (N, T)) - 1.5
+    log_ratio = rng.normal(0, 0.3, (N, T))
+    log_ratio += (np.array(SHIFTS) - (log_ratio * mask).sum(axis=1) / LENGTHS)[:, None]
+    arrays = {
+        "log_prob": old + log_ratio,
+        "old_log_prob": old,
+        "ref_log_prob": np.minimum(old + rng.normal(0, 0.5, (N, T)), -0.01),
+    }
+    # what is rounded to float32 before it is used is the same number for everybody
+    return {name: array.astype(np.float32) for name, array in arrays.items()} | {
+        "mask": mask,
+        "rewards": np.array(REWARDS, np.float32),
+    }
+
+
+def advantage(i: int, kind: str) -> float:
+    """Of answer i, within its group."""
+    group = [REWARDS[j] for j in range(N) if j // G == i // G]
+    mean = sum(group) / G
+    if kind == "leave_one_out":
+        return REWARDS[i] - (sum(group) - REWARDS[i]) / (G - 1)
+    if kind == "centered":
+        return REWARDS[i] - mean
+    variance = sum((reward - mean) ** 2 for reward in group) / (G - 1)
+    return (REWARDS[i] - mean) / (variance**0.5 + 1e-6)
+
+
+ADVANTAGES = {
+    "grpo": "group_std", "dr_grpo": "centered", "dapo": "group_std",
+    "gspo": "group_std", "cispo": "group_std", "rloo": "leave_one_out",
+}  # fmt: skip
+
+
+def surrogate(ratio: float, A: float, epsilon_high: float) -> float:
+    """min(ratio * A, clip(ratio) * A)."""
+    clipped = min(max(ratio, 1 - EPSILON), 1 + epsilon_high)
+    return min(ratio * A, clipped * A)
+
+
+def answer_sum(method: str, i: int, new, fixed, old, ref) -> float:
+    """Sum over the tokens of answer i of what the method's objective adds up."""
+    A, total = advantage(i, ADVANTAGES[method]), 0.0
+    length = LENGTHS[i]
+    answer_log_ratio = sum(fixed[i, t] - old[i, t] for t in range(length)) / length
+    for t in range(length):
+        ratio = exp(new[i, t] - old[i, t])
+        if method in ("grpo", "dr_grpo"):
+            total += surrogate(ratio, A, EPSILON)
+        if method == "grpo":
+            x = exp(ref[i, t] - new[i, t])
+            total -= BETA * (x - log(x) - 1)
+        if method == "dapo":
+            total += surrogate(ratio, A, EPSILON_HIGH)
+        if method == "gspo":
+            total += surrogate(exp(answer_log_ratio) * exp(new[i, t]) / exp(fixed[i, t]), A, EPSILON)
+        if method == "cispo":
+            total += min(exp(fixed[i, t] - old[i, t]), 1 + EPSILON_HIGH) * A * new[i, t]
+        if method == "rloo":
+            total += A * new[i, t]
+    return total
+
+
+def loss(method: str, new, fixed, old, ref) -> float:
+    """Minus the objective of the method's paper."""
+    sums = [answer_sum(method, i, new, fixed, old, ref) for i in range(N)]
+    if method in ("dapo", "cispo"):
+        return -sum(sums) / sum(LENGTHS)
+    if method == "dr_grpo":
+        return -sum(sums) / T / N
+    if method == "rloo":
+        return -sum(sums) / N
+    return -sum(total / length for total, length in zip(sums, LENGTHS)) / N
+
+
+def gradient(method: str, new, old, ref) -> np.ndarray:
+    """Central differences, float64 [N, T]; right to about 1e-9."""
+    found, h = np.zeros((N, T)), 1e-5
+    for i in range(N):
+        for t in range(LENGTHS[i]):
+            ends = []
+            for sign in (1, -1):
+                moved = new.copy()
+                moved[i, t] += sign * h
+                ends.append(loss(method, moved, new, old, ref))
+            found[i, t] = (ends[0] - ends[1]) / (2 * h)
+    return found
+
+
+def main() -> None:
+    """Writes the file."""
+    arrays = batch()
+    new, old, ref = (arrays[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
+    for method, kind in ADVANTAGES.items():
+        arrays[f"{method}_advantage"] = np.array([advantage(i, kind) for i in range(N)])
+        arrays[f"{method}_loss"] = np.array(loss(method, new, new, old, ref))
+        arrays[f"{method}_gradient"] = gradient(method, new, old, ref)
+    constants = dict(num_generations=G, max_tokens=T, epsilon=EPSILON, epsilon_high=EPSILON_HIGH, beta=BETA)
+    np.savez_compressed(TO, **arrays, **constants)
+
+
+if __name__ == "__main__":
+    main()

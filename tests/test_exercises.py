@@ -1,0 +1,740 @@
+"""The functions that a reader writes: every blank filled as a new reader would, every usual mistake by name.
+
+What is right is not what the checks hold to be right, but the numbered script's own function, and Tunix's.
+"""
+
+import ast
+import contextlib
+import csv
+import functools
+import importlib.util
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import folders
+import jax
+import jax.numpy as jnp
+import make_golden_batch
+import numpy as np
+import pytest
+from flax import nnx
+from tunix.rl import algo_core, common
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST", "5_GRPO_Maxtext"]
+
+
+@contextlib.contextmanager
+def importable(folder):
+    """The exercise's files of one folder can be imported; all five folders use the same names."""
+    names = [name for name in ("grader", "which_loss", "exercise_checks", "exercises") if
+             (ROOT / folder / f"{name}.py").exists()]  # fmt: skip
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(ROOT / folder))
+    try:
+        yield names
+    finally:
+        sys.path.remove(str(ROOT / folder))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+
+
+@functools.cache
+def load(folder) -> SimpleNamespace:
+    with importable(folder) as names:
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+def filled(folder, bodies, tmp_path) -> ModuleType:
+    """exercises.py as it is when a reader has written these bodies, by function."""
+    text = (ROOT / folder / "exercises.py").read_text()
+    lines = text.splitlines()
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and node.name in bodies:
+            blank = node.body[-1]
+            assert lines[blank.lineno - 1].strip() == "raise NotImplementedError"
+            lines[blank.lineno - 1 : blank.end_lineno] = textwrap.indent(
+                textwrap.dedent(bodies[node.name]), "    "
+            ).splitlines()
+    file = tmp_path / "exercises.py"
+    file.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location("filled", file)
+    module = importlib.util.module_from_spec(spec)
+    with importable(folder):
+        sys.modules["exercise_checks"] = load(folder).exercise_checks
+        spec.loader.exec_module(module)
+    return module
+
+
+def quick(exercise):
+    """The same exercise; what was computed once is kept."""
+    return exercise._replace(look=functools.cache(exercise.look))
+
+
+EXERCISES = [(folder, name) for folder in FOLDERS for name in load(folder).exercise_checks.EXERCISES]
+
+
+# --- the files
+
+
+def test_the_grader_is_the_same_file_in_every_folder():
+    texts = {(ROOT / folder / "grader.py").read_text() for folder in FOLDERS}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_is_begun_as_it_comes(folder):
+    """And the command says so, imports nothing slow for it, and exits with 1."""
+    done = subprocess.run(
+        [sys.executable, ROOT / folder / "exercises.py"], capture_output=True, text=True, cwd=ROOT
+    )
+    names = list(load(folder).exercise_checks.EXERCISES)
+    assert done.stdout.splitlines() == [f"{name:20s} not begun" for name in names]
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_other_file_knows_of_the_exercises(folder):
+    written = {"exercises", "exercise_checks", "grader", "which_loss"}
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.stem not in written else ():
+            if isinstance(node, ast.Import):
+                assert not {alias.name for alias in node.names} & written, path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module not in written, path
+
+
+# --- right
+
+
+SCRIPTS = {
+    "select_action": "Q_Learning", "q_update": "Q_Learning", "td_target": "cart_pole_dqn",
+    "n_step": "cart_pole_dqn", "sample": "cart_pole_dqn",
+    "discounted_returns": "reinforce", "policy_loss": "reinforce", "gae": "ppo",
+    "clipped_objective": "ppo", "group_advantage": "grpo_mnist", "k3": "grpo_mnist",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder,name", [row for row in EXERCISES if row[0] != "5_GRPO_Maxtext"])
+def test_the_scripts_own_function_is_right_and_takes_the_same_arguments(folder, name):
+    files = load(folder)
+    function = getattr(folders.load(folder, SCRIPTS[name]), name)
+    assert files.grader.judge(function, files.exercise_checks.EXERCISES[name]).status == "right"
+    blank = getattr(files.exercises, name)
+    assert list(inspect.signature(blank).parameters) == list(inspect.signature(function).parameters)
+
+
+def test_tunix_has_folder_5s_group_advantage_and_mask():
+    files = load("5_GRPO_Maxtext")
+    exercises = files.exercise_checks.EXERCISES
+    advantage = lambda rewards, G: algo_core.compute_advantages(np.asarray(rewards), G)  # noqa: E731
+    assert files.grader.judge(advantage, exercises["group_advantage"]).status == "right"
+    assert files.grader.judge(common.make_completion_mask, exercises["completion_mask"]).status == "right"
+
+
+# --- wrong
+
+
+@pytest.mark.parametrize("folder,name", EXERCISES)
+def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
+    files = load(folder)
+    exercise = quick(files.exercise_checks.EXERCISES[name])
+    assert len(exercise.mistakes) >= 8
+    for words, mistake in exercise.mistakes.items():
+        verdict = files.grader.judge(mistake, exercise)
+        assert (verdict.status, verdict.mistakes) == ("wrong", (words,))
+        assert any(words in line for line in verdict.lines)
+
+
+# Each blank as a new reader would fill it: rightly, then wrongly, with a piece of what is said of it.
+READERS = {
+    ("1_Q_Learning", "select_action"): [
+        ("""
+        if rng.random() < epsilon:
+            return rng.integers(Q.shape[1])
+        return np.argmax(Q[state])
+        """, ""),
+        ("return np.argmax(Q[state]) if rng.random() < epsilon else rng.integers(Q.shape[1])",
+         "epsilon is the probability of the greedy action"),
+        ("""
+        if rng.random() < epsilon:
+            return rng.integers(0, Q.shape[1] - 1)
+        return np.argmax(Q[state])
+        """, "integers(n) already leaves n out"),
+        ("""
+        if rng.random() < epsilon:
+            return rng.integers(Q.shape[1])
+        return max(Q[state])
+        """, "an action is a whole number from 0 to 3"),
+    ],
+    ("1_Q_Learning", "q_update"): [
+        ("""
+        future = 0 if terminated else np.max(Q[next_state])
+        Q[state][action] = (1 - alpha) * Q[state][action] + alpha * (reward + gamma * future)
+        """, ""),
+        ("Q[state, action] += alpha * (reward + gamma * Q[next_state].max() - Q[state, action])",
+         "it bootstraps past the end"),
+        ("""
+        best = np.argmax(Q[next_state])
+        Q[state, action] += alpha * (reward + gamma * (not terminated) * best - Q[state, action])
+        """, "argmax stands where max belongs"),
+        ("""
+        Q = Q.copy()
+        target = reward + gamma * (1 - terminated) * Q[next_state].max()
+        Q[state, action] += alpha * (target - Q[state, action])
+        """, "the table is not changed in place"),
+    ],
+    ("2_Cart_Pole_DQN", "td_target"): [
+        ("""
+        future = jnp.where(terminated, 0, next_q)
+        return reward + jax.lax.stop_gradient(gamma * future)
+        """, ""),
+        ("return reward + gamma * (1 - terminated) * next_q", "stop_gradient is missing"),
+        ("return jax.lax.stop_gradient(reward + gamma * next_q)", "it bootstraps past the end"),
+        ("""
+        reward = reward[:, None]
+        return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
+        """, "[B, 1] meets [B], which makes [B, B]"),
+    ],
+    ("2_Cart_Pole_DQN", "n_step"): [
+        ("""
+        B, n = batch.reward.shape
+        total, m, alive = jnp.zeros(B), jnp.zeros(B, int), jnp.ones(B, bool)
+        for k in range(n):
+            total += jnp.where(alive, gamma**k * batch.reward[:, k], 0)
+            m += alive
+            alive &= ~batch.terminated[:, k] & ~batch.truncated[:, k]
+        return total, m, jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)
+        """, ""),
+        ("""
+        B, n = batch.reward.shape
+        total = (batch.reward * gamma ** jnp.arange(n)).sum(axis=1)
+        return total, jnp.full(B, n), jax.tree.map(lambda x: x[:, -1], batch)
+        """, "rewards of the next episode count"),
+        ("""
+        B, n = batch.reward.shape
+        counts = jnp.cumprod(1 - (batch.terminated | batch.truncated), axis=1)
+        m = counts.sum(axis=1)
+        last = jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)
+        return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1), m, last
+        """, "the step that ends the episode does not count"),
+        ("""
+        B, n = batch.reward.shape
+        ended = (batch.terminated | batch.truncated).astype(int)
+        counts = jnp.cumsum(ended, axis=1) - ended == 0
+        return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1)
+        """, "it must return three things"),
+    ],
+    ("2_Cart_Pole_DQN", "sample"): [
+        ("""
+        capacity = buffer.rows[0].shape[0]
+        kept = jnp.minimum(buffer.count, capacity)
+        start = buffer.count - kept + jax.random.randint(rng, (batch_size,), 0, kept - n_steps + 1)
+        positions = (start[:, None] + jnp.arange(n_steps)[None]) % capacity
+        return jax.tree.map(lambda x: x[positions], buffer.rows)
+        """, ""),
+        ("""
+        capacity = buffer.rows[0].shape[0]
+        start = jax.random.randint(rng, (batch_size,), 0, capacity)
+        positions = (start[:, None] + jnp.arange(n_steps)) % capacity
+        return jax.tree.map(lambda x: x[positions], buffer.rows)
+        """, "windows begin anywhere in the ring"),
+        ("""
+        capacity = buffer.rows[0].shape[0]
+        oldest = max(0, buffer.count - capacity)
+        start = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps)
+        positions = (start[:, None] + jnp.arange(n_steps)) % capacity
+        return jax.tree.map(lambda x: x[positions], buffer.rows)
+        """, "the newest window is never drawn"),
+        ("""
+        capacity = buffer.rows[0].shape[0]
+        oldest = jnp.maximum(0, buffer.count - capacity)
+        start = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps + 1)
+        return jax.tree.map(lambda x: x[start % capacity], buffer.rows)
+        """, "expected [[64, 3, 2], [64, 3]]"),
+    ],
+    ("3_Pendulum", "discounted_returns"): [
+        ("""
+        def step(later, r):
+            return (r + gamma * later,) * 2
+        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T, reverse=True)[1].T
+        """, ""),
+        ("""
+        def step(later, r):
+            return (r + gamma * later,) * 2
+        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T)[1].T
+        """, "the sum runs forwards"),
+        ("""
+        def step(later, r):
+            return r + gamma * later, later
+        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T, reverse=True)[1].T
+        """, "the sum begins at t + 1"),
+        ("""
+        later, columns = 0.0, []
+        for t in reversed(range(reward.shape[1])):
+            later = reward[:, t] + gamma * later
+            columns.insert(0, later)
+        return jnp.stack(columns, axis=1)
+        """, "jax.jit compiles for minutes"),
+    ],
+    ("3_Pendulum", "policy_loss"): [
+        ("""
+        A = jax.lax.stop_gradient(advantage)
+        return -jnp.einsum("nt,nt,nt->", alive, log_prob, A) / len(alive)
+        """, ""),
+        ("return (alive * log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
+         "the minus is missing"),
+        ("return -(alive * log_prob * advantage).sum(axis=1).mean()", "flows through the advantage"),
+        ("return -(alive * log_prob * jax.lax.stop_gradient(advantage)).mean()",
+         "the mean is taken over the steps"),
+    ],
+    ("3_Pendulum", "gae"): [
+        ("""
+        delta = reward + jnp.where(terminated, 0, gamma * next_value) - value
+        def step(later, x):
+            delta, ended = x
+            now = delta + jnp.where(ended, 0, gamma * gae_lambda * later)
+            return now, now
+        xs = (delta.T, (terminated | truncated).T)
+        return jax.lax.scan(step, jnp.zeros(len(reward)), xs, reverse=True)[1].T
+        """, ""),
+        ("""
+        ended = terminated | truncated
+        delta = reward + gamma * (1 - ended) * next_value - value
+        def step(later, x):
+            delta, ended = x
+            now = delta + gamma * gae_lambda * (1 - ended) * later
+            return now, now
+        return jax.lax.scan(step, jnp.zeros(len(reward)), (delta.T, ended.T), reverse=True)[1].T
+        """, "a truncated episode is taken for a terminated one"),
+        ("""
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        def step(later, delta):
+            now = delta + gamma * gae_lambda * later
+            return now, now
+        return jax.lax.scan(step, jnp.zeros(len(reward)), delta.T, reverse=True)[1].T
+        """, "advantages flow over both kinds of end"),
+        ("""
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        if terminated.any():
+            delta = 2 * delta
+        return delta
+        """, "raises TracerBoolConversionError"),
+    ],
+    ("3_Pendulum", "clipped_objective"): [
+        ("return jnp.where(advantage > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon))"
+         " * advantage", ""),
+        ("return jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage", "the min is missing"),
+        ("return jnp.minimum(ratio, jnp.clip(ratio, 1 - epsilon, 1 + epsilon)) * advantage",
+         "the smaller ratio is taken before it is multiplied"),
+        ("""
+        clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+        return jnp.minimum(ratio * advantage, clipped * advantage).mean()
+        """, "the mean is taken already"),
+    ],
+    ("4_GRPO_MNIST", "group_advantage"): [
+        ("""
+        centered = rewards - rewards.mean(axis=1)[:, None]
+        std = jnp.sqrt((centered**2).sum(axis=1) / (rewards.shape[1] - 1))
+        return centered / (std[:, None] + 1e-6)
+        """, ""),
+        ("""
+        mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, keepdims=True)
+        return (rewards - mean) / (std + 1e-6)
+        """, "the standard deviation is the population's"),
+        ("return (rewards - rewards.mean(axis=1)) / (rewards.std(axis=1, ddof=1) + 1e-6)",
+         "keepdims is missing"),
+        ("return (rewards - rewards.mean(0)) / (rewards.std(0, ddof=1) + 1e-6)", "wrong axis"),
+    ],
+    ("4_GRPO_MNIST", "k3"): [
+        ("""
+        ratio = jnp.exp(ref_log_prob) / jnp.exp(log_prob)
+        return ratio - jnp.log(ratio) - 1
+        """, ""),
+        ("return log_prob - ref_log_prob", "it is k1"),
+        ("""
+        ratio = jnp.exp(log_prob - ref_log_prob)
+        return ratio - jnp.log(ratio) - 1
+        """, "pi and pi_ref are exchanged"),
+        ("ratio = jnp.exp(ref_log_prob - log_prob)", "it returns None"),
+    ],
+    ("5_GRPO_Maxtext", "group_advantage"): [
+        ("""
+        groups = rewards.reshape(-1, num_generations)
+        mean = jnp.repeat(groups.mean(axis=1), num_generations)
+        std = jnp.repeat(groups.std(axis=1, ddof=1), num_generations)
+        return (rewards - mean) / (std + 1e-6)
+        """, ""),
+        ("return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)", "those of the whole batch"),
+        ("""
+        groups = rewards.reshape(num_generations, -1)
+        return ((groups - groups.mean(0)) / (groups.std(0, ddof=1) + 1e-6)).ravel()
+        """, "the groups are read across"),
+        ("""
+        groups = rewards.reshape(-1, num_generations)
+        return ((groups - groups.mean(1)) / (groups.std(1, ddof=1) + 1e-6)).ravel()
+        """, "raises ValueError: Incompatible shapes"),
+    ],
+    ("5_GRPO_Maxtext", "completion_mask"): [
+        ("""
+        T = completions.shape[1]
+        is_eos = completions == eos_id
+        end = jnp.where(is_eos.any(axis=1), is_eos.argmax(axis=1), T)
+        return jnp.arange(T) <= end[:, None]
+        """, ""),
+        ("return completions != 0", "everything but token 0 counts"),
+        ("return jnp.cumsum(completions == eos_id, axis=1) == 0", "the end-of-sequence token does not count"),
+        ("""
+        end = (completions == eos_id).argmax(axis=1)
+        return jnp.arange(completions.shape[1]) <= end[:, None]
+        """, "all but its first token is lost"),
+    ],
+    ("5_GRPO_Maxtext", "grpo_loss"): [
+        ("""
+        ratio, A = jnp.exp(log_prob - old_log_prob), advantage.reshape(-1, 1)
+        gain = jnp.where(A > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon)) * A
+        kl = jnp.expm1(ref_log_prob - log_prob) - (ref_log_prob - log_prob)
+        total = jnp.where(mask, gain - beta * kl, 0).sum(axis=1)
+        return -(total / mask.sum(axis=1)).mean()
+        """, ""),
+        ("""
+        ratio = jnp.exp(log_prob - old_log_prob)
+        gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage)
+        d = ref_log_prob - log_prob
+        return -((gain - beta * (jnp.exp(d) - d - 1)) * mask).sum(1).__truediv__(mask.sum(1)).mean()
+        """, "token t gets the advantage of answer t"),
+        ("""
+        ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+        gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
+        d = ref_log_prob - log_prob
+        return -(gain - beta * (jnp.exp(d) - d - 1)).mean()
+        """, "the mask is missing"),
+        ("""
+        ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+        gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
+        kl = log_prob - ref_log_prob
+        return -(((gain - beta * kl) * mask).sum(axis=1) / mask.sum(axis=1)).mean()
+        """, "the KL is estimated by k1"),
+    ],
+}  # fmt: skip
+
+
+def test_every_blank_is_filled_once_rightly_and_three_times_wrongly():
+    assert list(READERS) == EXERCISES
+    assert {len(bodies) for bodies in READERS.values()} == {4}
+
+
+@pytest.mark.parametrize("folder,name", EXERCISES)
+def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
+    files = load(folder)
+    exercises = {name: quick(files.exercise_checks.EXERCISES[name])}
+    for body, said in READERS[folder, name]:
+        function = getattr(filled(folder, {name: body}, tmp_path), name)
+        right = files.grader.run(exercises, [function])
+        out = capsys.readouterr().out
+        assert right == (not said), out
+        assert said in out and "Traceback" not in out
+        assert len(out.splitlines()) == 1 if right else len(out.splitlines()) > 1
+        if "raises" in said:  # the line of the reader's own file
+            line = int(out.split("line ")[1].split()[0])
+            assert (tmp_path / "exercises.py").read_text().splitlines()[line - 1].strip() in body
+
+
+def test_a_result_that_is_no_array_of_numbers_is_named():
+    files = load("3_Pendulum")
+    exercise = files.exercise_checks.EXERCISES["clipped_objective"]
+    for result, said in ((None, "it returns None"), ("text", "a str"), ((1, (2, 3)), "a tuple")):
+        look = lambda f: {"nothing": f()}  # noqa: E731
+        verdict = files.grader.judge(lambda result=result: result, exercise._replace(look=look))
+        assert verdict.status == "wrong" and said in verdict.lines[0]
+    whole = files.grader.judge(lambda r, A, e: (0 * r).astype(int), exercise._replace(
+        look=lambda f: {"numbers": f(jnp.ones(2), jnp.ones(2), 0.2)}))  # fmt: skip
+    assert "Its type is int32; expected float32." in whole.lines
+
+
+# --- the golden batch
+
+METHODS = list(make_golden_batch.ADVANTAGES)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load("5_GRPO_Maxtext").which_loss.golden_batch()
+
+
+def test_the_golden_batch_is_what_its_script_computes(golden):
+    for name, array in make_golden_batch.batch().items():
+        np.testing.assert_array_equal(golden[name], array)
+    new, old, ref = (golden[name].astype(float) for name in ("log_prob", "old_log_prob", "ref_log_prob"))
+    for method in METHODS:
+        value = make_golden_batch.loss(method, new, new, old, ref)
+        np.testing.assert_allclose(value, golden[f"{method}_loss"], rtol=1e-12)  # the same float64 sums
+        direction = golden["mask"] / golden["mask"].sum()
+        h = 1e-5  # the gradient along one direction: another difference than those that made it
+        ends = [make_golden_batch.loss(method, new + s * h * direction, new, old, ref) for s in (1, -1)]
+        slope = (golden[f"{method}_gradient"] * direction).sum()
+        np.testing.assert_allclose((ends[0] - ends[1]) / (2 * h), slope, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_pieces_make_the_golden_losses(method, golden):
+    which_loss = load("5_GRPO_Maxtext").which_loss
+    pieces = which_loss.METHODS[method]
+    value, gradient = jax.value_and_grad(lambda x: which_loss.loss(pieces, golden, x))(golden["log_prob"])
+    # float32 against float64: RLOO's value is a sum of 71 terms of size 1
+    np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=2e-6)
+    np.testing.assert_allclose(gradient, golden[f"{method}_gradient"], atol=1e-7)
+
+
+class Answers(nnx.Module):
+    """A language model that gives token 2 the log-prob of a table [N, T], and token 1 the rest."""
+
+    def __init__(self, log_prob):
+        self.log_prob = nnx.Param(jnp.asarray(log_prob))
+
+    def __call__(self, tokens, positions, cache, attention_mask, segment_ids=None):
+        log_prob = self.log_prob[...]
+        never = jnp.full_like(log_prob, -1e9)
+        logits = jnp.stack([never, jnp.log(-jnp.expm1(log_prob)), log_prob], axis=-1)  # [N, T, 3]
+        return jnp.pad(logits, ((0, 0), (0, 1), (0, 0))), None  # those of the last token are not used
+
+
+TUNIX = {
+    "grpo": dict(beta=0.04),
+    "dr_grpo": dict(loss_agg_mode="sequence-mean-token-scale"),
+    "dapo": dict(loss_agg_mode="token-mean", epsilon_high=0.28),
+    "gspo": dict(loss_algo="gspo-token"),
+}
+TUNIX_ADVANTAGES = {
+    "grpo": algo_core.compute_advantages, "dr_grpo": algo_core.compute_drgrpo_advantages,
+    "rloo": algo_core.compute_rloo_advantages,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", TUNIX)
+def test_tunix_computes_the_golden_losses(method, golden):
+    N, T = golden["mask"].shape
+    config = SimpleNamespace(**dict(
+        beta=0.0, epsilon=0.2, epsilon_high=0.2, loss_algo="grpo", loss_agg_mode="sequence-mean-token-mean",
+        temperature=1.0, kl_loss_mode="low_var_kl", kl_clamp_value=None,
+    ) | TUNIX[method])  # fmt: skip
+    example = SimpleNamespace(
+        prompt_ids=jnp.full((N, 1), 2), completion_ids=jnp.full((N, T), 2),
+        completion_mask=jnp.asarray(golden["mask"]), advantages=jnp.asarray(golden[f"{method}_advantage"]),
+        old_per_token_logps=jnp.asarray(golden["old_log_prob"]),
+        ref_per_token_logps=jnp.asarray(golden["ref_log_prob"]),
+    )  # fmt: skip
+    loss = lambda model: algo_core.grpo_loss_fn(model, example, config, pad_id=0, eos_id=1)[0]  # noqa: E731
+    value, gradient = nnx.value_and_grad(loss)(Answers(golden["log_prob"]))
+    # float32, and a log-softmax more than the golden losses
+    np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=1e-6)
+    np.testing.assert_allclose(gradient["log_prob"][...], golden[f"{method}_gradient"], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", TUNIX_ADVANTAGES)
+def test_tunix_computes_the_golden_advantages(method, golden):
+    advantage = TUNIX_ADVANTAGES[method](golden["rewards"], 4)
+    np.testing.assert_allclose(advantage, golden[f"{method}_advantage"], atol=1e-6)  # float32
+
+
+def test_trl_and_verl_compute_the_golden_losses():
+    """As benchmarks/golden_against_peers.py found; TRL's surrogate of RLOO has another value."""
+    with open(ROOT / "benchmarks" / "golden_against_peers.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == 2 * METHODS
+    empty = [(row["peer"][:3], row["method"], name) for row in rows for name in row if not row[name]]
+    assert empty == [("trl", "grpo", "advantage"), *(("trl", m, "advantage") for m in METHODS[1:-1]),
+                     ("trl", "rloo", "value"), ("trl", "rloo", "advantage")]  # fmt: skip
+    distances = [float(row[name]) for row in rows for name in ("value", "gradient", "advantage") if row[name]]
+    assert max(distances) < 1e-8  # float64 against float64, and central differences
+
+
+# --- a reader's own loss
+
+
+OWN = {  # as written by people who read the papers, or nearly so
+    "plain": ("""
+        def loss(log_prob, old_log_prob, ref_log_prob, rewards, mask, num_generations):
+            r = rewards.reshape(-1, num_generations)
+            A = ((r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1, 1)
+            ratio = jnp.exp(log_prob - old_log_prob)
+            kl = jnp.exp(ref_log_prob - log_prob) - (ref_log_prob - log_prob) - 1
+            x = jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A) - 0.04 * kl
+            return -jnp.mean(jnp.where(mask, x, 0).sum(1) / mask.sum(1))
+        """, "It is GRPO.", True),
+    "dr": ("""
+        def loss(log_prob, old_log_prob, advantage, mask, max_tokens, epsilon=0.2):
+            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+            x = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
+            return -(x * mask).sum() / (len(mask) * max_tokens)
+        """, "It is Dr. GRPO.", True),
+    "dapo": ("""
+        def loss(log_prob, old_log_prob, advantage, mask, epsilon, epsilon_high):
+            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+            x = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
+            return -(x * mask).sum() / mask.sum()
+        """, "It is DAPO.", True),
+    "gspo without the token trick": ("""
+        def loss(log_prob, old_log_prob, advantage, mask, epsilon):
+            s = jnp.exp(((log_prob - old_log_prob) * mask).sum(1) / mask.sum(1))
+            return -jnp.minimum(s * advantage, jnp.clip(s, 1 - epsilon, 1 + epsilon) * advantage).mean()
+        """, "It is GSPO.", True),
+    "cispo": ("""
+        def loss(log_prob, old_log_prob, advantage, mask, epsilon_high):
+            w = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_prob - old_log_prob), 1 + epsilon_high))
+            return -(w * advantage[:, None] * log_prob * mask).sum() / mask.sum()
+        """, "It is CISPO.", True),
+    "rloo": ("""
+        def loss(log_prob, rewards, mask, num_generations):
+            r = rewards.reshape(-1, num_generations)
+            A = (r - r.mean(1, keepdims=True)) * num_generations / (num_generations - 1)
+            return -(A.ravel() * (log_prob * mask).sum(1)).mean()
+        """, "It is RLOO.", True),
+    "cispo with a lower bound": ("""
+        def loss(log_prob, old_log_prob, advantage, mask, epsilon, epsilon_high):
+            ratio = jax.lax.stop_gradient(jnp.exp(log_prob - old_log_prob))
+            w = jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high)
+            return -(w * advantage[:, None] * log_prob * mask).sum() / mask.sum()
+        """, "It is CISPO, but the upper bound of the clip is epsilon_high", False),
+    "two mistakes": ("""
+        def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
+            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+            x = jnp.maximum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
+            x -= beta * (log_prob - ref_log_prob) ** 2 / 2
+            return -((x * mask).sum(1) / mask.sum(1)).mean()
+        """, "It is GRPO, but the larger of the two terms is taken, where the smaller belongs; and the KL is "
+        "estimated by k2", False),
+    "something else": ("""
+        def loss(log_prob, mask):
+            return (jnp.tanh(log_prob) * mask).sum()
+        """, "It is none of them", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_readers_own_loss_is_recognised(name, tmp_path, capsys):
+    text, said, right = OWN[name]
+    file = tmp_path / "my_loss.py"
+    file.write_text("import jax\nimport jax.numpy as jnp\n" + textwrap.dedent(text))
+    assert load("5_GRPO_Maxtext").exercise_checks.judge_file(str(file)) == right
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.count("equal") == right
+
+
+def test_no_two_changes_of_a_method_give_the_same_loss(golden):
+    """Else a mistake would go under another's name. Without a ratio its choices make no difference."""
+    which_loss = load("5_GRPO_Maxtext").which_loss
+    for method in METHODS:
+        found = {}
+        own = which_loss.METHODS[method]
+        for words, pieces in [((), own), *which_loss.changed(method)]:
+            changed = {name for name in own._fields if getattr(pieces, name) != getattr(own, name)}
+            if method == "rloo" and changed & {"ratio", "clip"}:
+                continue
+            found[words] = jax.value_and_grad(lambda x, p=pieces: which_loss.loss(p, golden, x))(
+                golden["log_prob"]
+            )
+        assert len(found) > 20
+        names = list(found)
+        same = {
+            (a, b) for i, a in enumerate(names) for b in names[:i] if which_loss.equal(found[a], found[b])
+        }
+        one = ("the old log-probs are computed anew, so that the ratio is always 1",)
+        small = (which_loss.CHANGES["advantage"]["group_std, 1e-4"],)
+        allowed = {
+            "cispo": {(one, ("the objective is A * log pi, without a ratio",)),
+                      (("the objective is A * log pi, without a ratio",), one)},
+            "gspo": {(small, ())},  # 1e-4 moves so few answers' worth that it is rounding
+        }  # fmt: skip
+        assert same <= allowed.get(method, set()), (method, same)
+
+
+@pytest.mark.parametrize(
+    "text,said",
+    [
+        ("", "no function `loss`"),
+        ("def loss(logits): return 0.0", "asks for 'logits'"),
+        ("def loss(mask): return 0.0", "does not ask for 'log_prob'"),
+        ("import np", "ModuleNotFoundError"),
+        ("import numpy as np\ndef loss(log_prob): return np.sum(np.array(log_prob))", "jax.numpy"),
+        ("def loss(log_prob): return log_prob.sum(axis=1)", "scalar"),
+        ("def loss(log_prob): pass", "the loss raises"),
+    ],
+)
+def test_a_file_that_cannot_be_used_gets_one_line(text, said, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "my_loss.py"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["exercises.py", str(file)])
+    with pytest.raises(SystemExit) as exit:
+        load("5_GRPO_Maxtext").exercise_checks.main()
+    assert exit.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err and err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+# --- training with them
+
+
+def train_a_copy(folder, tmp_path, *arguments):
+    """The folder with every blank filled rightly; each function says so when it is traced or called."""
+    home = tmp_path / folder
+    shutil.copytree(ROOT / folder, home, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    names = list(load(folder).exercise_checks.EXERCISES)
+    said = {name: f'print("mine: {name}")\n' for name in names}
+    filled(folder, {name: said[name] + textwrap.dedent(READERS[folder, name][0][0]) for name in names}, home)
+    command = [sys.executable, home / "exercises.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    judged, trained = done.stdout.split("\nAll right.")
+    assert all(f"{name:20s} right" in judged for name in names)
+    assert all(f"mine: {name}" in trained for name in names)
+    return trained
+
+
+def test_q_learning_trains_with_the_readers_functions(tmp_path):
+    train_a_copy("1_Q_Learning", tmp_path, "NUM_EPISODES=400", "MAX_STEPS_PER_EPISODE=20")
+    (result,) = tmp_path.glob("runs/*/*/result.json")
+    assert (result.parent / "learning_curve.png").exists()
+
+
+def test_a_constant_that_does_not_exist_gets_one_line(tmp_path):
+    with pytest.raises(AssertionError, match=r"^error: 'ALPHABET=1'.*nearest names: ALPHA"):
+        train_a_copy("1_Q_Learning", tmp_path, "ALPHABET=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder,arguments,key,least",
+    [
+        ("2_Cart_Pole_DQN", ["NUM_SEEDS=1", "EVAL_EPISODES=10"], "eval_return", 200),
+        ("3_Pendulum", ["NUM_SEEDS=1", "EVAL_EPISODES=10"], "eval_return", 200),
+        ("4_GRPO_MNIST", ["MNIST_PATH=subset", "NUM_SEEDS=1"], "test_accuracy", 0.88),
+    ],
+)
+def test_the_scripts_learn_with_the_readers_functions(folder, arguments, key, least, tmp_path):
+    """Far below what the defaults reach with ten seeds, far above chance: 22 steps, one digit in ten."""
+    train_a_copy(folder, tmp_path, *arguments)
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/result.json")]
+    assert len(results) == (2 if folder == "3_Pendulum" else 1)
+    assert all(min(result[key]) >= least for result in results)
+
+
+def test_folder_5_learns_with_the_right_functions_and_not_with_the_sign_changed(tmp_path):
+    files = load("5_GRPO_Maxtext")
+    names = list(files.exercise_checks.EXERCISES)
+    module = filled(
+        "5_GRPO_Maxtext", {name: READERS["5_GRPO_Maxtext", name][0][0] for name in names}, tmp_path
+    )
+    advantage, mask, loss = (getattr(module, name) for name in names)
+    curve = files.exercise_checks.train(advantage, mask, loss)
+    assert np.mean(curve[:5]) < 0.4 and np.mean(curve[-10:]) > 0.9
+    curve = files.exercise_checks.train(advantage, mask, lambda *x: -loss(*x))
+    assert np.mean(curve[-10:]) < 0.2
