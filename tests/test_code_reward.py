@@ -370,6 +370,12 @@ def empty(counter):
         None,
         0.5,
     ),
+    "one of two names, and the other a builtin's": (
+        ADD,
+        "assert add(1, 2) == 3\nassert sum([1, 2]) == 3",
+        {"entry_point": "add, sum"},
+        0.5,
+    ),
     "a method for check": (
         "class Solution:\n    def add(self, a, b):\n        return a + b",
         "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
