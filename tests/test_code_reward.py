@@ -376,6 +376,13 @@ def empty(counter):
         {"entry_point": "add, sum"},
         0.5,
     ),
+    "a missing name where an error is expected": (
+        ADD,
+        "assert add(1, 2) == 3\ntry:\n    g(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+        {"entry_point": "add, g"},
+        0.5,
+    ),
+    "a function with a capital": ("def Fib(n):\n    return n", "assert Fib(5) == 5", None, 1.0),
     "a method for check": (
         "class Solution:\n    def add(self, a, b):\n        return a + b",
         "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
