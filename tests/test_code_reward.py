@@ -464,8 +464,8 @@ def empty(counter):
         1.0,
     ),
     "objects of its own": (
-        "class A:\n    val = 7\ndef f(x):\n    return A()\ndef g(x):\n    return f",
-        "from solution import f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert g(1) and f(1)",
+        "class a:\n    val = 7\ndef f(x):\n    return a()\ndef g(x):\n    return f",
+        "from solution import a, f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert a()\nassert g(1)",
         None,
         0.0,
     ),
