@@ -323,7 +323,7 @@ class Counter:
             raise StopIteration
         self.left -= 1
         return self.left
-    def __call__(self, more):
+    def __call__(self, self_=0, *, more):
         self.left += more
         return self.left
     def __iter__(self):
@@ -344,7 +344,7 @@ def empty(counter):
 """,
         "c = Counter(3)\nassert c.left == len(c) == 3 and callable(c) and hasattr(c, 'left')\n"
         "assert next(c) == 2 and c.left == 2 and c[1] == 1 and not hasattr(c, 'right')\n"
-        "assert c(5) == 7 and c.left == 7 and 6 in c and list(c) == [*range(7)] and repr(c) == 'Counter(7)'\n"
+        "assert c(more=5) == 7 == c.left and 6 in c and list(c) == [*range(7)] and repr(c) == 'Counter(7)'\n"
         "empty(c)\nassert c.left == 0 and list(c) == []\nassert next(c, None) is None\nc[0] = 2\n"
         "assert len(c) == 2 and Counter.twice(4) == 8 and Counter.unit == 1\nfor other in (c, Counter(1)):\n"
         "    empty(other)\n    assert other.left == 0",
@@ -370,6 +370,19 @@ def empty(counter):
         None,
         0.5,
     ),
+    "one of two names, and the other a builtin's": (
+        ADD,
+        "assert add(1, 2) == 3\nassert sum([1, 2]) == 3",
+        {"entry_point": "add, sum"},
+        0.5,
+    ),
+    "a missing name where an error is expected": (
+        ADD,
+        "assert add(1, 2) == 3\ntry:\n    g(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+        {"entry_point": "add, g"},
+        0.5,
+    ),
+    "a function with a capital": ("def Fib(n):\n    return n", "assert Fib(5) == 5", None, 1.0),
     "a method for check": (
         "class Solution:\n    def add(self, a, b):\n        return a + b",
         "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
@@ -451,8 +464,8 @@ def empty(counter):
         1.0,
     ),
     "objects of its own": (
-        "class A:\n    val = 7\ndef f(x):\n    return A()\ndef g(x):\n    return f",
-        "from solution import f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert g(1) and f(1)",
+        "class a:\n    val = 7\ndef f(x):\n    return a()\ndef g(x):\n    return f",
+        "from solution import a, f, g\nassert f(1).val == 7\nassert g(1)(2).val == 7\nassert a()\nassert g(1)",
         None,
         0.0,
     ),
@@ -596,7 +609,7 @@ def test_a_completion_is_searched_for_its_last_program():
         ("from math import *\nassert gcd(4, 6) == 2", "import its names one by one"),
         (
             "from solution import f\ndef f(x):\n    return 1\nassert f(1) == 1",
-            "defines f, which is the answer's",
+            "no assert statement uses the answer",
         ),
         ("from solution import f\nassert True\nassert 1 + 1 == 2", "no assert statement uses the answer"),
         ("from solution import f\nx = f(1)\ndef ok(y):\n    assert y\nok(1)", "no assert statement uses"),

@@ -264,13 +264,13 @@ class Remote:
 class Class(Remote):
     """A class of the answer's; or, by its name, what should be one."""
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, /, *arguments, **named):
         verdict, *values = self._wire.ask("make", self._target, arguments, named)
         if verdict != "made":
             return values[0]
 
         def operation(name):
-            return lambda thing, *arguments: self._wire.call([*thing._target, name], *arguments)
+            return lambda thing, /, *a, **named: self._wire.call([*thing._target, name], *a, **named)
 
         operations = {name: operation(name) for name in OPERATIONS if name in values}
         self._wire.made += 1
