@@ -239,6 +239,21 @@ def test_what_the_folders_share_is_the_same_text():
     """Nothing is shared across folders, so nothing may drift apart either."""
     for name, folders in (("settings.py", ALONE), ("grader.py", [*ALONE, FOLDER.name])):
         assert len({(FOLDER.parent / folder / name).read_text() for folder in folders}) == 1, name
+    for name in ("open_run", "write_json", "write_csv"):
+        functions = set()
+        for folder in ALONE:
+            body = tree(FOLDER.parent / folder / "runs.py").body
+            functions |= {ast.unparse(node) for node in body if getattr(node, "name", "") == name}
+        assert len(functions) == 1, name
+
+
+def test_no_folder_changes_a_constant_after_it_was_read():
+    """And none of folders 1 to 4 makes jax forget what it has traced: functions are given their constants."""
+    for folder in ALONE:
+        for path in (FOLDER.parent / folder).glob("*.py"):
+            for node in ast.walk(tree(path)):
+                name = getattr(node, "id", getattr(node, "attr", ""))
+                assert name not in ("globals", "clear_caches"), (path, node.lineno)
 
 
 def test_scripts_2_to_4_have_the_same_sections():
