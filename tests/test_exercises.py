@@ -454,9 +454,19 @@ def test_a_result_that_is_no_array_of_numbers_is_named():
         look = lambda f: {"nothing": f()}  # noqa: E731
         verdict = files.grader.judge(lambda result=result: result, exercise._replace(look=look))
         assert verdict.status == "wrong" and said in verdict.lines[0]
-    whole = files.grader.judge(lambda r, A, e: (0 * r).astype(int), exercise._replace(
-        look=lambda f: {"numbers": f(jnp.ones(2), jnp.ones(2), 0.2)}))  # fmt: skip
-    assert "Its type is int32; expected float32." in whole.lines
+
+
+def test_whole_numbers_and_floating_point_are_told_apart_and_truth_values_are_0_and_1():
+    grader = load("1_Q_Learning").grader
+    whole, real, truth = np.array([1, 0]), np.array([1.0, 0.0]), np.array([True, False])
+    for expected, accepted in ((whole, [whole]), (real, [real]), (truth, [whole, real, truth])):
+        exercise = grader.Exercise(lambda f: {"nothing": f()}, lambda e=expected: e, {})
+        for found in (whole, real, truth):
+            verdict = grader.judge(lambda f=found: f, exercise)
+            if any(found is good for good in accepted):
+                assert verdict.status == "right"
+            else:
+                assert f"Its type is {found.dtype}; expected {expected.dtype}." in verdict.lines
 
 
 # --- the golden batch
