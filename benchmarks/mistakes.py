@@ -36,37 +36,29 @@ class Row(NamedTuple):
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
-UPDATE = "update(q_table, state, action, reward, next_state, terminated)\n        state"
-STEP = "next_state, reward, terminated = step(state, action)\n        update"
-TABLE = "q_table = np.zeros((NUM_STATES, NUM_ACTIONS))"
-LEARN = "q_table[state, action] += ALPHA * td_error"
-ORDER = '["up", "down", "left", "right"]'
-ACTIONS = f"ACTIONS = {ORDER}"
-MOVES = "[(-1, 0), (1, 0), (0, -1), (0, 1)]"
-SWEEP = "        change = np.abs(q_star"
-EPISODE = "    state, episode_return, steps = START"
+TRAINING = "# %% Training -"
+UPDATE = "next_state, terminated, c.ALPHA, c.GAMMA)"
+STEP = "next_state, reward, terminated = grid.step(c, state, action)"
+TABLE = "Q = np.zeros((c.SIZE**2, len(grid.ACTIONS)))"
+LEARN = "Q[state, action] += alpha * td_error"
 LISTS = "    log, tables, block = [], [], []"
-MAX = "q_table[next_state].max()\n    td_error"
+MAX = "Q[next_state].max()\n    td_error"
 
-TRUNCATION = (UPDATE, UPDATE.replace("terminated)", "terminated or steps + 1 == MAX_STEPS_PER_EPISODE)"))
-FORGOTTEN = ("reward + GAMMA * (1 - terminated) * q_table", "reward + GAMMA * q_table")
-OPTIMISTIC = (TABLE, "q_table = np.full((NUM_STATES, NUM_ACTIONS), 100.0)")
-PESSIMISTIC = (TABLE, "q_table = np.full((NUM_STATES, NUM_ACTIONS), -300.0)")
+TRUNCATION = (UPDATE, UPDATE.replace("terminated,", "terminated or steps + 1 == c.MAX_STEPS_PER_EPISODE,"))
+FORGOTTEN = ("reward + gamma * (1 - terminated) * Q", "reward + gamma * Q")
+OPTIMISTIC = (TABLE, "Q = np.full((c.SIZE**2, 4), 100.0)")
+PESSIMISTIC = (TABLE, "Q = np.full((c.SIZE**2, 4), -300.0)")
 OTHER_ORDER = (
-    (ORDER, '["right", "left", "down", "up"]'),
-    (MOVES, "[(0, 1), (0, -1), (1, 0), (-1, 0)]"),
+    (TRAINING, "grid.ACTIONS[:] = ['right', 'left', 'down', 'up']\n" + TRAINING),
+    (TRAINING + "--", "grid.MOVES[:] = [(0, 1), (0, -1), (1, 0), (-1, 0)]\n" + TRAINING + "--"),
 )
-SLIPPERY = (  # one move in five goes in a random direction, and value_iteration knows it
+SLIPPERY = (  # one move in five goes in a random direction; `run_q_learning` knows it
     (
         STEP,
-        "moved = slip_to[steps] if slip[steps] < 0.2 else action\n        " + STEP.replace("action", "moved"),
+        "moved = int(rng.integers(4)) if rng.random() < 0.2 else action\n        "
+        + STEP.replace("action)", "moved)"),
     ),
-    (
-        EPISODE,
-        "    slip = rng.random(MAX_STEPS_PER_EPISODE).tolist()\n"
-        "    slip_to = rng.integers(NUM_ACTIONS, size=MAX_STEPS_PER_EPISODE).tolist()\n" + EPISODE,
-    ),
-    (SWEEP, "        q_star = 0.8 * q_star + 0.2 * q_star.mean(axis=1, keepdims=True)\n" + SWEEP),
+    (TRAINING, "SLIPPERY = True\n" + TRAINING),
 )
 
 
@@ -76,9 +68,9 @@ def by_visits(power: float) -> tuple[tuple[str, str], ...]:
         (LISTS, LISTS + "\n    visits[:] = 0"),
         (
             LEARN,
-            f"visits[state, action] += 1\n    {LEARN.replace('ALPHA', f'visits[state, action] ** -{power}')}",
+            f"visits[state, action] += 1\n    {LEARN.replace('alpha', f'visits[state, action] ** -{power}')}",
         ),
-        (ACTIONS, f"visits = np.zeros((16, 4))\n{ACTIONS}"),
+        (TRAINING + "--", f"visits = np.zeros((16, 4))\n{TRAINING}--"),
     )
 
 
@@ -101,38 +93,63 @@ Q_LEARNING = [
 ]
 
 
+def slippery_optimum(c: Any, grid: Any) -> np.ndarray:
+    """The optimal action values of SLIPPERY: 0.8 of a move's own value, 0.2 of the mean over all moves."""
+    q_star = np.zeros((c.SIZE**2, 4))
+    for _ in range(10_000):  # each sweep shrinks the error by GAMMA: 0.99^10000 is nothing
+        moved = np.zeros_like(q_star)
+        for state, action in np.ndindex(len(q_star) - 1, 4):
+            following, reward, terminated = grid.step(c, state, action)
+            moved[state, action] = reward + c.GAMMA * (1 - terminated) * q_star[following].max()
+        previous, q_star = q_star, 0.8 * moved + 0.2 * moved.mean(axis=1, keepdims=True)
+        if np.abs(q_star - previous).max() < 1e-12:
+            break
+    return q_star
+
+
 def run_q_learning(text: str, row: Row, home: Path) -> Iterator[dict[str, Any]]:
     """Five seeds of a changed copy, against its own value iteration; the goal's row of the table left out."""
-    sys.path.insert(0, str(home))  # the copy imports settings and pictures
-    script = types.ModuleType("changed")
-    exec(compile(text, "changed", "exec"), script.__dict__)
+    sys.path.insert(0, str(home))  # the copy imports settings, grid and pictures
+    for name in ("grid", "changed"):
+        sys.modules.pop(name, None)  # a row may have changed the moves
+    script = sys.modules["changed"] = types.ModuleType("changed")  # dataclasses look there
+    script.__file__ = str(home / "Q_Learning.py")  # tyro reads the remarks there
+    exec(compile(text, script.__file__, "exec"), script.__dict__)
+    grid = script.grid
+    c = script.configure([*row.constants, "PRINT_EVERY=0"])
+    q_star = slippery_optimum(c, grid) if hasattr(script, "SLIPPERY") else grid.value_iteration(c)
     for seed in range(5):
-        script.configure([*row.constants, "PRINT_EVERY=0"])
-        q_table, log, _ = script.train(np.random.default_rng(seed))
-        error = np.abs(q_table - script.value_iteration())[: script.GOAL]  # [15, 4]
+        q_table, log, _ = script.train(c, np.random.default_rng(seed))
+        error = np.abs(q_table - q_star)[:-1]  # [15, 4]
         yield {
             "seed": seed,
             "max_abs_error": error.max(),
             "pairs_off_by_0.01": int((error > 0.01).sum()),
-            "optimal_from_every_state": script.optimal_from_every_state(q_table),
-            "moves_from_start": script.greedy_moves(q_table, script.START) or "never",
-            "return_of_last_1000_episodes": round(log[log[:, 0] > script.NUM_EPISODES - 1000, 2].mean(), 3),
+            "optimal_from_every_state": grid.optimal_from_every_state(c, q_table),
+            "moves_from_start": grid.greedy_moves(c, q_table, grid.START) or "never",
+            "return_of_last_1000_episodes": round(log[log[:, 0] > c.NUM_EPISODES - 1000, 2].mean(), 3),
         }
 
 
 # %% Folder 2 -------------------------------------------------------------------------------------------
-FUTURE = "(1 - last.terminated)"
+FUTURE = "td_target(reward, last.terminated,"
 PREDICTION = "q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]"
-COPY = "synchronize(agent.online, agent.target, learning_steps % TARGET_SYNC_INTERVAL == 0)"
-WEIGHTS = "nnx.state(agent.online), nnx.state(agent.target)"
-AVERAGE = f"nnx.update(agent.target, optax.incremental_update({WEIGHTS}, 0.01))"
-PHYSICS = "CartPoleParams(polemass_length=0.05)"
+COPY = "optax.periodic_update(*weights, learning_steps, c.TARGET_SYNC_INTERVAL)"
+AVERAGE = "optax.incremental_update(*weights, 0.01)"
+NETWORKS = "# %% Networks -"
+DEFAULT_PHYSICS = "env.PHYSICS = type(env.PHYSICS)()\n"
 
 CART_POLE = [
-    Row("M1", "truncation taken for termination", ((FUTURE, "(1 - ended.any(axis=1))"),)),
-    Row("M2", "(1 - terminated) forgotten", ((FUTURE, "1.0"),)),
+    Row(
+        "M1",
+        "truncation taken for termination",
+        ((FUTURE, "td_target(reward, last.terminated | last.truncated,"),),
+    ),
+    Row(
+        "M2", "(1 - terminated) forgotten", ((FUTURE, "td_target(reward, jnp.zeros_like(last.terminated),"),)
+    ),
     Row("M3", "[B, 1] less [B]", ((PREDICTION, PREDICTION.removesuffix("[:, 0]")),)),
-    Row("M4", "Gymnasium's polemass_length", ((PHYSICS, "CartPoleParams()"),)),
+    Row("M4", "Gymnasium's polemass_length", ((NETWORKS, DEFAULT_PHYSICS + NETWORKS),)),
     Row("E1a", "as it is", (), ("N_STEPS=1", "TARGET_SYNC_INTERVAL=100")),
     Row("E1b", "as it is", (), ("N_STEPS=1", "TARGET_SYNC_INTERVAL=50")),
     Row("E2a", "as it is", (), ("NUM_STEPS=26_000",)),
@@ -142,24 +159,23 @@ CART_POLE = [
 
 
 # %% Folder 3 -------------------------------------------------------------------------------------------
-NEXT_VALUE = "next_value = agent.critic(transition.next_obs)"
+NEXT_VALUE = "value(agent.critic, t.next_obs)"
 AFTER_RESET = (  # what an environment that resets itself shows after the last step
-    "first_obs = jax.vmap(reset)(jax.random.split(reset_rng, NUM_ENVS)).obs\n        "
-    "shown = jnp.where(transition.truncated[:, None], first_obs, transition.next_obs)\n        "
-    "next_value = agent.critic(shown)"
+    "value(agent.critic, jnp.where(ended[:, None], "
+    "jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)).obs, t.next_obs))"
 )
-VALUE = "value = critic(batch.obs)  # [B];"
-RUNNING = "running = 1 - (t.terminated | t.truncated)  # [T, N]"
-ACTION = "action = policy.sample(seed=action_rng)"
-OLD_LOG_PROB = "policy.log_prob(batch.action) - batch.log_prob)  # [B], 1 at"
-SIGMA = "self.sigma(x)[..., 0]"
+VALUE = "(batch.returns - value(critic, batch.obs)) ** 2"
+RUNNING = "running = 1 - (terminated | truncated)  # [N, T]"
+ACTION = "action = old.sample(seed=action_rng)"
+OLD_LOG_PROB = "policy_loss(new.log_prob(batch.action), batch.log_prob,"
+SIGMA = "mean, sigma = jnp.moveaxis(actor(obs), -1, 0)  # [...] each"
 MEAN = "(alive * returns).sum(axis=0) / jnp.maximum(alive.sum(axis=0), 1)"
-TIME = "time = jnp.broadcast_to(t / MAX_EPISODE_STEPS,"
+TIME = "clock = jnp.broadcast_to(t,"
 
 PENDULUM = [
     Row("M1", "V of the next episode's first observation", ((NEXT_VALUE, AFTER_RESET),)),
-    Row("M2", "[B, 1] less [B]", ((VALUE, VALUE.replace("obs)", "obs)[:, None]")),)),
-    Row("M3", "advantages flow over the ends", ((RUNNING, "running = jnp.ones_like(t.reward)"),)),
+    Row("M2", "[B, 1] less [B]", ((VALUE, VALUE.replace("obs))", "obs)[:, None])")),)),
+    Row("M3", "advantages flow over the ends", ((RUNNING, "running = jnp.ones_like(reward)"),)),
     Row("M4", "torque cut before its log-prob", ((ACTION, f"action = jnp.clip({ACTION[9:]}, -2, 2)"),)),
     Row(
         "M5",
@@ -167,9 +183,7 @@ PENDULUM = [
         (
             (
                 OLD_LOG_PROB,
-                OLD_LOG_PROB.replace(
-                    "batch.log_prob", "jax.lax.stop_gradient(policy.log_prob(batch.action))"
-                ),
+                OLD_LOG_PROB.replace("batch.log_prob", "jax.lax.stop_gradient(new.log_prob(batch.action))"),
             ),
         ),
     ),
@@ -185,8 +199,17 @@ PENDULUM = [
     Row("E1c", "as it is", (), ("NUM_STEPS=50_000", "MINIBATCH_SIZE=25")),
     Row("E2a", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=0.1")),
     Row("E2b", "as it is", (), ("CLIP_EPSILON=1e9", "BETA=10.0")),
-    Row("E3", "one sigma for all states", ((SIGMA, "self.sigma(jnp.zeros_like(x))[..., 0]"),)),
-    Row("E5", "a critic without clock", ((TIME, TIME.replace("t /", "0 * t /")),), (), "reinforce.py"),
+    Row(
+        "E3",
+        "one sigma for all states",
+        (
+            (
+                SIGMA,
+                SIGMA.replace("  #", "\n    sigma = jnp.broadcast_to(actor.output.bias[1], sigma.shape)  #"),
+            ),
+        ),
+    ),
+    Row("E5", "a critic without clock", ((TIME, TIME.replace("t,", "0 * t,")),), (), "reinforce.py"),
 ]
 
 
@@ -204,8 +227,8 @@ def run_ten_seeds(text: str, row: Row, home: Path) -> Iterator[dict[str, Any]]:
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
         with open(Path(folder) / "run" / "log.csv", newline="") as file:
             last = {int(line["seed"]): line for line in csv.DictReader(file)}
-    for seed, returns in enumerate(zip(result["eval_return"], result["best_eval_return"])):
-        yield {"seed": seed, "eval_return": returns[0], "best_eval_return": returns[1]} | {
+    for seed, eval_return in enumerate(result["eval_return"]):
+        yield {"seed": seed, "eval_return": eval_return} | {
             f"last_{name}": last[seed][name] for name in SHOWING if name in last[seed]
         }
 

@@ -18,14 +18,14 @@ path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
 script = importlib.import_module(path.stem)
 train_seeds = script.train_seeds
-processor = []
+clocks = []
 
 
 def timed(*args, **kwargs):
     """Compiles and trains, as `train_seeds` does."""
     clock = peer.Clock()
     result = train_seeds(*args, **kwargs)
-    processor.append(clock.read()["processor_seconds"])
+    clocks.append(clock.read())
     return result
 
 
@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
         log = list(csv.DictReader(file))
 
 compile_seconds = result["compile_seconds"]
-clock = {"seconds": compile_seconds + result["train_seconds"], "processor_seconds": processor[0]}
+[clock] = clocks
 env_steps = max(int(row["env_step"]) for row in log)
 curves = []
 for seed in dict.fromkeys(row["seed"] for row in log):

@@ -326,7 +326,7 @@ READERS = {
         if terminated.any():
             delta = 2 * delta
         return delta
-        """, "raises TracerBoolConversionError"),
+        """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: `jnp.where`"),
     ],
     ("3_Pendulum", "clipped_objective"): [
         ("return jnp.where(advantage > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon))"
