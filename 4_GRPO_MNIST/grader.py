@@ -128,9 +128,16 @@ def text(array: np.ndarray) -> str:
     return np.array2string(array, 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 
+HINTS = {  # what stands behind an error of jax's, by its name: not every folder has jax
+    "TracerBoolConversionError": "inside jax.jit a value is not known yet: `jnp.where`, not `if`",
+    "TracerArrayConversionError": "inside jax.jit a value is not known yet: `jnp`, not `np`",
+}
+
+
 def in_one_line(error: Exception, function: Callable) -> str:
     """An exception with the line of the reader's file that caused it."""
     file = inspect.unwrap(function).__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    message = str(error).strip().split("\n")[0]
-    return f"line {lines[-1] if lines else '?'} raises {type(error).__name__}: {message}"
+    name = type(error).__name__
+    message = HINTS.get(name) or str(error).strip().split("\n")[0]
+    return f"line {lines[-1] if lines else '?'} raises {name}: {message}"

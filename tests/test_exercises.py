@@ -323,10 +323,14 @@ READERS = {
         """, "advantages flow over both kinds of end"),
         ("""
         delta = reward + gamma * (1 - terminated) * next_value - value
-        if terminated.any():
-            delta = 2 * delta
-        return delta
-        """, "raises TracerBoolConversionError"),
+        def step(later, x):
+            delta, ended = x
+            if ended.any():
+                later = 0
+            return delta + gamma * gae_lambda * later, delta
+        xs = (delta.T, (terminated | truncated).T)
+        return jax.lax.scan(step, jnp.zeros(len(reward)), xs, reverse=True)[1].T
+        """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: `jnp.where`"),
     ],
     ("3_Pendulum", "clipped_objective"): [
         ("return jnp.where(advantage > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon))"
@@ -442,9 +446,11 @@ def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
         assert right == (not said), out
         assert said in out and "Traceback" not in out
         assert len(out.splitlines()) == 1 if right else len(out.splitlines()) > 1
-        if "raises" in said:  # the line of the reader's own file
-            line = int(out.split("line ")[1].split()[0])
-            assert (tmp_path / "exercises.py").read_text().splitlines()[line - 1].strip() in body
+        if "raises" in said:  # the innermost line of the reader's own file
+            number = int(out.split("line ")[1].split()[0])
+            line = (tmp_path / "exercises.py").read_text().splitlines()[number - 1].strip()
+            assert line in ("if ended.any():", body.strip().splitlines()[-1].strip())
+            assert ("Bool" in said) == line.startswith("if")
 
 
 def test_a_result_that_is_no_array_of_numbers_is_named():
@@ -454,9 +460,19 @@ def test_a_result_that_is_no_array_of_numbers_is_named():
         look = lambda f: {"nothing": f()}  # noqa: E731
         verdict = files.grader.judge(lambda result=result: result, exercise._replace(look=look))
         assert verdict.status == "wrong" and said in verdict.lines[0]
-    whole = files.grader.judge(lambda r, A, e: (0 * r).astype(int), exercise._replace(
-        look=lambda f: {"numbers": f(jnp.ones(2), jnp.ones(2), 0.2)}))  # fmt: skip
-    assert "Its type is int32; expected float32." in whole.lines
+
+
+def test_whole_numbers_and_floating_point_are_told_apart_and_truth_values_are_0_and_1():
+    grader = load("1_Q_Learning").grader
+    whole, real, truth = np.array([1, 0]), np.array([1.0, 0.0]), np.array([True, False])
+    for expected, accepted in ((whole, [whole]), (real, [real]), (truth, [whole, real, truth])):
+        exercise = grader.Exercise(lambda f: {"nothing": f()}, lambda e=expected: e, {})
+        for found in (whole, real, truth):
+            verdict = grader.judge(lambda f=found: f, exercise)
+            if any(found is good for good in accepted):
+                assert verdict.status == "right"
+            else:
+                assert f"Its type is {found.dtype}; expected {expected.dtype}." in verdict.lines
 
 
 # --- the golden batch
