@@ -286,10 +286,12 @@ def test_gspo_gradient_is_that_of_the_sequence_ratio():
 
 
 @pytest.mark.parametrize("old", [OLD, None])
-@pytest.mark.parametrize("cap", [1.0, 2.0, 100.0])
-def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap):
+@pytest.mark.parametrize(
+    ("cap", "algorithm"), [(1.0, "grpo"), (2.0, "grpo"), (100.0, "grpo"), (2.0, "gspo-token")]
+)
+def test_sampler_correction_equals_tunixs_on_the_same_numbers(old, cap, algorithm):
     """Tunix's agentic learner makes the weights outside of its loss, by the formula that stands here."""
-    constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5")
+    constants = (f"SAMPLER_CORRECTION={cap}", "BETA=0.5", f"LOSS_ALGO={algorithm}", "EPSILON=0.5")
     trainers = log_probs_by_hand() if old is None else old
     weights = np.minimum(np.exp(np.clip(trainers - SAMPLER, -20, 20)), cap)
     assert weights[MASK == 1].min() < 0.9 and (cap > 99 or weights[MASK == 1].max() == cap)

@@ -120,6 +120,8 @@ def test_zero_variance_groups_are_refilled_with_other_questions():
     taken, everything = filled((2, 2, 1, 4), (3, 3, 0, 0), (0, 6, 5, 5), (7, 8, 7, 8))
     assert taken == [1, 4, 0, 6]
     assert everything == [2, 2, 1, 4, 3, 3, 0, 0, 0, 6, 5, 5]  # the last was not asked for
+    taken, everything = filled((2, 2, 1, 4), (0, 0, 3, 4), (7, 8, 7, 8))
+    assert taken == [1, 4, 3, 4] and len(everything) == 8
 
 
 def test_refilling_ends_and_keeps_what_is_left():
