@@ -203,8 +203,7 @@ class Wire:
         raised = None
         try:
             print(json.dumps([verb, target, *encoded]), file=self.out, flush=True)
-            line = self.lines.readline(self.most)
-            verdict, *parts = json.loads(line if line.endswith("\n") else "")
+            verdict, *parts = json.loads(self.lines.readline(self.most))
             if verdict != "error":
                 value, *rest = map(decode, parts)
                 return [verdict, value, *rest]
