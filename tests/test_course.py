@@ -251,8 +251,9 @@ def test_a_commands_script_exists_and_names_what_it_writes(job):
         assert re.search(rf"^{script}:", (ROOT / "Makefile").read_text(), re.M)
         return
     assert program == "python"
+    folder = (ROOT / script).parent
     text = script_of(job.command.split()).read_text()
-    text += "".join(path.read_text() for path in (ROOT / script).parent.glob("parts/**/*.py"))
+    text += "".join(path.read_text() for path in [*folder.glob("parts/**/*.py"), *folder.glob("runs.py")])
     for name in job.files:
         assert name in text or job.writes_itself or job.rows, name
 
