@@ -475,6 +475,18 @@ def test_whole_numbers_and_floating_point_are_told_apart_and_truth_values_are_0_
                 assert f"Its type is {found.dtype}; expected {expected.dtype}." in verdict.lines
 
 
+def test_all_functions_must_be_right(capsys):
+    files = load("1_Q_Learning")
+    right = folders.load("1_Q_Learning", "Q_Learning")
+    exercises = files.exercise_checks.EXERCISES
+    assert not files.grader.run(exercises, [right.select_action, files.exercises.q_update])
+    assert not files.grader.run(exercises, [files.exercises.select_action, right.q_update])
+    assert files.grader.run(exercises, [right.select_action, right.q_update])
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "right", "begun", "begun", "right", "right", "right"
+    ]  # fmt: skip
+
+
 # --- the golden batch
 
 METHODS = list(make_golden_batch.ADVANTAGES)
