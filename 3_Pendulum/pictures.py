@@ -41,11 +41,11 @@ def draw_ppo_curve(path: Path, log: Any) -> None:
     draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
     middle.set(ylim=(0, None))
     draw_band(right, x, log.explained_variance, GREEN, "explained variance")
-    if hasattr(log, "sigma"):
-        draw_band(right, x, log.sigma, BLUE, "sigma, N m")
-    else:
-        draw_band(right, x, log.entropy, BLUE, "entropy, nats")
-    right.set(ylim=(-0.1, None))
+    spread = log.sigma if hasattr(log, "sigma") else log.entropy
+    draw_band(right, x, spread, BLUE, "sigma, N m" if hasattr(log, "sigma") else "entropy, nats")
+    right.set(
+        ylim=(-0.1, max(1.1, 1.05 * spread.max()))
+    )  # explained variance falls far where all returns agree
     for axes in (left, middle, right):
         axes.set_xlabel("environment step")
         axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -176,6 +176,12 @@ JOBS = [
     Job("python 3_Pendulum/study.py", into("3_Pendulum", "compare.csv", "compare.png", "failures.png"), 9),
     Job("python 3_Pendulum/pendulum.py", into("3_Pendulum", "seeds.csv"), rows=seeds_of_one_run),
     Job(
+        "python 3_Pendulum/ppo.py SEED=0",
+        into("3_Pendulum", "log.csv", "learning_curve.png", prefix="ppo_"),
+        0.5,
+    ),
+    Job("python 3_Pendulum/ppo.py", into("3_Pendulum", "seeds.csv", prefix="ppo_"), rows=seeds_of_one_run),
+    Job(
         "python 3_Pendulum/reinforce.py SEED=0",
         into("3_Pendulum", "log.csv", "learning_curve.png", prefix="reinforce_"),
         0.4,
@@ -200,7 +206,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",
+        f"python 4_GRPO_MNIST/study.py twins {MNIST}",
         into("4_GRPO_MNIST", "log.csv", "accuracy.png"),
         1.8,
     ),
@@ -215,13 +221,13 @@ JOBS = [
         44,
     ),
     Job(
-        f"python 4_GRPO_MNIST/grpo_mnist.py {MNIST}",
+        f"python 4_GRPO_MNIST/study.py twins {MNIST}",
         into("4_GRPO_MNIST", "seeds.csv"),
         1.8,
         rows=mnist_rows,
     ),
     Job(
-        "python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset",
+        "python 4_GRPO_MNIST/study.py twins MNIST_PATH=subset",
         into("4_GRPO_MNIST", "exercises.csv"),
         rows=mnist_exercise_rows,
     ),

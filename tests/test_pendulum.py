@@ -49,6 +49,9 @@ def train(c, seeds=(0,)):
     return jax.jit(train_all, compiler_options={"xla_backend_optimization_level": 0})(keys)
 
 
+act = jax.jit(lambda actor, obs: ppo.policy(actor, obs).mean())
+
+
 def unstack(tree, index=0):
     return jax.tree.map(lambda x: x[index], tree)
 
@@ -664,7 +667,7 @@ def test_quick_evaluate_equals_playing(monkeypatch):
         env.unwrapped.state = np.asarray(state.physical, np.float64)
         obs = state.obs
         for _ in range(200):
-            obs, reward, *_ = env.step(np.asarray(ppo.policy(actor, jnp.asarray(obs)).mean())[None])
+            obs, reward, *_ = env.step(np.asarray(act(actor, obs))[None])
             total += reward
     assert both == pytest.approx(total / 2, rel=1e-3)  # float32 against float64 over 200 steps
 
@@ -680,9 +683,7 @@ def test_evaluate_plays_pendulum_v1():
         obs, _ = env.reset(seed=e)
         total, truncated = 0.0, False
         while not truncated:
-            obs, reward, _, truncated, _ = env.step(
-                np.asarray(ppo.policy(actor, jnp.array(obs)).mean())[None]
-            )
+            obs, reward, _, truncated, _ = env.step(np.asarray(act(actor, obs))[None])
             total += reward
         assert returns[s, e] == pytest.approx(total, rel=1e-3)  # one network or two at once round differently
 

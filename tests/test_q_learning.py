@@ -509,7 +509,7 @@ def spread(values, form):
 
 def test_the_results_table_is_seeds_csv(readme):
     runs = read(FOLDER / "assets" / "seeds.csv")
-    assert len(runs) == 5
+    assert len(runs) == 10
     for run in runs:
         shown = "yes" if run["optimal_from_every_state"] == "True" else "no"
         row = (
