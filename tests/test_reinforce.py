@@ -660,7 +660,7 @@ def test_the_study_leaves_its_tables_and_pictures(tmp_path, monkeypatch):
     lines = read(tmp_path / "mine" / "compare.csv")
     labels = [" ".join(changes) for changes in rows]
     assert [(line["changed"], line["seed"]) for line in lines] == [(x, seed) for x in labels for seed in "01"]
-    # what is frozen is the first seed's training: the number of steps of its last rollout depends on all before
+    # what is frozen is the first seed's training: the steps of its last rollout depend on all before
     last = next(line for line in lines if line["seed"] == "0")
     lines = read(tmp_path / "mine" / "gradient_variance.csv")
     assert lines[-1]["env_step"] == last["env_steps"]
