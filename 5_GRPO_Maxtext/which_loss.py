@@ -309,8 +309,6 @@ def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[s
         for method in METHODS:
             advantage = b[f"{method}_advantage"] if takes_advantage else None
             for words, pieces in changed(method, number):
-                if takes_advantage and pieces.advantage != METHODS[method].advantage:
-                    continue
                 compute = lambda x, p=pieces, a=advantage: loss(p, b, x, a)  # noqa: E731
                 if abs(float(compute(b["log_prob"])) - found[method][0]) > CLOSE:
                     continue
