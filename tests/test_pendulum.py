@@ -524,17 +524,15 @@ SHORT = ["NUM_STEPS=2000", "EVAL_INTERVAL=1000", "HIDDEN_SIZE=8", "LEARNING_RATE
 
 def test_a_changed_constant_is_seen_by_the_next_training():
     """jax keeps traces by function: a constant that a function finds by itself would stay as it was."""
-    key = jax.random.key(0)
+    actor = actor_of()
+    batch = batch_of(actor, moved=0.3)
 
-    def gamma_of(c):  # the critic's targets of the same rollout
-        agent = ppo.make_agent(c, *jax.random.split(key, 3))
-        return float(jax.jit(partial(ppo.update, c))(agent, key)[1]["value_loss"][0])
+    def loss(*arguments):
+        return float(jax.jit(partial(ppo.actor_loss, ppo.configure(arguments)))(actor, batch))
 
-    small = ["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=10", "EVAL_INTERVAL=10", "NUM_STEPS=10",
-             "HIDDEN_SIZE=8", "NUM_EPOCHS=1"]  # fmt: skip
-    first = gamma_of(ppo.configure(small))
-    assert first != gamma_of(ppo.configure([*small, "GAMMA=0.5"]))
-    assert first == gamma_of(ppo.configure(small))
+    first = loss()
+    assert first != loss("CLIP_EPSILON=0.1") != loss("BETA=1.0")
+    assert first == loss()
 
 
 def test_seeds_do_not_see_each_other():

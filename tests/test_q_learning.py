@@ -273,6 +273,7 @@ def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path, monkeypat
     assert list(log[0]) == ["episode", "epsilon", "return", "steps", "max_abs_error"]
     assert [int(row["episode"]) for row in log] == [50, 100, 150, 200, 250, 300]
     assert float(log[-1]["max_abs_error"]) == result["max_abs_error"]
+    assert list((run_dir / "tensorboard").iterdir())
     for picture in ("learning_curve.png", "q_table.png"):
         assert (run_dir / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
