@@ -137,7 +137,7 @@ def test_a_study_imports_the_script_and_never_the_other_way_round(folder):
                 found.add(node.module)
         allowed = (
             scripts | SERVING
-            if name in studies | {"variants"}
+            if name in studies | {"variants", "exercises"}
             else SERVING
             if name in scripts
             else {"settings", "data"}
