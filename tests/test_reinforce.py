@@ -112,7 +112,16 @@ def test_what_the_scripts_share_is_the_same_text():
     texts = [Path(script.__file__).read_text() for script in modules]
     same = {
         (reinforce, ppo, pendulum): ["train_seeds"],
-        (ppo, pendulum): ["gae", "normalized", "policy_loss", "train_step", "learn", "critic_loss", "train"],
+        (ppo, pendulum): [
+            "gae",
+            "normalized",
+            "clipped_objective",
+            "policy_loss",
+            "critic_loss",
+            "train_step",
+            "learn",
+            "train",
+        ],
     }
     for scripts, names in same.items():
         for name in names:
@@ -649,6 +658,22 @@ def test_the_script_runs_and_leaves_its_results(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "mine" in out and "gradient_norm" in out
     assert list((tmp_path / "mine" / "tensorboard").iterdir())
+
+
+def test_ppo_learns_to_balance_and_leaves_its_results(tmp_path):
+    """A fifth of the default steps: ten of ten seeds were at 500 by then, as quickly evaluated."""
+    steps = ["NUM_STEPS=20_000", "EVAL_INTERVAL=10_000", "NUM_SEEDS=1", "EVAL_EPISODES=5"]
+    result = ppo.main([*steps, f"RUN_DIR={tmp_path / 'mine'}"])
+    assert result == json.loads((tmp_path / "mine" / "result.json").read_text())
+    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
+    assert result["env_steps"] == [20_000] and result["eval_return"][0] > 300  # an untrained policy: 10 to 40
+    rows = read(tmp_path / "mine" / "log.csv")
+    assert set(rows[0]) == {"seed", *ppo.Log._fields} and len(rows) == 2
+    # every figure is a mean over the rollouts: a share, a KL that is small, an entropy of two actions
+    assert all(0 < float(row["clip_fraction"]) < 0.5 and 0 < float(row["approx_kl"]) < 0.05 for row in rows)
+    assert all(0.3 < float(row["entropy"]) < np.log(2) for row in rows)
+    assert float(rows[1]["episode_return"]) > 3 * float(rows[0]["episode_return"]) / 2
+    assert (tmp_path / "mine" / "learning_curve.png").stat().st_size > 10_000
 
 
 def test_the_study_leaves_its_tables_and_pictures(tmp_path, monkeypatch):
