@@ -216,7 +216,6 @@ ALONE = {  # the scripts that a reader runs
 WRITTEN = ("exercises", "exercise_checks", "grader")  # by the reader: tests/test_exercises.py
 
 
-<<<<<<< HEAD
 def test_a_study_imports_the_script_and_never_the_other_way_round():
     for folder, scripts in ALONE.items():
         files = {
@@ -234,31 +233,6 @@ def test_a_study_imports_the_script_and_never_the_other_way_round():
             assert not arrows[name] & {*studies, *scripts}, (folder, name)
         for name in studies:
             assert arrows[name] & {*scripts}, (folder, name)
-=======
-@pytest.mark.parametrize("folder", ALONE)
-def test_a_study_imports_the_script_and_never_the_other_way_round(folder):
-    files = {path.stem: path for path in (FOLDER.parent / folder).glob("*.py")}
-    studies = {name for name in files if name.endswith("study")}
-    scripts = files.keys() - studies - SERVING
-    assert studies and scripts
-    for name, path in files.items():
-        found = set()
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found.add(node.module)
-        allowed = (
-            scripts | SERVING
-            if name in studies | {"variants", "exercises"}
-            else SERVING
-            if name in scripts
-            else {"settings", "data"}
-        )
-        assert found & files.keys() <= allowed, name
-        if name in studies:
-            assert found & scripts
->>>>>>> w34
 
 
 def test_what_the_folders_share_is_the_same_text():
