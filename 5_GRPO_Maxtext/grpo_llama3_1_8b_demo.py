@@ -16,7 +16,7 @@ ratio = 1 and the clip never binds), no loss on the prompt (only the answer is t
 Read `group_advantage`, `grpo_loss`, `update` and `train`, the loop, first. What only serves the run is in
 parts/; the tools are in tools/.
 
-    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, 2 to 4 minutes on 2 cores
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, 90 seconds on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its remark
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_BATCHES=50 SEED=1
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py RUN_DIR=runs/mine     # again: continues where it stopped
@@ -123,7 +123,7 @@ from parts.data.prompts import make_prompts, read_data
 from parts.machine import devices, process
 from parts.machine.versions import check_versions
 from parts.model import llama
-from parts.model.cluster import batch_log_probs, make_cluster, place, trainer_mesh
+from parts.model.cluster import batch_log_probs, first_moments, make_cluster, place, trainer_mesh
 from parts.model.log_probs import entropy_of, log_probs, mean_figures, token_figures
 from parts.model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
 from parts.rewards import task_rewards
@@ -446,7 +446,7 @@ def train(
     trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
     graphdef, weights, frozen = nnx.split(model, trained, ...)
     weights = nnx.to_pure_dict(weights)
-    moments = make_optimizer(c).init(weights)
+    moments = first_moments(cluster, make_optimizer(c), weights)
     manager = checkpoints.open_manager(run.checkpoints, c.MAX_TO_KEEP)
     start, loop = manager.latest_step() or 0, {"beta": c.BETA, "ahead": None}
     if start:

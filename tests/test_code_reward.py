@@ -746,7 +746,7 @@ def test_a_stale_result_is_not_tested_again(kind, under):
 def test_the_command_prints_protection_and_score(tmp_path, capsys):
     (tmp_path / "answer.py").write_text(ADD)
     (tmp_path / "tests.py").write_text("assert add(1, 2) == 3\nassert add(1, 2) == 4")
-    command = [sys.executable, str(FOLDER / "code_reward.py"), "ANSWER=answer.py", "TESTS=tests.py"]
+    command = [sys.executable, FOLDER / "tool.py", "code_reward", "ANSWER=answer.py", "TESTS=tests.py"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
     if ISOLATED:
         protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -191,7 +192,8 @@ def test_the_profiler_runs_while_a_process_takes_its_third_step(monkeypatch, ste
 def test_memory_counts_what_is_there():
     before = process.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
-    on_host = np.ones(1 << 25)  # 256 MiB, touched
+    on_host = np.frombuffer(mmap.mmap(-1, 1 << 28), np.uint8)  # 256 MiB of its own, not what a test has freed
+    on_host[:] = 1  # touched
     after = process.memory_gib()
     used = {name: (after[name] - before[name]) * 1024 for name in before}
     assert used["memory_device_0_gib"] == on_device.nbytes / 2**20 == 32

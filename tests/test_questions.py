@@ -735,7 +735,7 @@ LOOP = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% end
 
 
 def test_a_chat_template_that_loops_is_ended(with_chat_template, monkeypatch):
-    monkeypatch.setattr(questions, "TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.2)
     before = signal.getsignal(signal.SIGALRM)
     started = time.monotonic()
     with pytest.raises(UserError, match=r"fails \(TimeoutError: took more than 0.2 s\)"):

@@ -40,7 +40,6 @@ MAX_VALUES = 10**8  # in all columns of a Parquet file; a billion nulls take no 
 BATCH_ROWS = 1024  # of a Parquet file that are unpacked at once
 MAX_TEXT = 1_000_000  # characters of a question, or of GSM8K's answer
 MAX_DEPTH = 50  # lists and objects inside one another; far deeper ones overflow Python's own json
-TEMPLATE_SECONDS = 5  # for one question; a chat template is a program, and may loop
 TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
 TOO_DEEP = f"nested more than {MAX_DEPTH} lists and objects deep"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # "\ud800" in JSON: half a character, in no encoding

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax.linen import partitioning as nn_partitioning
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
@@ -104,6 +105,21 @@ def place(cluster: RLCluster, batch: Any, passes: int) -> Any:
         return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
     return jax.tree.map(put, batch)
+
+
+def first_moments(cluster: RLCluster, optimizer: optax.GradientTransformation, weights: Any) -> Any:
+    """The optimizer's state before the first update: moments lie as their weights do, counters everywhere.
+
+    Left to itself a counter lies on one device; restored from a checkpoint it would be bound to it.
+    """
+    mesh = cluster.cluster_config.role_to_mesh[Role.ACTOR]
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def put(x):
+        counter = x.ndim == 0
+        return jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__) if counter else x
+
+    return jax.tree.map(put, optimizer.init(weights))
 
 
 def batch_log_probs(c, batch, temperature: float, pad_id: int, model) -> jax.Array:

@@ -376,8 +376,9 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
 
     nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    rest = jax.tree.map(lambda state: jax.device_put(unused_random_state(state), everywhere), rest)
-    adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, rest), pad_id=pad_id)
+    # By a program, which can place a key on the devices of several hosts; `device_put` cannot.
+    unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
+    adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, unused), pad_id=pad_id)
     adapter.config = None  # as MaxText's `from_pretrained` leaves it: Tunix looks for one
     return adapter, mesh
 

@@ -238,16 +238,17 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
         raise UserError(
             f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
         )
+    vllm = ""
+    if rollout_mesh is not None:  # what is too much beside the bound is too much beside the truth
+        shared = len(trainer) * (rollout_mesh.devices.flat[0] in trainer)
+        vllm = f"; {vllm_verdict(c, hf, parameters, rollout_mesh, shared, limit, peak)}"
+    who = f"{len(trainer)} of {chips} chips train"
     if compiled is None:
         return (
-            f"{UNKNOWN}: not compiled; weights, moments and gradients alone take {peak:.1f} of {limit:.4g} "
-            "GiB per chip"
+            f"{UNKNOWN}: {who}, not compiled; weights, moments and gradients alone take {peak:.1f} of "
+            f"{limit:.4g} GiB per chip"
         )
-    verdict = f"yes: {len(trainer)} of {chips} chips train, {said} {peak:.1f} of {limit:.4g} GiB per chip"
-    if rollout_mesh is None:
-        return verdict
-    shared = rollout_mesh.devices.flat[0] in trainer
-    return f"{verdict}; {vllm_verdict(c, hf, parameters, rollout_mesh, len(trainer) * shared, limit, peak)}"
+    return f"yes: {who}, {said} {peak:.1f} of {limit:.4g} GiB per chip{vllm}"
 
 
 def vllm_needs(
