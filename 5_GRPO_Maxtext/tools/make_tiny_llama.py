@@ -13,8 +13,10 @@ nothing to choose.
 
     python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
     python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                   # tiny_grid/, tiny_grid.sha256
 
-About 6 minutes on 2 cores.
+About 6 minutes on 2 cores. With TASK=grid, a smaller model for examples/grid, in one: it has seen wanderers,
+who know the four moves and not the goal, tend to go on as they came, and now and then write "wait".
 """
 
 import hashlib
@@ -25,12 +27,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from parts import settings
-from parts.settings import HERE, Count, CountOrOff, Seed, UserError
+from parts.rewards.task_rewards import load_file
+from parts.settings import HERE, Count, CountOrOff, Seed, UserError, find_path
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -38,6 +41,7 @@ from parts.settings import HERE, Count, CountOrOff, Seed, UserError
 class Constants:
     """What ships is what the defaults make: give other values together with another FOLDER."""
 
+    TASK: Literal["gsm8k", "grid"] = "gsm8k"  # grid: tiny_grid/, whose sizes and steps are those of GRID
     FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = beside this script)
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
     TRAIN_QUESTIONS: Count = 4_000  # in tiny_gsm8k/train.jsonl
@@ -59,7 +63,15 @@ class Constants:
     )
 
 
+GRID = dict(
+    HIDDEN=64, LAYERS=2, MLP=128, TRAINING_STEPS=120, LEARNING_RATE=2e-3, WARMUP_STEPS=20, MAX_TOKENS=78
+)  # unless they are given; 78: the longest prompt and twelve turns of six tokens
 MOST_QUESTIONS = 40_000  # in all splits; `make_problem` knows about 59,000 different ones
+
+
+def read(arguments: Sequence[str]) -> Constants:
+    """The constants of the command line; with TASK=grid those of GRID unless they are given."""
+    return settings.read(Constants, arguments, GRID if "TASK=grid" in arguments else None)
 
 
 def refuse(c: Constants) -> None:
@@ -80,7 +92,7 @@ def refuse(c: Constants) -> None:
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
-    settings.refuse_early(Constants, refuse)
+    settings.answer_early(lambda arguments: refuse(read(arguments)))
 
 import jax
 import jax.numpy as jnp
@@ -191,18 +203,48 @@ def make_dataset(c: Constants, rng: random.Random) -> dict[str, list[dict[str, s
     return {split: list(itertools.islice(drawn, size)) for split, size in sizes.items()}
 
 
+# %% Walks on the grid --------------------------------------------------------------------------------------
+GRID_WORD = r" ?[a-z]+| ?\d"
+WORLDS = ("", "slippery", "walls")
+WAITS, GOES_ON = 0.1, 0.3  # share of the moves that are none; that repeat the one before
+MOVES_OF_A_WALK = 12
+
+
+def wander(rng: random.Random) -> list[tuple[str, bool]]:
+    """A walk in one of the three worlds: texts, and whether a wanderer said them."""
+    world = load_file(find_path("examples/grid/grid_world.py"), "ENVIRONMENT")
+    kind = rng.choice(WORLDS)
+    question = f"{kind} {world.in_words(rng.choice(world.starts(kind)))}".strip()
+    walk, walker, move = [(BOS + question, False)], world.Environment(), ""
+    walker.reset(question, np.random.default_rng(rng.getrandbits(32)))
+    for _ in range(MOVES_OF_A_WALK):
+        if not move or rng.random() > GOES_ON:
+            move = rng.choice(tuple(world.MOVES))
+        said = "wait" if rng.random() < WAITS else move
+        observation, _, reached, _ = walker.step(said)
+        walk += [(said + EOS, True), (observation, False)]
+        if reached:
+            break
+    return walk
+
+
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
-def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
-    words = set("0123456789+-*=,.? ")
-    for _ in range(VOCABULARY_DRAWS):
-        words.update(re.findall(WORD, make_problem(rng)[0]))
-    vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *TAGS, *sorted(words)]
+    words, word, tags, template = set("0123456789+-*=,.? "), WORD, TAGS, CHAT_TEMPLATE
+    if c.TASK == "grid":
+        word, tags, template = GRID_WORD, (), CHAT_TEMPLATE.partition("{% if")[0]
+        words = {"row", " row", " column", *WORLDS[1:], *(f" {i}" for i in range(1, 5))}
+        words |= {"up", "down", "left", "right", "wait"}
+    else:
+        for _ in range(VOCABULARY_DRAWS):
+            words.update(re.findall(WORD, make_problem(rng)[0]))
+    vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     # The tags are whole tokens but not "special": decoding must show them to the reward functions.
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN, ASSISTANT])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -210,7 +252,7 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
@@ -231,16 +273,22 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
     ids = np.full((c.TRAINING_BATCH, c.MAX_TOKENS), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
-        question = None
-        while question is None or question in test:
-            question, steps, kind, thing = make_problem(rng)
-        prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
-        answer = tokenizer.encode(demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False)
-        if len(prompt) + len(answer) > c.MAX_TOKENS:
-            raise UserError(f"MAX_TOKENS={c.MAX_TOKENS}: a demonstration takes {len(prompt) + len(answer)}")
-        row[: len(prompt) + len(answer)] = prompt + answer
-        mask[len(prompt) : len(prompt) + len(answer)] = 1
+        spoken = wander(rng) if c.TASK == "grid" else solve(test, rng)
+        texts = [(tokenizer.encode(text, add_special_tokens=False), mine) for text, mine in spoken]
+        length = sum(len(tokens) for tokens, _ in texts)
+        if length > c.MAX_TOKENS:
+            raise UserError(f"MAX_TOKENS={c.MAX_TOKENS}: a demonstration takes {length}")
+        row[:length] = [token for tokens, _ in texts for token in tokens]
+        mask[:length] = [mine for tokens, mine in texts for _ in tokens]
     return ids, learned
+
+
+def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
+    """A question that is not in `test`, and a demonstration: texts, and whether they are to be learned."""
+    question = None
+    while question is None or question in test:
+        question, steps, kind, thing = make_problem(rng)
+    return [(BOS + question + ASSISTANT, False), (demonstrate(steps, kind, thing, rng) + EOS, True)]
 
 
 def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
@@ -284,13 +332,14 @@ def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np
     return weights
 
 
-def write_checksums(folder: Path) -> None:
-    """`tiny.sha256` in `folder`, in the format of `sha256sum -c`."""
-    files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (folder / d).iterdir())
+def write_checksums(path: Path, *folders: str) -> None:
+    """Of the files in these folders beside `path`, in the format of `sha256sum -c`."""
+    folder = path.parent
+    files = sorted(p for d in folders for p in (folder / d).iterdir())
     lines = [
         f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder).as_posix()}\n" for p in files
     ]
-    (folder / "tiny.sha256").write_text("".join(lines))
+    path.write_text("".join(lines))
 
 
 def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
@@ -323,21 +372,22 @@ def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
-    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256."""
-    c = settings.read(Constants, arguments)
+    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
+    c = read(arguments)
     refuse(c)
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
-    dataset = make_dataset(c, random.Random(c.SEED))
+    name = "tiny_grid" if c.TASK == "grid" else "tiny_llama"
+    dataset = {} if c.TASK == "grid" else make_dataset(c, random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    tokenizer = make_tokenizer(random.Random(c.SEED))
+    tokenizer = make_tokenizer(c, random.Random(c.SEED))
     hf = make_config(c, tokenizer)
-    hf.save_pretrained(folder / "tiny_llama")
+    hf.save_pretrained(folder / name)
     config = llama.to_maxtext_config(hf, rows=c.TRAINING_BATCH, prompt_tokens=c.MAX_TOKENS - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config,
@@ -347,15 +397,17 @@ def main(arguments: Sequence[str]) -> None:
     )
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
-    train(c, adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
+    test = {row["question"] for row in dataset.get("test", [])}
+    train(c, adapter, mesh, tokenizer, test, random.Random(c.SEED))
 
-    tokenizer.save_pretrained(folder / "tiny_llama")
+    tokenizer.save_pretrained(folder / name)
     weights = to_hf_weights(adapter, hf, config)
-    safetensors.numpy.save_file(
-        weights, folder / "tiny_llama" / "model.safetensors", metadata={"format": "pt"}
-    )
-    write_checksums(folder)
-    print(f"wrote tiny_llama/, tiny_gsm8k/ and tiny.sha256 in {folder}")
+    safetensors.numpy.save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
+    checksums, folders = "tiny.sha256", ("tiny_llama", "tiny_gsm8k")
+    if c.TASK == "grid":
+        checksums, folders = "tiny_grid.sha256", (name,)
+    write_checksums(folder / checksums, *folders)
+    print(f"wrote {'/, '.join(folders)}/ and {checksums} in {folder}")
 
 
 if __name__ == "__main__":

@@ -419,6 +419,12 @@ THINK_REWARDS = {
 }
 
 
+# %% Episodes of ENVIRONMENT -----------------------------------------------------------------------------
+def episode_return(prompts, completions, **kwargs) -> list[float]:
+    """What the world gave: the rewards of an episode, discounted by GAMMA."""
+    return [episode.to_go[0] for episode in completions]
+
+
 # %% Which rewards a run uses ----------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Grader:
@@ -499,6 +505,24 @@ class Grader:
         return cast.index(max(given, key=given.count)) if given else 0
 
 
+class WorldGrader(Grader):
+    """A grader where nobody but the world pays: what it ended with a reward above 0 is right."""
+
+    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """1 for each `Episode` that is right, else 0."""
+        import numpy as np
+
+        return np.array([float(episode.right) for episode in completions])
+
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """As `score`: bool [N]."""
+        return self.score(completions, answer, data_source, extra_info) >= 1
+
+    def format_right(self, completion) -> bool:
+        """Whether the world ended it: it was not cut off."""
+        return completion.terminated
+
+
 def make_grader(
     rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping[str, str]]
 ) -> Grader:
@@ -543,25 +567,26 @@ def make_grader(
     files = tuple(
         Path(own.__file__).name if own is not None and hasattr(own, name) else "built in" for name in names
     )
-    return Grader(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
+    kind = WorldGrader if names == [episode_return.__name__] else Grader
+    return kind(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
 
 
-def load_file(path: Path) -> ModuleType:
-    """Runs a file of rewards and returns it as a module.
+def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
+    """Runs a reader's own file, which `constant` names, and returns it as a module.
 
     Raises:
         UserError: no such file, or it raises an exception.
     """
-    spec = importlib.util.spec_from_file_location("own_rewards", path)
+    spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
-        raise UserError(f"REWARD_FUNC={path}: not a Python file; give the path of one that ends in .py")
+        raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it") from error
+        raise UserError(f"{constant}={path}: {type(error).__name__}: {reason}; fix it") from error
     return module
 
 
@@ -582,7 +607,7 @@ def find_reward(name: str, own: ModuleType | None, course: ModuleType) -> Callab
         UserError: there is none (lists the names there are), or compute_score takes other arguments.
     """
     built_in = {other: getattr(course, other) for other in COURSE_REWARDS}
-    built_in |= THINK_REWARDS | {"compute_score": compute_score}
+    built_in |= THINK_REWARDS | {"compute_score": compute_score, "episode_return": episode_return}
     if own is not None and hasattr(own, name):
         function = getattr(own, name)
     elif name in built_in:

@@ -88,6 +88,7 @@ def combinations(c) -> None:
             f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
             f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext"
         )
+    with_turns(c)
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
     if c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK:
         raise UserError(
@@ -97,9 +98,32 @@ def combinations(c) -> None:
         )
 
 
+def with_turns(c) -> None:
+    """What does not go with ENVIRONMENT, or not without it."""
+    refused = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OFF_POLICY_STEPS": 0, "OVERLONG_BUFFER": 0}
+    for name, value in refused.items():
+        if c.ENVIRONMENT and getattr(c, name) != value:
+            raise UserError(
+                f"{name}={getattr(c, name)}: does not go with turns (ENVIRONMENT={c.ENVIRONMENT}); "
+                f"set {name}={value}"
+            )
+    if c.RETURN_TO_GO and (not c.ENVIRONMENT or c.ADVANTAGE != "group"):
+        raise UserError(
+            f"RETURN_TO_GO=True: judges turns (ENVIRONMENT={c.ENVIRONMENT or 'empty'}) against their group "
+            f"(ADVANTAGE={c.ADVANTAGE}); name an ENVIRONMENT, or set it to False"
+        )
+    if not c.ENVIRONMENT and "episode_return" in task_rewards.reward_names(c.REWARDS):
+        raise UserError(f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT")
+
+
+def rewards_of(c) -> str:
+    """REWARDS; where it is empty and there is a world, what the world gives."""
+    return c.REWARDS or ("episode_return" if c.ENVIRONMENT else "")
+
+
 def paths(c) -> None:
     """Files and folders, as far as their names tell."""
-    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"):
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
             raise UserError(
                 f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "
