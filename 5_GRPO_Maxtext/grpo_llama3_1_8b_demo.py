@@ -506,14 +506,11 @@ def train(
             asking = functools.partial(
                 ask, c, generate=generate, walk=walk, rewards=rewards, pad_id=pad_id, eos_id=eos_id
             )
-            try:
+            with process.kept(functools.partial(save, step)):
                 drawn = all_drawn = asking(batch_of_questions)
                 if c.ZERO_VARIANCE_GROUPS == "refill":
                     others = map(asking, refill_batches(c, rows, step))
                     drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
-            except settings.UserError:  # a reward function or a world is at fault: keep the steps done
-                save(step)
-                raise
 
             # Each answer against its group.
             advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)  # [B * G]

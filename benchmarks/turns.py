@@ -44,10 +44,10 @@ from parts.rewards.task_rewards import load_file
 
 world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
 GAMMA = 0.99  # chapter 1's
-STEPS = 60
+STEPS = 30
 COMMON = (
     f"ENVIRONMENT=examples/grid/grid_world.py MODEL=tiny_grid DATASET=examples/grid/plain GAMMA={GAMMA} "
-    f"MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 BATCH_SIZE=15 BETA=0.0 LEARNING_RATE=3e-3 "
+    f"MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 BATCH_SIZE=15 BETA=0.0 "
     f"NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 LOG_ANSWERS_EVERY=10 "
     f"SAVE_INTERVAL_STEPS={STEPS}"
 )

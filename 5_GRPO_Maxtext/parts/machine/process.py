@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -49,6 +49,16 @@ def stop_after_step() -> Iterator[threading.Event]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def kept(save: Callable[[], None]) -> Iterator[None]:
+    """Saves what was learned before a UserError in the block: a reader's reward or world is at fault."""
+    try:
+        yield
+    except UserError:
+        save()
+        raise
 
 
 @contextlib.contextmanager
