@@ -47,10 +47,11 @@ GAMMA = 0.99  # chapter 1's
 STEPS = 30
 COMMON = (
     f"ENVIRONMENT=examples/grid/grid_world.py MODEL=tiny_grid DATASET=examples/grid/plain GAMMA={GAMMA} "
-    f"MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 BATCH_SIZE=15 BETA=0.0 "
-    f"NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 LOG_ANSWERS_EVERY=10 "
-    f"SAVE_INTERVAL_STEPS={STEPS}"
+    "NUM_ITERATIONS=1 LEARNING_RATE=1e-3 MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 "
+    f"BATCH_SIZE=15 BETA=0.0 NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 "
+    f"LOG_ANSWERS_EVERY=10 SAVE_INTERVAL_STEPS={STEPS}"
 )
+LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
 PLAIN_MASK = "mask = (drawn.turn[:, :width] >= 0) & counts[:, None]"
 ADVANTAGE = "advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)"
 HEARD = "tokens = self.tokenizer.encode(text, add_special_tokens=False)"
@@ -58,19 +59,21 @@ HEARD = "tokens = self.tokenizer.encode(text, add_special_tokens=False)"
 VARIANTS = {
     "episode": (range(5), "", ()),
     "return to go": (range(5), "RETURN_TO_GO=True", ()),
+    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ()),
+    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ()),
     "the world's tokens trained": (
-        range(1), "", ((PLAIN_MASK, PLAIN_MASK.replace("(drawn.turn[:, :width] >= 0)",
+        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace("(drawn.turn[:, :width] >= 0)",
                                                        "(np.arange(width) < drawn.lengths[:, None])")),),
     ),
     "only the last turn trained": (
-        range(1), "", ((PLAIN_MASK, PLAIN_MASK.replace(">= 0", "== drawn.turn.max(axis=1, keepdims=True)")),),
+        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace(">= 0", "== drawn.turn.max(axis=1, keepdims=True)")),),
     ),
     "groups of different starts": (
-        range(1), "",
+        range(3), "",
         ((ADVANTAGE, "advantages = use.advantage(drawn.rewards.reshape(c.BATCH_SIZE, -1).T.ravel(), "
                      "c.BATCH_SIZE).reshape(-1, c.BATCH_SIZE).T.ravel()"),),
     ),
-    "padding between turns": (range(1), "", ((HEARD, HEARD + " + [self.tokenizer.pad_id()] * 2"),)),
+    "padding between turns": (range(3), "", ((HEARD, HEARD + " + [self.tokenizer.pad_id()] * 2"),)),
 }  # fmt: skip
 
 
@@ -111,8 +114,17 @@ def run(name: str, seed: int, constants: str, changes, folder: Path) -> dict[str
 
 
 # %% Episodes -------------------------------------------------------------------------------------------
-OPTIMUM = world.q_star("", GAMMA)
-VALUE = {start: max(OPTIMUM[start, move] for move in world.MOVES) for start in world.starts("")}
+OPTIMA = {name: world.q_star(name, GAMMA) for name in ("", "slippery", "walls")}
+
+
+def best(name: str, cell: tuple[int, int]) -> float:
+    """V* of a cell."""
+    return max(OPTIMA[name][cell, move] for move in world.MOVES)
+
+
+def optimum(name: str) -> float:
+    """The optimal return, mean over the starts."""
+    return float(np.mean([best(name, start) for start in world.starts(name)]))
 
 
 def moves_of(question: str, text: str) -> Iterator[tuple[tuple[int, int], str]]:
@@ -126,11 +138,11 @@ def moves_of(question: str, text: str) -> Iterator[tuple[tuple[int, int], str]]:
 
 def judged(question: str, text: str, rewards: list[float]) -> dict[str, float]:
     """Return and its share of the optimum, regret per move, whether the goal was reached, of one episode."""
-    start = world.read(question)[1]
+    name, start = world.read(question)
     pairs = [*moves_of(question, text)]
-    regrets = [max(OPTIMUM[cell, m] for m in world.MOVES) - OPTIMUM[cell, move] for cell, move in pairs]
+    regrets = [best(name, cell) - OPTIMA[name][cell, move] for cell, move in pairs]
     gained = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
-    return {"return": gained, "share": gained / VALUE[start], "regret": float(np.mean(regrets)),
+    return {"return": gained, "share": gained / best(name, start), "regret": float(np.mean(regrets)),
             "goal": float(rewards[-1] > 0), "moves": len(pairs)}  # fmt: skip
 
 
@@ -146,12 +158,16 @@ def kept_steps(folder: Path) -> dict[int, list[tuple[str, dict[str, float]]]]:
 
 
 def greedy(folder: Path, when: str) -> list[float]:
-    """Share of the optimum of the greedy walk from each start, before or after training."""
+    """Share of the optimum of the greedy walk from each start, before or after training.
+
+    The slips of a slippery walk are not in its text: there a walk counts as if nothing had slipped.
+    """
     result, shares = json.loads((folder / f"{when}.json").read_text()), []
     for asked, text in zip(result["asked"], result["completions"], strict=True):
         walked, rewards = world.Environment(), []
         walked.reset(asked["question"], np.random.default_rng(0))
-        for _, move in moves_of(asked["question"], text):
+        for cell, move in moves_of(asked["question"], text):
+            walked.place = cell
             rewards.append(walked.step(move)[1])
         shares.append(judged(asked["question"], text, rewards)["share"])
     return shares
@@ -175,7 +191,7 @@ def table_of_runs(runs: Path) -> list[dict[str, Any]]:
                 line[f"{when}_worst_start"] = round(min(np.mean(v) for v in by_start.values()), 4)
                 line[f"{when}_greedy_worst_start"] = round(min(greedy(folder, when)), 4)
                 starts += [{"variant": name, "seed": seed, "when": when, "start": q,
-                            "share": round(np.mean(v), 4), "optimum": round(VALUE[world.read(q)[1]], 3)}
+                            "share": round(np.mean(v), 4), "optimum": round(best(*world.read(q)), 3)}
                            for q, v in sorted(by_start.items())]  # fmt: skip
             with open(folder / "train_log.csv", newline="") as file:
                 log = list(csv.DictReader(file))
@@ -246,7 +262,7 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
             for k, (cell, move) in enumerate(moves_of(question, episode)):
                 if k in first[i]:
                     given.append(advantages[i, first[i][k]])
-                    right.append(OPTIMUM[cell, move] - max(OPTIMUM[cell, m] for m in world.MOVES))
+                    right.append(OPTIMA[""][cell, move] - best("", cell))
         yield {"advantage": kind, "correlation": round(float(np.corrcoef(given, right)[0, 1]), 4),
                "moves": len(given)}  # fmt: skip
 
@@ -268,14 +284,13 @@ def table_of_price(runs: Path, curves: list[dict[str, Any]]) -> None:
         lines.append({"who": "Q-learning", "seed": seed, "numbers": 64, "episodes": int(log[at, 0]),
                       "moves": moves, "tokens": 0, "seconds": round(seconds * moves / log[:, 3].sum()
                       / c.LOG_EVERY, 3)})  # fmt: skip
-    optimum = np.mean([*VALUE.values()])
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
             means = [
                 np.mean([float(r["reward"]) for r in rows[max(0, i - 2) : i + 1]]) for i in range(len(rows))
             ]
-            at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum), None)
+            at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
             if at is None:
                 continue
             tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
@@ -297,7 +312,7 @@ def worst_of_table(Q: np.ndarray) -> float:
             gained += GAMMA**k * (world.GOAL_REWARD if cell == world.GOAL else world.STEP_REWARD)
             if cell == world.GOAL:
                 break
-        shares.append(gained / VALUE[start])
+        shares.append(gained / best("", start))
     return min(shares)
 
 
@@ -306,8 +321,7 @@ def draw(curves: list[dict[str, Any]]) -> None:
     """Return against the optimum: the two kinds of credit, and the mistakes."""
     figure, halves = plt.subplots(1, 2, figsize=(12, 4.4), sharey=True, layout="constrained")
     names = list(VARIANTS)
-    optimum = np.mean([*VALUE.values()])
-    for axes, shown in zip(halves, (names[:2], [names[0], *names[2:]])):
+    for axes, shown in zip(halves, (names[:4], [names[0], *names[4:]])):
         for name in shown:
             of_seed = [[float(r["reward"]) for r in curves if r["variant"] == name and r["seed"] == seed]
                        for seed in VARIANTS[name][0]]  # fmt: skip
@@ -315,7 +329,7 @@ def draw(curves: list[dict[str, Any]]) -> None:
             [line] = axes.plot(np.arange(1, STEPS + 1), values.mean(axis=0), label=name, lw=1.6)
             axes.fill_between(np.arange(1, STEPS + 1), values.min(axis=0), values.max(axis=0),
                               color=line.get_color(), alpha=0.15, lw=0)  # fmt: skip
-        axes.axhline(optimum, color="black", lw=0.8, ls="--", label="optimum")
+        axes.axhline(optimum(""), color="black", lw=0.8, ls="--", label="optimum of the plain grid")
         axes.set(xlabel="step (120 episodes each)", ylim=(-10, 100))
         axes.legend(frameon=False, loc="lower right")
     halves[0].set(ylabel="return, mean over all starts")
