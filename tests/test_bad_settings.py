@@ -14,7 +14,7 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import settings
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.settings import UserError
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}
@@ -236,7 +236,7 @@ def test_a_faulty_reward_file_is_one_line(text):
     Path("own.py").write_text(text)
     row = {"data_source": "mine", "source": "mine.jsonl", "line": "1", "answer": "2"}
     with pytest.raises(UserError) as error:
-        grader = task_rewards.make_grader("", "own.py", reward_func, [row])
+        grader = run_grader.make_grader("", "own.py", reward_func, [row])
         for function in grader.functions:
             columns = dict(answer=["2"], question=["1 + 1?"], data_source=["mine"], extra_info=[""])
             function(prompts=["1 + 1?"], completions=["2"], **columns)

@@ -35,7 +35,7 @@ from parts.data import prompts
 from parts.machine import devices, process, versions
 from parts.model import llama
 from parts.model.cluster import make_cluster
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import answers, checks, run_folder, train_log
 from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
@@ -585,7 +585,7 @@ def not_a_number(prompts, completions, **columns):
 def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
     c, cluster, rows, run = learning
     monkeypatch.setattr(reward_func, "check_answer", reward_fn)
-    grader = task_rewards.make_grader("", "", reward_func, rows)
+    grader = run_grader.make_grader("", "", reward_func, rows)
     weights = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(cluster.actor_trainer.model, nnx.Param)))
     with pytest.raises(UserError) as error:
         demo.train(c, cluster, grader, rows, run)
@@ -673,7 +673,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_next_one_counts(learnin
         seen.append(jax.tree.map(np.array, nnx.state(cluster.actor_trainer.model, nnx.Param)))
         return place(cluster, batch, passes)
 
-    grader = task_rewards.make_grader("", "", reward_func, rows)
+    grader = run_grader.make_grader("", "", reward_func, rows)
     c = dataclasses.replace(c, NUM_BATCHES=3, WARMUP_FRACTION=0.0, BETA=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "place", poisoned)

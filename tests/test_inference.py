@@ -16,7 +16,7 @@ import reward_func
 from parts import settings
 from parts.model import llama
 from parts.rewards.grading import extract_answer, grade, last_number
-from parts.rewards.task_rewards import COURSE_REWARDS
+from parts.rewards.run_grader import COURSE_REWARDS
 from parts.settings import HERE, UserError
 
 

@@ -12,7 +12,7 @@ import reward_func
 from parts import settings
 from parts.data import prompts
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import report
 from parts.settings import HERE, UserError
 
@@ -29,7 +29,7 @@ def constants(*arguments):
 
 
 def grader_of(rewards, rows=()):
-    return task_rewards.make_grader(rewards, "", reward_func, rows)
+    return run_grader.make_grader(rewards, "", reward_func, rows)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ import transformers
 
 import reward_func
 from parts.data import prompts, questions
-from parts.rewards import task_rewards
+from parts.rewards import run_grader, task_rewards
 from parts.run import checks
 from parts.settings import HERE, UserError
 
@@ -621,7 +621,7 @@ def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
 
 def chosen(*rows, rewards=""):
     data = [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
-    return task_rewards.make_grader(rewards, "", reward_func, data).names
+    return run_grader.make_grader(rewards, "", reward_func, data).names
 
 
 def test_the_rewards_follow_the_data():
@@ -789,8 +789,8 @@ def test_a_template_that_asks_the_question_is_taken(template):
 def test_a_reward_file_may_import_the_courses_rewards():
     """`import reward_func` works as in a run: the folder of the script is on the path."""
     code = (
-        "import reward_func\nfrom parts.rewards import task_rewards\n"
-        f"grader = task_rewards.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
+        "import reward_func\nfrom parts.rewards import run_grader, task_rewards\n"
+        f"grader = run_grader.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
         "print(grader.names)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)

@@ -11,7 +11,7 @@ import string
 
 from parts.constants import LORA_TARGETS, lora_targets
 from parts.data import questions
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.settings import UserError, find_path
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
@@ -144,12 +144,12 @@ def template(c) -> None:
 
 def rewards(c) -> None:
     """Rewards that are named twice, or want two forms of one answer."""
-    listed = task_rewards.reward_names(c.REWARDS)
+    listed = run_grader.reward_names(c.REWARDS)
     for name in listed:
         if listed.count(name) > 1:
             raise UserError(f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once")
     names = set(listed)
-    think, reasoning = names & task_rewards.WANT_THINK_TAGS, names & task_rewards.WANT_REASONING_TAGS
+    think, reasoning = names & run_grader.WANT_THINK_TAGS, names & run_grader.WANT_REASONING_TAGS
     if think and reasoning:
         raise UserError(
             f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "

@@ -26,7 +26,7 @@ from parts import settings
 from parts.data import prompts, questions
 from parts.machine import devices, versions
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader, task_rewards
 from parts.run import checkpoints, checks, memory, run_files, run_folder
 from parts.settings import UserError, find_path
 
@@ -175,7 +175,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             raise
         print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
-    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
+    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
     if data and c.EVAL_EVERY:
         (train, source), (validation, _) = data["train"], data["validation"]
         held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
