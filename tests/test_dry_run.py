@@ -165,7 +165,7 @@ def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
 # One setting each, wrong in another way; some on the laptop's job, some on the 8 B job.
 WRONG = {
     "an unknown name": (["NUM_BATCH=3"], "NUM_BATCH=3", "NUM_BATCHES"),
-    "a wrong type": (["LEARNING_RATE=fast"], "LEARNING_RATE=fast", "a finite number"),
+    "a wrong type": (["LEARNING_RATE=fast"], "LEARNING_RATE=fast", "valid number"),
     "no such model": (["MODEL=nobody/nothing"], "MODEL=nobody/nothing", "give a folder"),
     "no such data": (["DATASET=missing.jsonl"], "missing.jsonl", "JSONL or Parquet file"),
     "prompts too short": (["MAX_PROMPT_LENGTH=3"], "MAX_PROMPT_LENGTH=3", "raise it"),

@@ -40,7 +40,7 @@ def grader_of(rewards, rows=()):
             r"no reward 'check_anser'; there are match_format_exactly, .*compute_score",
         ),
         (["REWARD_FUNC=gone.py"], r"REWARD_FUNC=.*gone.py: not a Python file"),
-        (["BAD_ROWS=drop"], "BAD_ROWS=drop: use one of refuse, skip"),
+        (["BAD_ROWS=drop"], "BAD_ROWS=drop: must be 'refuse' or 'skip'"),
     ],
 )
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(arguments, words):
