@@ -375,7 +375,7 @@ def test_bad_data_is_named_with_file_and_row(text, words):
 
 def test_training_and_testing_on_one_file_is_refused():
     Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
-    with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
+    with pytest.raises(UserError, match=r"TEST_DATASET=: mine.jsonl is trained on, too"):
         demo.main(["DATASET=mine.jsonl"])
 
 
