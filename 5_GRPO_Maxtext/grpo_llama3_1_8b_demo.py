@@ -591,7 +591,8 @@ def main(arguments: list[str]) -> None:
                     rows["train"], rows["validation"], c.EVAL_QUESTIONS
                 )
             cluster = make_cluster(c, folder, hf, tokenizer, functools.partial(sampling, c))
-            memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
+            parameters = llama.count_parameters(cluster.actor_trainer.model)
+            memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
             done = max(checkpoints.saved(run.checkpoints), default=0)  # by an earlier process
             report.introduce(c, run, cluster, folder, hf, grader, rows, sources, done)
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parts.rewards import code_grading, task_rewards
 from parts.rewards.code_grading import side_by_side
@@ -212,7 +212,8 @@ def make_grader(
         UserError: no such reward, a `reward_file` that does not run, an unknown data_source (lists the known
             ones), or an answer that the rewards cannot grade.
     """
-    own = load_file(find_path(reward_file).resolve()) if reward_file else {}
+    own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
+    own = {name: value for name, value in own.items() if name[0] != "_"}
     built_in = {name: getattr(course, name) for name in COURSE_REWARDS}
     built_in |= THINK_REWARDS | {"compute_score": task_rewards.compute_score}
     known = {name: function for name, function in (built_in | own).items() if callable(function)}
@@ -248,8 +249,8 @@ def make_grader(
     return Grader(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
 
 
-def load_file(path: Path) -> dict[str, Any]:
-    """Runs a file of rewards; what it defines, by name.
+def load_file(path: Path) -> ModuleType:
+    """Runs a file of rewards and returns it as a module.
 
     Raises:
         UserError: no such file, or it raises an exception.
@@ -264,7 +265,7 @@ def load_file(path: Path) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         raise UserError(f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it") from error
-    return {name: value for name, value in vars(module).items() if name[0] != "_"}
+    return module
 
 
 def by_row(score: Callable[..., float], reward_file: str) -> Reward:

@@ -6,8 +6,7 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
 
-8 s on one core of an AMD EPYC, imports included; one to three minutes more per TPU slice that is compiled for
-(only where libtpu is installed, and assets/fit_check.csv lacks this model or these constants).
+8 s on one core of an AMD EPYC, imports included.
 """
 
 import contextlib
@@ -215,7 +214,7 @@ def check_paths(c, trained: int) -> None:
         f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
-        memory.check_checkpoint_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
+        memory.check_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
 
 
 def refuse_unwritable(constant: str, folder: Path) -> None:
