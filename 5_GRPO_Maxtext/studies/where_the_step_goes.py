@@ -32,7 +32,7 @@ from parts.machine import process
 from parts.model import cluster as clusters
 from parts.model import faster_on_cpu, llama
 from parts.model import rollout as rollouts
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import answers, checks, run_folder, train_log
 
 COMPILING = 3  # first steps, left out
@@ -124,7 +124,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
         tokenizer = llama.load_tokenizer(model_folder)
         with run_folder.open_run(c) as run:
             rows, source = demo.read_data(c, None)["train"]
-            grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
+            grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
             rows = demo.make_prompts(c, rows, source, tokenizer, grader.think_tags, run.logs / "too_long.csv")
             sampling = functools.partial(demo.sampling, c)
             cluster = demo.make_cluster(c, model_folder, hf, tokenizer, sampling)
