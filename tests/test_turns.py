@@ -21,7 +21,7 @@ import grpo_llama3_1_8b_demo as demo
 from parts import loss_variants, settings
 from parts.data.prompts import to_prompt
 from parts.model import llama, rollout, turns
-from parts.rewards.task_rewards import load_file
+from parts.rewards.run_grader import load_file
 from parts.run import checks
 from parts.settings import HERE, UserError
 
@@ -446,7 +446,7 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
 
 LOADS = f"""
 from pathlib import Path
-from parts.rewards.task_rewards import load_file
+from parts.rewards.run_grader import load_file
 grid_world = load_file(Path({str(HERE / GRID)!r}), "GRID")
 """
 BREAKS = """

@@ -1,8 +1,8 @@
 """A calculator as a world: ENVIRONMENT=examples/calculator.py REWARDS=check_answer,check_numbers.
 
-The model writes "17*24=" and reads "408" before it goes on, in the same message. It gives no rewards of its own:
-name those that grade the text. For a model that was taught to write <calc>17*24</calc>, set STOP = "</calc>"
-and change SUM to r"<calc>(\\d+)([-+*])(\\d+)</calc>$".
+The model writes "17*24=" and reads "408" before it goes on, in the same message. It gives no rewards of its
+own: name those that grade the text. For a model that was taught to write <calc>17*24</calc>, set
+STOP = "</calc>" and SUM = r"<calc>(\\d+)([-+*])(\\d+)</calc>$".
 """
 
 import re

@@ -32,7 +32,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from parts import settings
-from parts.rewards.task_rewards import load_file
+from parts.rewards.run_grader import load_file
 from parts.settings import HERE, Count, CountOrOff, Seed, UserError, find_path
 
 

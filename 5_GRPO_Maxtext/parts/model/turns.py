@@ -24,6 +24,7 @@ import contextlib
 import functools
 import itertools
 import numbers
+import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -31,8 +32,7 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from parts.data.prompts import time_limit
-from parts.rewards.task_rewards import MAX_REWARD, load_file
+from parts.rewards.run_grader import MAX_REWARD, load_file
 from parts.settings import UserError, find_path
 
 WORLD_SECONDS = 10  # that a world may take for one answer
@@ -82,6 +82,22 @@ def load(environment: str) -> type:
             "(docs/turns.md has one of twenty lines)"
         )
     return kind
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in a block of the main thread that takes longer, by a Unix signal."""
+
+    def end(number, frame):
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    old = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 @contextlib.contextmanager

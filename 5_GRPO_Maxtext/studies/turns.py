@@ -1,7 +1,7 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
 
-    python benchmarks/turns.py                  # every run one after another
-    python benchmarks/turns.py RUNS=runs/turns  # keeps the runs; continues where it stopped
+    python 5_GRPO_Maxtext/studies/turns.py                  # every run one after another
+    python 5_GRPO_Maxtext/studies/turns.py RUNS=runs/turns  # keeps the runs; continues where it stopped
 
 Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
@@ -22,6 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+FOLDER = Path(__file__).resolve().parent.parent
+ROOT = FOLDER.parent
+ASSETS = FOLDER / "assets"
+sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning"), str(ROOT / "benchmarks")]
+
+import jax
 import matplotlib
 import numpy as np
 from machine import processor
@@ -29,18 +35,11 @@ from machine import processor
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "5_GRPO_Maxtext"
-ASSETS = FOLDER / "assets"
-sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning")]
-
-import jax
-
 import grpo_llama3_1_8b_demo as demo
 from parts import loss_variants, settings
 from parts.machine import process
 from parts.model import llama, turns
-from parts.rewards.task_rewards import load_file
+from parts.rewards.run_grader import load_file
 
 world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
 GAMMA = 0.99  # chapter 1's
