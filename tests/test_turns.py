@@ -18,12 +18,14 @@ from short_runs import load_weights, run_here
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
+import inference
 from parts import loss_variants, settings
 from parts.data.prompts import to_prompt
 from parts.model import llama, rollout, turns
 from parts.rewards.run_grader import load_file
 from parts.run import checks
 from parts.settings import HERE, UserError
+from tools import pass_at_k
 
 GRID = "examples/grid/grid_world.py"
 T, TURNS, ROWS = 30, 5, 32  # tokens and turns of an episode here, rows of a call
@@ -501,8 +503,8 @@ REFUSED = {
     "RETURN_TO_GO=True ADVANTAGE=rloo": "RETURN_TO_GO=True: judges turns",
     "RETURN_TO_GO=True ENVIRONMENT=": "name an ENVIRONMENT",
     "REWARDS=episode_return ENVIRONMENT=": "episode_return is a world's",
-    "MAX_TURNS=0": "MAX_TURNS=0: use a whole number, 1 or more",
-    "GAMMA=1.5": "GAMMA=1.5: use a finite number, above 0, at most 1",
+    "MAX_TURNS=0": "MAX_TURNS=0: must be greater than or equal to 1",
+    "GAMMA=1.5": "GAMMA=1.5: must be less than or equal to 1",
     "ENVIRONMENT=gs://bucket/world.py": "must be a local path",
 }
 
@@ -511,6 +513,48 @@ REFUSED = {
 def test_what_does_not_go_with_turns_is_refused(arguments):
     with pytest.raises(UserError) as caught:
         constants(*arguments.split())
-    assert REFUSED[arguments] in str(caught.value).replace("a number", "a finite number") and "\n" not in str(
-        caught.value
+    assert REFUSED[arguments] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):
+    (tmp_path / "constants.json").write_text(json.dumps({"MODEL": "tiny_grid", "ENVIRONMENT": GRID}))
+    for ask in (
+        inference.read_arguments,
+        lambda given: pass_at_k.named_run(pass_at_k.Constants(), str(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=r"was trained by turns with ENVIRONMENT=.* nobody answers"):
+            ask([f"CHECKPOINT={tmp_path}"])
+
+
+def test_a_dry_run_loads_the_world(tmp_path, capsys):
+    run_here(tmp_path, *SHORT, "DRY_RUN=True")
+    said = (tmp_path / "said.txt").read_text()
+    assert f"world    {GRID}, at most 4 turns" in said and "episode_return (built in)" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"ENVIRONMENT=.*nowhere.py: not a Python file"):
+        run_here(tmp_path, *SHORT, "DRY_RUN=True", "ENVIRONMENT=nowhere.py")
+
+
+def test_the_calculator():
+    calculator = load_file(HERE / "examples" / "calculator.py", "ENVIRONMENT").Environment()
+    assert calculator.reset("", None) == ""
+    for action, result in {"<reasoning>15-4=": "11", ",11 + 3 =": "14", "17*24=": "408", "x=": ""}.items():
+        assert calculator.step(action) == (result, 0.0, False, False)
+    assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
+
+
+def test_lora_and_rewards_of_ones_own_go_with_turns(tmp_path):
+    """Points for a short walk beside the world's; the weights that are trained are A and B alone."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def short(completions, **columns):\n    return [-len(text.split()) for text in completions]\n"
     )
+    arguments = [f"REWARD_FUNC={mine}", "REWARDS=episode_return,short", "LORA_RANK=2", "NUM_BATCHES=1"]
+    run_here(tmp_path, *SHORT, *arguments)
+    [line] = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[1:]
+    names = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[0].split(",")
+    row = dict(zip(names, map(float, line.split(",")), strict=True))
+    assert row["reward"] == pytest.approx(row["reward_episode_return"] + row["reward_short"])
+    assert row["reward_short"] < -4 and row["grad_norm"] > 0
+    weights = [name for name in load_weights(tmp_path / "run", 1) if name.startswith("weights")]
+    assert weights and all("lora" in name for name in weights)
