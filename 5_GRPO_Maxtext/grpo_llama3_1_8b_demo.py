@@ -506,7 +506,7 @@ def train(
             asking = functools.partial(
                 ask, c, generate=generate, walk=walk, rewards=rewards, pad_id=pad_id, eos_id=eos_id
             )
-            with process.kept(functools.partial(save, step)):
+            with process.kept(save, step):
                 drawn = all_drawn = asking(batch_of_questions)
                 if c.ZERO_VARIANCE_GROUPS == "refill":
                     others = map(asking, refill_batches(c, rows, step))

@@ -23,7 +23,7 @@ from parts import loss_variants, settings
 from parts.data.prompts import to_prompt
 from parts.model import llama, rollout, turns
 from parts.rewards.run_grader import load_file
-from parts.run import checks
+from parts.run import checks, episodes
 from parts.settings import HERE, UserError
 from tools import pass_at_k
 
@@ -252,7 +252,7 @@ SHORT = [
 # --- credit
 
 
-def episode(*rewards, gamma=1.0):
+def rewarded(*rewards, gamma=1.0):
     to_go = [sum(gamma**j * r for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
     return turns.Episode("", to_go=to_go, rewards=list(rewards))
 
@@ -260,15 +260,15 @@ def episode(*rewards, gamma=1.0):
 def test_return_to_go_is_discounted_from_the_turn_on():
     output = walk(QUESTIONS, "GAMMA=0.9")
     for found in output.text:
-        expected = episode(*found.rewards, gamma=0.9).to_go
+        expected = rewarded(*found.rewards, gamma=0.9).to_go
         np.testing.assert_allclose(found.to_go[: len(expected)], expected)
         assert len(found.to_go) == max(found.turn) + 1
 
 
 def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     """By plain loops; the second group has episodes of one, two and three turns, and another reward, too."""
-    texts = [episode(-1, 100), episode(-1, -1), episode(-1, -1),
-             episode(100), episode(-1, 100), episode(-1, -1, -1)]  # fmt: skip
+    texts = [rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1),
+             rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]  # fmt: skip
     turn = np.array([[0, -1, 1, -1]] * 3 + [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]])
     own = np.array([e.to_go[0] for e in texts])
     other = np.array([0.0, 2, 0, 0, 0, 5])
@@ -290,7 +290,7 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
 
 
 def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
-    texts = [episode(-1, 100), episode(-1, -1)]
+    texts = [rewarded(-1, 100), rewarded(-1, -1)]
     drawn = SimpleNamespace(
         texts=texts, turn=np.array([[0, 1]] * 2), rewards=np.array([0.0, 4]), points={"other": [0.0, 4]}
     )
@@ -558,3 +558,21 @@ def test_lora_and_rewards_of_ones_own_go_with_turns(tmp_path):
     assert row["reward_short"] < -4 and row["grad_norm"] > 0
     weights = [name for name in load_weights(tmp_path / "run", 1) if name.startswith("weights")]
     assert weights and all("lora" in name for name in weights)
+
+
+def test_the_page_of_turns_says_whose_a_token_is(tmp_path):
+    """Against answers.jsonl; hostile text is text. The path ends where the walk ended."""
+    run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    lines[0]["completions"][0]["pieces"][0] = "<script>"
+    (run / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = episodes.write(run).read_text()
+    assert page.isascii() and "<script>" not in page and "&lt;script&gt;" in page
+    shown = [answer for line in lines for answer in line["completions"]]
+    worlds = sum(turn < 0 for answer in shown for turn in answer["turn"])
+    assert page.count('class="world"') == worlds > 20
+    assert page.count("<small>") == sum(len(answer["turn"]) for answer in shown) - worlds
+    assert page.count("<polyline") == len(shown) == 8
+    svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
+    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg

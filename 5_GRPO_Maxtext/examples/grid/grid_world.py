@@ -5,6 +5,8 @@ harder worlds. The model writes up, down, left or right and reads where it is. A
 leads nowhere. Every move costs 1; the one that reaches row 4 column 4 earns 100 instead.
 """
 
+import functools
+
 import numpy as np
 
 SIZE = 4
@@ -51,6 +53,30 @@ class Environment:
         reached = self.place == GOAL
         return in_words(self.place), GOAL_REWARD if reached else STEP_REWARD, reached, False
 
+    @staticmethod
+    def picture(question: str, text: str) -> str:
+        """The path of an episode on the grid, as an SVG; in each cell V*, at chapter 1's discount of 0.99."""
+        world, start = read(question)
+        moves, heard = text.split("\n")[::2], text.split("\n")[1::2]
+        values, places = q_star(world, 0.99), [start, *(read(said)[1] for said in heard)]
+        if len(moves) > len(heard):  # after the last move nothing was said
+            places.append(moved(world, places[-1], MOVES.get(moves[-1], (0, 0))))
+        cells = []
+        for row, column in (divmod(i, SIZE) for i in range(SIZE**2)):
+            best = max((values.get(((row, column), move), 0.0) for move in MOVES), default=0.0)
+            name = "#" if (row, column) in BLOCKED.get(world, ()) else f"{best:.0f}"
+            name = "goal" if (row, column) == GOAL else name
+            cells.append(
+                f'<rect x="{40 * column}" y="{40 * row}" width="40" height="40" fill="none" stroke="#888"/>'
+                f'<text x="{40 * column + 3}" y="{40 * row + 11}" font-size="9" fill="#888">{name}</text>'
+            )
+        path = " ".join(f"{40 * column + 20},{40 * row + 22}" for row, column in places)
+        x, y = path.split()[-1].split(",")
+        return (
+            f'<svg viewBox="-1 -1 162 162">{"".join(cells)}<polyline points="{path}" fill="none" '
+            f'stroke="#1f77b4" stroke-width="3"/><circle cx="{x}" cy="{y}" r="5" fill="#1f77b4"/></svg>'
+        )
+
 
 # %% Its optimum, which the model never sees ----------------------------------------------------------------
 def starts(world: str) -> list[tuple[int, int]]:
@@ -59,6 +85,7 @@ def starts(world: str) -> list[tuple[int, int]]:
     return [cell for cell in cells if cell != GOAL and cell not in BLOCKED.get(world, ())]
 
 
+@functools.cache
 def q_star(world: str, gamma: float) -> dict[tuple[tuple[int, int], str], float]:
     """The optimal value of each move from each cell (Sutton & Barto, eq. 4.2's fixed point).
 

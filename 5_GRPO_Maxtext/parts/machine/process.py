@@ -52,12 +52,13 @@ def stop_after_step() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def kept(save: Callable[[], None]) -> Iterator[None]:
-    """Saves what was learned before a UserError in the block: a reader's reward or world is at fault."""
+def kept(save: Callable[[int], None], step: int) -> Iterator[None]:
+    """Saves the `step` steps done if the block raises UserError: a reader's reward or world is at fault."""
     try:
         yield
     except UserError:
-        save()
+        if step:
+            save(step)
         raise
 
 

@@ -164,21 +164,20 @@ class Walker:
     Args:
         c: the constants of the run.
         tokenizer: Tunix's adapter.
-        around: from `around_observation`.
+        stop: of the Environment.
+        around: from `around_observation`; None with a `stop`.
         limit: T, tokens.
         question: from the data.
         rng: the world's.
     """
 
-    def __init__(self, c, tokenizer, around: tuple[str, str], limit: int, question: str, rng):
-        self.c, self.tokenizer, self.limit = c, tokenizer, limit
-        self.before, self.after = around
+    def __init__(self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng):
+        self.c, self.tokenizer, self.stop, self.around, self.limit = c, tokenizer, stop, around, limit
         self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
         with guarded(c.ENVIRONMENT, "Environment()"):
             self.world = load(c.ENVIRONMENT)()
-        self.stop = getattr(self.world, "STOP", "")
         first, *_ = ask_world(c.ENVIRONMENT, "reset", lambda: self.world.reset(question, rng))
         if first:
             self.hear(first, first)
@@ -222,7 +221,7 @@ class Walker:
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
         self.over |= bool(self.stop and ends)
         if not self.over:
-            self.hear(observation, observation if self.stop else self.before + observation + self.after)
+            self.hear(observation, observation if self.stop else observation.join(self.around))
 
     def hear(self, observation: str, text: str) -> None:
         """Queues the world's tokens; one too many for the row cuts the episode off."""
@@ -270,14 +269,15 @@ def walk(
         UserError: the world is at fault.
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
-    around, key = around_observation(tokenizer), rollout.key(config.seed)
+    stop = getattr(load(c.ENVIRONMENT), "STOP", "")
+    around, key = None if stop else around_observation(tokenizer), rollout.key(config.seed)
     walkers = []
     for start in range(0, len(prompts), rollout.rows):
         part = slice(start, start + rollout.rows)
         drawn_by = jax.random.fold_in(key, start)
         seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(len(prompts[part]))
         rows = [
-            Walker(c, tokenizer, around, limit, question, np.random.default_rng(seed))
+            Walker(c, tokenizer, stop, around, limit, question, np.random.default_rng(seed))
             for question, seed in zip(questions[part], seeds, strict=True)
         ]
         columns = rollout.token_by_token(prompts[part], config, drawn_by)

@@ -15,7 +15,7 @@ from etils import epath
 from parts import settings
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run import answers, checkpoints, evaluation, page
+from parts.run import answers, checkpoints, episodes, evaluation, page
 from parts.run.run_folder import Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -236,6 +236,8 @@ def write(
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
     print(f"every answer: open {page.write(folder)} in a browser")
+    if c.ENVIRONMENT:
+        print(f"turn by turn: open {episodes.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {c.PROFILE_DIR}")
