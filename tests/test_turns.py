@@ -1,5 +1,6 @@
 """Turns: what a model draws and a world answers, against one full pass, brute force, and chapter 1's grid."""
 
+import csv
 import functools
 import hashlib
 import itertools
@@ -23,10 +24,12 @@ from parts import loss_variants, settings
 from parts.data.prompts import to_prompt
 from parts.model import llama, rollout, turns
 from parts.rewards.run_grader import load_file
-from parts.run import checks, episodes
+from parts.run import checks, episodes, health
+from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
 from tools import pass_at_k
 
+ROOT = HERE.parent
 GRID = "examples/grid/grid_world.py"
 T, TURNS, ROWS = 30, 5, 32  # tokens and turns of an episode here, rows of a call
 world = load_file(HERE / GRID, "ENVIRONMENT")
@@ -493,6 +496,15 @@ def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path,
     shutil.rmtree(whole)
 
 
+def test_the_health_line_of_episodes_that_are_cut_off_names_the_turns():
+    log = read_log(ROOT / "tests" / "golden" / "health" / "cut_off.csv")
+    saved = json.loads((ROOT / "tests" / "golden" / "health" / "cut_off.json").read_text())
+    [line] = [x for x in health.history(log, saved | {"ENVIRONMENT": GRID, "MAX_TURNS": 8}) if "cut off" in x]
+    assert "raise MAX_TURNS=8, TOTAL_GENERATION_STEPS=" in line
+    [line] = [x for x in health.history(log, saved) if "cut off" in x]
+    assert "raise TOTAL_GENERATION_STEPS=" in line
+
+
 # --- refused
 
 REFUSED = {
@@ -576,3 +588,47 @@ def test_the_page_of_turns_says_whose_a_token_is(tmp_path):
     assert page.count("<polyline") == len(shown) == 8
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
     assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
+
+
+# --- the page
+
+
+def lines_of(name, **wanted):
+    with open(HERE / "assets" / name, newline="") as file:
+        return [row for row in csv.DictReader(file) if all(row[k] == v for k, v in wanted.items())]
+
+
+def spread(rows, column, digits, scale=1.0, unit=""):
+    values = scale * np.array([float(row[column]) for row in rows])
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}{unit}"
+
+
+@pytest.mark.parametrize("page", ["turns.md", "turns_ch.md"])
+def test_the_tables_of_the_page_are_those_of_the_study(page):
+    text = (HERE / "docs" / page).read_text()
+    for G in ("4", "8", "16"):
+        cells = [spread(lines_of("turns_credit.csv", G=G, advantage=kind), "correlation", 3)
+                 for kind in ("episode", "return to go")]  # fmt: skip
+        assert f"| {G} | {' | '.join(cells)} |" in text
+    for variant in dict.fromkeys(row["variant"] for row in lines_of("turns.csv")):
+        rows = lines_of("turns.csv", variant=variant)
+        shares = [spread(rows, f"{when}_share", 1, 100, " %") for when in ("before", "after")]
+        if variant not in ("episode", "return to go", "slippery", "walls"):
+            assert f"| {shares[1]} |" in text, variant  # a mistake's
+            continue
+        cells = [*shares, spread(rows, "after_worst_start", 1, 100, " %")]
+        cells += [spread(rows, f"{when}_regret", 2) for when in ("before", "after")]
+        cells += [f"{100 * min(float(row['after_greedy_worst_start']) for row in rows):.1f} %"]
+        cells += [f"{np.mean([float(row['processor_seconds']) for row in rows]):.0f}"]
+        assert f"| {' | '.join(cells)} |" in text, variant
+        if variant in ("episode", "return to go"):  # what it must show: 95 % from every start, in 3 minutes
+            assert len(rows) == 5 and min(float(row["after_greedy_worst_start"]) for row in rows) >= 0.95
+            assert max(float(row["processor_seconds"]) for row in rows) < 180
+    for who in dict.fromkeys(row["who"] for row in lines_of("turns_price.csv")):
+        rows = lines_of("turns_price.csv", who=who)
+        mean = {
+            k: np.mean([float(row[k]) for row in rows]) for k in ("episodes", "moves", "tokens", "seconds")
+        }
+        tokens = f"{mean['tokens']:,.0f}" if mean["tokens"] else "—"
+        cells = [f"{int(rows[0]['numbers']):,}", f"{mean['episodes']:,.0f}", f"{mean['moves']:,.0f}", tokens]
+        assert f"| {' | '.join(cells)} | {mean['seconds']:.2f} |" in text, who

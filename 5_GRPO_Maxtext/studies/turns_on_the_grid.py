@@ -1,7 +1,7 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
 
     python 5_GRPO_Maxtext/studies/turns_on_the_grid.py                  # every run one after another
-    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; continues where it stopped
+    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; goes on
 
 Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
