@@ -14,6 +14,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import sys
 import tempfile
 import time
@@ -53,7 +54,7 @@ COMMON = (
 LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
 PLAIN_MASK = "mask = (drawn.turn[:, :width] >= 0) & counts[:, None]"
 ADVANTAGE = "advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)"
-HEARD = "tokens = self.tokenizer.encode(text, add_special_tokens=False)"
+HEARD = "self.fed.extend(tokens)"
 # By name: seeds, constants, and what is changed in the text of the main script, or of parts/model/turns.py.
 VARIANTS = {
     "episode": (range(5), "", ()),
@@ -72,7 +73,9 @@ VARIANTS = {
         ((ADVANTAGE, "advantages = use.advantage(drawn.rewards.reshape(c.BATCH_SIZE, -1).T.ravel(), "
                      "c.BATCH_SIZE).reshape(-1, c.BATCH_SIZE).T.ravel()"),),
     ),
-    "padding between turns": (range(3), "", ((HEARD, HEARD + " + [self.tokenizer.pad_id()] * 2"),)),
+    "padding between turns": (
+        range(3), "", ((HEARD, "self.fed.extend([self.tokenizer.pad_id()] * 2 + tokens)"),),
+    ),
 }  # fmt: skip
 
 
@@ -159,7 +162,7 @@ def kept_steps(folder: Path) -> dict[int, list[tuple[str, dict[str, float]]]]:
 def greedy(folder: Path, when: str) -> list[float]:
     """Share of the optimum of the greedy walk from each start, before or after training.
 
-    The slips of a slippery walk are not in its text: there a walk counts as if nothing had slipped.
+    On the slippery grid NaN: its rewards follow from slips that the text does not tell.
     """
     result, shares = json.loads((folder / f"{when}.json").read_text()), []
     for asked, text in zip(result["asked"], result["completions"], strict=True):
@@ -168,7 +171,8 @@ def greedy(folder: Path, when: str) -> list[float]:
         for cell, move in moves_of(asked["question"], text):
             walked.place = cell
             rewards.append(walked.step(move)[1])
-        shares.append(judged(asked["question"], text, rewards)["share"])
+        slips = world.read(asked["question"])[0] in world.SLIP
+        shares.append(math.nan if slips else judged(asked["question"], text, rewards)["share"])
     return shares
 
 
@@ -293,9 +297,10 @@ def table_of_price(runs: Path, curves: list[dict[str, Any]]) -> None:
             if at is None:
                 continue
             tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
+            moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
             line = json.loads((runs / f"{name.replace(' ', '_')}_{seed}" / "seconds.json").read_text())
             lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
-                          "episodes": 120 * (at + 1), "moves": round(tokens / 6), "tokens": round(tokens),
+                          "episodes": 120 * (at + 1), "moves": round(moves), "tokens": round(tokens),
                           "seconds": round(line["processor_seconds"] * (at + 1) / STEPS, 1)})  # fmt: skip
     write("turns_price.csv", lines)
 

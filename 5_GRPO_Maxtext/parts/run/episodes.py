@@ -54,7 +54,7 @@ def write(folder: Path) -> Path:
 def episode_row(environment: str, question: str, episode: dict[str, Any]) -> str:
     """An episode's tokens, each with its advantage, and the world's picture of it."""
     tokens = []
-    for piece, turn, advantage in zip(episode["pieces"], episode["turn"], episode["advantages"], strict=True):
+    for piece, turn, advantage in zip(episode["pieces"], episode["turn"], episode["advantages"]):
         text = html.escape(piece).encode("ascii", "xmlcharrefreplace").decode()
         if turn < 0:
             tokens.append(f'<span class="world">{text}</span>')
