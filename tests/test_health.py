@@ -91,11 +91,11 @@ def test_every_kind_of_line_is_provoked():
 
 
 def test_healthy_runs_are_left_in_peace():
-    """The default run's first steps; and all 200 of the committed one, which is older than some columns."""
+    """The default run's first steps; and all 100 of the committed one."""
     rows, constants = log("healthy")
     assert list(health.history(rows, constants)) == []
     rows = read_log(HERE / "assets" / "train_log.csv")
-    assert len(rows) == 200 and list(health.history(rows, constants)) == []
+    assert len(rows) == 100 and list(health.history(rows, constants)) == []
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -240,7 +240,7 @@ LEARNS = [
 def learned(tmp_path_factory):
     """The run's folder, what it said, what it said when it was run again, and its cluster.
 
-    50 of the 200 default steps, of 4 x 4 answers where the default has 16 x 8.
+    50 of the 100 default steps, of 4 x 4 answers where the default has 16 x 8.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("learned"))
