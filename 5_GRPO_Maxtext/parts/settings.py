@@ -83,6 +83,15 @@ def is_small(model: str) -> bool:
         return False  # out of reach, or a folder whose fault `llama.load_hf_config` will name
 
 
+def reachable(url: str) -> bool:
+    """Whether a server answers within PROBE_SECONDS."""
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
+    return False
+
+
 def config_from_hub(model: str) -> Path:
     """The config.json of a hub's name, from its cache if it is there; raises OSError or ValueError."""
     import huggingface_hub
@@ -91,11 +100,9 @@ def config_from_hub(model: str) -> Path:
     cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
     if isinstance(cached, str):
         return Path(cached)
-    address = huggingface_hub.hf_hub_url(name, "config.json", revision=revision or None)
-    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        huggingface_hub.get_session().head(address, timeout=PROBE_SECONDS)  # downloading tries for minutes
-        return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
-    raise OSError("out of reach")
+    if not reachable(huggingface_hub.constants.ENDPOINT):
+        raise OSError("out of reach")
+    return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
 
 
 def column(model: str) -> str:
