@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import math
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,11 +139,6 @@ def no_bar() -> bool | None:
     return None if is_first() else True
 
 
-def start_time() -> int:
-    """Seconds since 1970 on the first host's clock, the same on all."""
-    return of_first(int(time.time()))
-
-
 def of_first(number: int) -> int:
     """The first host's number, below 2^32, on all of them."""
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
@@ -165,42 +159,12 @@ def whole(array: Any) -> np.ndarray:
 
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------
-def split_devices(
-    devices: list, engine: str, trainer_fraction: float, sampler_fraction: float
-) -> tuple[list, list]:
-    """Devices that train and devices that generate.
+def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+    """Who trains where and who generates where.
 
     With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
     are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
     two fractions of 1.0.
-
-    Raises:
-        UserError: a fraction that is no whole number of devices, or shares that overlap only in part.
-    """
-    if engine != "vllm" or len(devices) == 1:
-        return devices, devices
-    counts = []
-    for name, fraction in (
-        ("TRAINER_DEVICES_FRACTION", trainer_fraction),
-        ("SAMPLER_DEVICES_FRACTION", sampler_fraction),
-    ):
-        count = fraction * len(devices)
-        if not math.isclose(count, round(count), abs_tol=1e-6):
-            raise UserError(
-                f"{name}={fraction}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
-                f"1/{len(devices)}"
-            )
-        counts.append(round(count))
-    if sum(counts) > len(devices) and counts != [len(devices)] * 2:
-        raise UserError(
-            f"TRAINER_DEVICES_FRACTION={trainer_fraction} and SAMPLER_DEVICES_FRACTION={sampler_fraction} "
-            "add up to more than 1; lower one, or set both to 1.0 to share all devices"
-        )
-    return devices[: counts[0]], devices[len(devices) - counts[1] :]
-
-
-def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
-    """Who trains where and who generates where.
 
     Args:
         c: the constants of the run.
@@ -211,12 +175,26 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
 
     Raises:
-        UserError: the fractions, the parallelism, the heads or the sequences do not divide; heads that vLLM's
-            engine gets wrong.
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide; shares that
+            overlap only in part; heads that vLLM's engine gets wrong.
     """
-    trainer, sampler = split_devices(
-        devices, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION, c.SAMPLER_DEVICES_FRACTION
-    )
+    trainer = sampler = devices
+    if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:
+        shares = {name: getattr(c, name) for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")}
+        for name, share in shares.items():
+            count = share * len(devices)
+            if not math.isclose(count, round(count), abs_tol=1e-6):
+                raise UserError(
+                    f"{name}={share}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
+                    f"1/{len(devices)}"
+                )
+        trains, generates = (round(share * len(devices)) for share in shares.values())
+        if len(devices) < trains + generates < 2 * len(devices):
+            raise UserError(
+                f"{' and '.join(f'{name}={share}' for name, share in shares.items())} add up to more than 1; "
+                "lower one, or set both to 1.0 to share all devices"
+            )
+        trainer, sampler = devices[:trains], devices[-generates:]
     tensor = c.TRAINER_TENSOR_PARALLEL
     if len(trainer) % tensor or hf.num_key_value_heads % tensor:
         raise UserError(
