@@ -306,7 +306,7 @@ def test_another_version_is_refused_at_every_start(monkeypatch, package):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-tpu.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements/tpu.txt"])
 def test_the_versions_are_the_pinned_ones(name):
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (HERE.parent / name).read_text(), re.M))
     assert {package: pins[package] for package in versions.VERSIONS} == versions.VERSIONS

@@ -167,5 +167,5 @@ def rollout_engine(c) -> None:
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
-            "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+            "(requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
         )
