@@ -228,12 +228,12 @@ def test_the_readme_shows_what_it_prints(probe, language):
 def test_the_readme_names_every_constant_with_its_default(script):
     command = [sys.executable, HERE / script[0], *script[1:], "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    constants = re.findall(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:    one of .*)?\n    \S", text, re.M)
+    constants = re.findall(r"^    ([A-Z][A-Z0-9_]*): [^=]+ = (.*?)  # \S", text, re.M)
     assert len(constants) >= 6
     for language in pages.LANGUAGES:
         rows = [line.split("`")[1] for line in pages.text(HERE, language).splitlines() if "| `" in line]
         for name, value in constants:
-            assert f"{name}={value.strip(chr(39))}" in rows
+            assert f"{name}={value.strip(chr(34))}" in rows
 
 
 @pytest.mark.parametrize("line", ["MLP=12", "EMBEDD=8", "BATCH_SIZE=x"])
