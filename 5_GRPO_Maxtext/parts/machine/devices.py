@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from tunix.rl import utils as rl_utils
-from tunix.rl.rl_cluster import RLCluster
 
 from parts.machine.versions import patched
 from parts.settings import UserError
@@ -123,9 +122,7 @@ def no_host_copies() -> contextlib.AbstractContextManager:
 
     jax cannot copy there what is sharded over several hosts. Drop this when Tunix copies for agents alone.
     """
-    return patched(
-        rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None, RLCluster.sync_weights
-    )
+    return patched(rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None)
 
 
 # %% Hosts --------------------------------------------------------------------------------------------------
