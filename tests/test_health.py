@@ -36,7 +36,7 @@ def main_scripts_constants():
     """Their names, as `--help` lists them: without the imports of the main script."""
     command = [sys.executable, HERE / "grpo_llama3_1_8b_demo.py", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = set(re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.M))
+    names = set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
     assert {"MODEL", "BATCH_SIZE", "LEARNING_RATE"} < names
     return names
 

@@ -197,8 +197,8 @@ def test_the_newest_run_is_taken_and_where_there_is_none_the_base(capsys):
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
     with pytest.raises(SystemExit):
         inference.main(["--help"])
-    help_text = capsys.readouterr().out.split("\nCHECKPOINT = ")[1].split("\n\n")[0]
-    assert "(empty = newest run in runs/, else base)" in help_text
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "CHECKPOINT: str" in line]
+    assert "(empty = newest run in runs/, else base)" in line
 
 
 @pytest.mark.parametrize("column", ["laptop", "tpu"])
@@ -371,7 +371,8 @@ def test_what_can_be_refused_before_the_imports_is(tmp_path):
     """A jax that cannot be imported shows it."""
     Path("jax.py").write_text("raise SystemExit('jax was imported')")
     Path("bad.jsonl").write_text("{")
-    for arguments, word in ((["--help"], "CHECKPOINT = ''"), (["INPUT=bad.jsonl"], "line 1 is not JSON")):
+    given = (["--help"], 'CHECKPOINT: str = ""'), (["INPUT=bad.jsonl"], "line 1: not JSON")
+    for arguments, word in given:
         done = subprocess.run(
             [sys.executable, HERE / "inference.py", *arguments],
             env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,

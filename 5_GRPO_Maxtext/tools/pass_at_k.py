@@ -123,9 +123,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     """
     constants = checkpoint.constants
     dataset = constants["TEST_DATASET"] or constants["DATASET"]
-    rows, _ = questions.read_questions(
-        dataset, "test", bad_rows=constants["BAD_ROWS"], tiny=settings.is_small(ask.MODEL)
-    )
+    rows, _ = questions.read_questions(dataset, "test", bad_rows=constants["BAD_ROWS"])
     rows = rows[: c.NUM_QUESTIONS]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)

@@ -139,7 +139,7 @@ def new_folder() -> Path:
     Raises:
         UserError: it cannot be made.
     """
-    started = time.localtime(devices.start_time())
+    started = time.localtime(devices.of_first(int(time.time())))
     name = time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started)
     count = 1
     while devices.is_first():
