@@ -96,7 +96,7 @@ def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["exercises.py"])
     with pytest.raises(SystemExit) as stopped, importable(folder):
         sys.modules["exercise_checks"] = load(folder).exercise_checks
-        runpy.run_path(ROOT / folder / "exercises.py", run_name="__main__")
+        runpy.run_path(str(ROOT / folder / "exercises.py"), run_name="__main__")
     names = list(load(folder).exercise_checks.EXERCISES)
     out, err = capsys.readouterr()
     assert out.splitlines() == [f"{name:20s} not begun" for name in names]

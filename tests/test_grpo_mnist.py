@@ -57,14 +57,17 @@ def few(count=400, held_out=200):
     )  # fmt: skip
 
 
+RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
+
+
 @functools.cache
 def trained(method, *arguments):
-    """Agents and log of a short training; equal ones are trained once."""
-    c = variants.configure([*TINY, f"METHOD={method}", *arguments])
-    return variants.train_seeds(c, few(), silent)[:2]
-
-
-RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
+    """Agents and log of a training on the images of `run`; a program that is the same is compiled once."""
+    c = variants.configure([*RUN, f"METHOD={method}", *arguments])
+    images, labels, _, _, *test = few(480)
+    return variants.train_seeds(
+        c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test), silent
+    )[:2]
 
 
 @pytest.fixture(scope="module")
@@ -408,8 +411,8 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
             np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
 
 
-def test_a_training_in_micro_batches_is_the_same_training():
-    whole, parts = (trained("cross_entropy", *more)[-1] for more in ([], ["MICRO_BATCH_SIZE=16"]))
+def test_a_training_in_micro_batches_is_the_same_training(run):
+    whole, parts = run.made["cross_entropy"].log, trained("cross_entropy", "MICRO_BATCH_SIZE=16")[-1]
     for name in ("validation_sampled_accuracy", "reward"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-4)
 
@@ -563,8 +566,8 @@ def test_mu_1_never_clips_and_a_changed_constant_reaches_the_compiled_program():
     And JAX remembers traced functions: a constant changed between two trainings must not be overlooked.
     """
     narrow = ["CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6"]
-    one = trained("grpo", *narrow)[-1]
-    two = trained("grpo", *narrow, "NUM_ITERATIONS=2")[-1]
+    one = trained("grpo", *narrow, "NUM_ITERATIONS=1")[-1]
+    two = trained("grpo", *narrow)[-1]
     assert one.clip_fraction.max() == 0 < two.clip_fraction.min()
     assert (one.validation_sampled_accuracy != two.validation_sampled_accuracy).all()
     assert (one.reward[0] != one.reward[1]).all()  # each seed draws its own
@@ -576,11 +579,10 @@ def test_a_changed_constant_reaches_a_function_that_jax_has_traced_before():
         assert agents.actor.hidden_2.kernel.shape == (1, size, size)
 
 
-def test_seeds_do_not_see_each_other():
-    """Seed 1 beside 0 and beside 2, which is the same program."""
-    first, then = (
-        trained("cross_entropy", *more)[-1].validation_sampled_accuracy for more in ([], ["SEED=1"])
-    )
+def test_seeds_do_not_see_each_other(run):
+    """Seed 8 beside 7 and beside 9, which is the same program."""
+    first = run.made["cross_entropy"].log.validation_sampled_accuracy
+    then = trained("cross_entropy", "SEED=8")[-1].validation_sampled_accuracy
     assert (first[0] != first[1]).all()
     np.testing.assert_array_equal(first[1], then[0])
 
@@ -665,12 +667,13 @@ def test_the_exact_gradient_learns_too():
     assert variants.train_seeds(c, few(), silent)[1].validation_accuracy[:, -1].min() > 0.5
 
 
-def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip():
+def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
     """More steps on the same guesses would be clipped off-policy learning, under another's name."""
-    one, four = (trained("reinforce", *more) for more in ([], ["NUM_ITERATIONS=4", "CLIP_EPSILON=0.001"]))
-    for a, b in zip(jax.tree.leaves(nnx.state(one[0].actor)), jax.tree.leaves(nnx.state(four[0].actor))):
+    two = run.made["reinforce"]
+    four, _ = trained("reinforce", "NUM_ITERATIONS=4", "CLIP_EPSILON=0.001")
+    for a, b in zip(jax.tree.leaves(nnx.state(two.agents.actor)), jax.tree.leaves(nnx.state(four.actor))):
         np.testing.assert_array_equal(a, b)
-    assert np.isnan(one[1].clip_fraction).all()
+    assert np.isnan(two.log.clip_fraction).all()
     # its gradient is that of the mean of R log pi, of the policy that guessed
     c = variants.configure([*SMALL, "METHOD=reinforce"])
     actor = make_actor(sharpen=3.0)
@@ -904,7 +907,7 @@ def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_re
     assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
     monkeypatch.setattr(study, "GRID", study.GRID[-1:])
     write_npz(tmp_path / "own.npz", few(480))
-    training = trained("cross_entropy")
+    training = trained("cross_entropy", "SEED=8")
     configured, arguments = [], ["NUM_SEEDS=2", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
 
     def train_seeds(c, data, report):
