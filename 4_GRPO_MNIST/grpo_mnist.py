@@ -239,15 +239,11 @@ def collect(
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on the whole rollout; returns the figures of the last as well."""
-
-    def one_iteration(agent: Agent, _) -> tuple[Agent, dict[str, jax.Array]]:
+    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; figures of the last."""
+    for _ in range(c.NUM_ITERATIONS):
         gradient, figures = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
         agent.actor_optimizer.update(agent.actor, gradient)
-        return agent, figures
-
-    agent, figures = jax.lax.scan(one_iteration, agent, length=c.NUM_ITERATIONS)
-    return agent, {name: figure[-1] for name, figure in figures.items()}
+    return agent, figures
 
 
 # %% Algorithm ------------------------------------------------------------------------------------------

@@ -121,18 +121,14 @@ def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: scrip
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """The gradient steps on one batch; returns the figures of the last one as well."""
-
-    def one_iteration(agent: Agent, _) -> tuple[Agent, dict[str, jax.Array]]:
+    """The gradient steps on one batch, which change the agent in place; figures of the last one."""
+    for _ in range(num_iterations(c)):
         gradients, figures = gradient(c, functools.partial(LOSSES[c.METHOD], c), agent.actor, batch)
         agent.actor_optimizer.update(agent.actor, gradients)
         if c.METHOD == "ppo":
             gradients, _ = gradient(c, critic_loss, agent.critic, batch)
             agent.critic_optimizer.update(agent.critic, gradients)
-        return agent, figures
-
-    agent, figures = jax.lax.scan(one_iteration, agent, length=num_iterations(c))
-    return agent, {name: figure[-1] for name, figure in figures.items()}
+    return agent, figures
 
 
 def num_iterations(c: Constants) -> int:
