@@ -69,7 +69,7 @@ class Constants:
     # --- networks
     HIDDEN_SIZE: int = 128  # width of the two hidden layers
     # --- the run
-    SEED: int = 0  # of the first seed: draws weights, order of the images, guesses
+    SEED: int = 0  # of the first seed
     NUM_SEEDS: int = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
     LOGS_PER_EPOCH: int = 2  # rows of log.csv per epoch, each with a look at the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
