@@ -28,7 +28,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 def shared_programs():
     """A run whose model and sizes are those of an earlier one takes over what that one has traced."""
     with pytest.MonkeyPatch.context() as patch:
-        if "grpo_llama3_1_8b_demo" in sys.modules:  # the tests of folders 1 to 4 alone do not need its imports
+        if "grpo_llama3_1_8b_demo" in sys.modules:  # the tests of folders 1 to 4 alone spare its imports
             import short_runs
 
             short_runs.share_programs(patch)

@@ -34,7 +34,6 @@ from parts import constants, settings
 from parts.data import prompts
 from parts.machine import devices, process, versions
 from parts.model import llama
-from parts.model.cluster import make_cluster
 from parts.rewards import task_rewards
 from parts.run import answers, checks, run_folder, train_log
 from parts.run.run_files import read_log
@@ -559,7 +558,7 @@ def learning(tmp_path_factory):
         rows, source = prompts.read_data(c, None)["train"]
         rows = prompts.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
         sampling = functools.partial(demo.sampling, c)
-        return c, make_cluster(c, model, hf, tokenizer, sampling), rows, run
+        return c, demo.make_cluster(c, model, hf, tokenizer, sampling), rows, run
 
 
 def raises(prompts, completions, **columns):
