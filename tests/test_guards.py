@@ -547,10 +547,10 @@ def test_long_questions_are_left_out_counted_and_named(capsys):
 # %% Rewards and updates that are not numbers
 
 
-@pytest.fixture(scope="module")
-def learning(tmp_path_factory):
+@pytest.fixture
+def learning(tmp_path):
     """What `main` hands to `train`: constants, cluster, rows, run."""
-    folder = tmp_path_factory.mktemp("learning")
+    folder = tmp_path / "learning"
     c = read(*SHORT, f"RUN_DIR={folder}/run")
     with run_folder.open_run(c) as run:
         model, hf = llama.load_hf_config(c.MODEL)
