@@ -1,4 +1,4 @@
-"""The benchmarks of folder 5's step, at sizes of a few seconds."""
+"""The benchmarks and studies of folder 5's step, at sizes of a few seconds."""
 
 import csv
 import re
