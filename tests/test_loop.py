@@ -564,7 +564,7 @@ def test_off_policy_answers_are_those_of_the_weights_one_step_ago(fed, tmp_path)
 
     The tiny Llama draws with the weights that train: its answers ahead are drawn before the update.
     """
-    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=1e-2", "BETA=0.0")
+    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=3e-3", "BETA=0.0")
     c, cluster = llama_cluster(*constants, "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=9")
     model = cluster.actor_trainer.model
     first = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model, nnx.Param)))

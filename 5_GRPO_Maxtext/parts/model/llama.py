@@ -306,7 +306,7 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
         rope["high_freq_factor"],
         rope["original_max_position_embeddings"],
     )
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
             setattr(module, name, scale)  # on the instance: other models in this process keep theirs
 
