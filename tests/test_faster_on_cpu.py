@@ -137,7 +137,7 @@ def test_an_answer_sees_neither_its_neighbours_nor_padding(batch):
 
 
 def modules(adapter):
-    return {type(module) for _, module in adapter.base.iter_modules()}
+    return {type(module) for _, module in nnx.iter_modules(adapter.base)}
 
 
 def test_which_modules_are_replaced():

@@ -33,7 +33,6 @@ from parts import constants, settings
 from parts.data import prompts
 from parts.machine import devices, process, versions
 from parts.model import llama
-from parts.model.cluster import make_cluster
 from parts.rewards import run_grader
 from parts.run import answers, checks, run_folder, train_log
 from parts.run.run_files import read_log
@@ -515,10 +514,10 @@ def test_long_questions_are_left_out_counted_and_named(capsys):
 # %% Rewards and updates that are not numbers
 
 
-@pytest.fixture(scope="module")
-def learning(tmp_path_factory):
+@pytest.fixture
+def learning(tmp_path):
     """What `main` hands to `train`: constants, cluster, rows, run."""
-    folder = tmp_path_factory.mktemp("learning")
+    folder = tmp_path / "learning"
     c = read(*SHORT, f"RUN_DIR={folder}/run")
     with run_folder.open_run(c) as run:
         model, hf = llama.load_hf_config(c.MODEL)
@@ -526,7 +525,7 @@ def learning(tmp_path_factory):
         rows, source = prompts.read_data(c, None)["train"]
         rows = prompts.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
         sampling = functools.partial(demo.sampling, c)
-        return c, make_cluster(c, model, hf, tokenizer, sampling), rows, run
+        return c, demo.make_cluster(c, model, hf, tokenizer, sampling), rows, run
 
 
 def raises(prompts, completions, **columns):

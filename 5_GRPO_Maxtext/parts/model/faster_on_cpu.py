@@ -114,7 +114,7 @@ def adapt(model: nnx.Module, mesh: jax.sharding.Mesh) -> None:
     """Gives the modules of a MaxText model the classes above where the mesh is of CPUs."""
     if mesh.devices.flat[0].platform != "cpu":
         return
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if type(module) is LLaMARotaryEmbedding:
             become(module, RotaryOnce)
         elif type(module) is DenseGeneral:
@@ -131,7 +131,7 @@ def become(module: nnx.Module, subclass: type) -> None:
 # %% One row per question -----------------------------------------------------------------------------------
 def shares_prompts(model: nnx.Module) -> bool:
     """Whether a model takes rows that hold a prompt once and several answers to it."""
-    return any(isinstance(module, SharedPromptAttention) for _, module in model.iter_modules())
+    return any(isinstance(module, SharedPromptAttention) for _, module in nnx.iter_modules(model))
 
 
 @contextlib.contextmanager

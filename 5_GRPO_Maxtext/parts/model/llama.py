@@ -300,7 +300,7 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
         rope["high_freq_factor"],
         rope["original_max_position_embeddings"],
     )
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
             module._apply_scaling_factor = scale  # of the instance: other models here keep theirs
 
