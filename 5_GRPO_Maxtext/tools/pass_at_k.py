@@ -140,7 +140,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
-    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name):
+    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
         sampling = rollout_config(
             dict(temperature=1.0, top_k=-1, top_p=1.0),

@@ -96,6 +96,8 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
             return list(enumerate(parquet_rows(path), start=1))
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(TOO_LARGE)
+        if path.suffix in (".csv", ".tsv"):
+            raise ValueError("a table of texts, without lists and numbers, is not read")
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
