@@ -574,7 +574,7 @@ def main(arguments: list[str]) -> None:
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         devices.check_attention(c)
-        with run_folder.open_run(c) as run:
+        with run_folder.open_run(c, arguments) as run:
             run.same_questions(data)
             prompts = functools.partial(
                 make_prompts,
@@ -601,7 +601,7 @@ def main(arguments: list[str]) -> None:
             after = run.once("after", ask_test)
             seconds = time.perf_counter() - started + train_log.seconds_before(log, done)
             lines = health.history(log, asdict(c))
-            report.write(c, run, before, after, log, arguments, sources["test"], seconds, lines)
+            report.write(c, run, before, after, log, sources["test"], seconds, lines)
 
 
 if __name__ == "__main__":

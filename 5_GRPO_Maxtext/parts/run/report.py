@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from parts import settings
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
 from parts.run import answers, checkpoints, evaluation, page
+from parts.run.run_files import read_object
 from parts.run.run_folder import Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -181,7 +181,6 @@ def write(
     before: dict[str, Any],
     after: dict[str, Any],
     log: Sequence[dict[str, float]],
-    arguments: Sequence[str],
     source: str,
     seconds: float,
     health_lines: Iterable[str],
@@ -194,7 +193,6 @@ def write(
         before: of `evaluate`.
         after: of `evaluate`.
         log: rows of `train_log.csv`.
-        arguments: those the script was started with.
         source: where the questions come from.
         seconds: of the whole run, without the evaluations of processes that were stopped.
         health_lines: what went wrong, in words.
@@ -219,7 +217,7 @@ def write(
             f"signal {no_signal:.0%}, {length:.1f} tokens per answer"
         )
     lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."
-    command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+    command = (read_object(folder / "run.json") or {}).get("command", "(command lost)")
     (folder / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, "
         f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n{best}Health:\n\n{lines}\n\n"
