@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from test_page import with_hostile_texts
 
-from parts.run import answers, page
+from parts.run import answers, evaluation, page
+from parts.settings import HERE
 
-WIDTHS = {"phone": (360, 800), "desk": (1400, 1000)}
+WIDTHS = {"phone": (390, 844), "desk": (1400, 1000)}
+WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -74,7 +77,9 @@ def one(driver, selector):
 
 
 def set_step(driver, step):
-    script = "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input'))"
+    script = (
+        "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
     driver.execute_script(script, one(driver, "#step"), step)
 
 
@@ -141,6 +146,12 @@ def last_number(text):
     return float(text.rsplit("= ", 1)[1])
 
 
+def firsts_of_equal_answers(row):
+    """Numbers of a group's answers, of those with the same text the first one's: these have a card."""
+    texts = [answer["text"] for answer in row["completions"]]
+    return sorted({texts.index(text) for text in texts})
+
+
 VARIANTS = {
     "GRPO": {},
     "Dr. GRPO": dict(NORM_ADV_BY_STD=False, LOSS_AGG_MODE="seq-mean-token-sum-norm"),
@@ -161,11 +172,13 @@ def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
     row = rows[i]
     R = np.array([answer["reward"] for answer in row["completions"]])
     G, T = len(R), 28
-    for number, answer in enumerate(row["completions"]):
+    firsts = firsts_of_equal_answers(row)
+    for number in firsts:
+        answer = row["completions"][number]
         t = len(answer["tokens"]) // 2
         token = one(driver, f'.token[data-answer="{number}"][data-token="{t}"]')
         driver.execute_script("arguments[0].focus()", token)
-        shown = numbers(one(driver, "#formula").text)
+        shown = numbers("\n".join(line.text for line in find(driver, "#formula p")))
 
         base = (R.sum() - R[number]) / (G - 1) if variant == "RLOO" else R.mean()
         A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
@@ -214,7 +227,8 @@ def test_cards_have_the_points_and_their_shares_add_up_to_the_advantage(run, sho
     cards = find(driver, "article")
     order = [int(card.get_attribute("data-answer")) for card in cards]
     advantages = [row["completions"][i]["advantage"] for i in order]
-    assert advantages == sorted(advantages, reverse=True) and sorted(order) == [0, 1, 2, 3]
+    assert advantages == sorted(advantages, reverse=True)
+    assert sorted(order) == firsts_of_equal_answers(row)
     for card, i in zip(cards, order):
         answer = row["completions"][i]
         lines = [[numbers(cell.text) for cell in line.find_elements(By.TAG_NAME, "td")]
@@ -254,6 +268,8 @@ def test_a_group_without_signal_says_why(run, show, tmp_path):
     assert "every A is 0" in notice and "All are right" in notice and "word for word" not in notice
     choose_group(driver, 2)
     assert "None is right" in (notice := one(driver, "#group .notice").text) and "word for word" in notice
+    [card] = find(driver, "article h3")  # the four answers are one text
+    assert card.text.startswith("Answers 1, 2, 3, 4\n× 4\n")
 
 
 def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
@@ -267,7 +283,8 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     for name in ("theme", "step_back", "step", "step_on", "tab", "option", "time_filter", "time_question",
                  "both_filter", "both_form", "both_search"):  # fmt: skip
         assert name in seen, name
-    assert seen.count("option") == 4  # one stop for each answer, not one for each token
+    cards = find(driver, "article")
+    assert seen.count("option") == len(cards) > 1  # one stop for each answer, not one for each token
 
     first = one(driver, '#groups button[aria-selected="true"]')
     first.send_keys(Keys.ARROW_RIGHT)
@@ -291,6 +308,140 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     driver.switch_to.active_element.send_keys(Keys.END)
     assert chosen()[1] == len(find(driver, f'.token[data-answer="{order[0]}"]')) - 1
     assert "token" in one(driver, "#formula").text
+
+
+def test_on_a_phone_the_formula_comes_with_a_tap_and_can_be_closed(run, show):
+    driver = show(run / "report.html", "phone")
+    height = WIDTHS["phone"][1]
+    for i in range(len(find(driver, "#groups button"))):
+        choose_group(driver, i)
+        assert not one(driver, "#formula").is_displayed() and not find(driver, ".token.chosen")
+    tokens = find(driver, ".token")
+    for token in (tokens[3], tokens[-1]):
+        driver.execute_script(
+            "arguments[0].scrollIntoView({block: 'end'})", token
+        )  # where the formula will be
+        token.click()
+        assert token.get_attribute("class").split()[-1] == "chosen"
+        box = driver.execute_script(
+            "return document.querySelector('#formula').getBoundingClientRect().toJSON()"
+        )
+        assert box["bottom"] == height and box["height"] <= 0.41 * height
+        seen = driver.execute_script("return arguments[0].getBoundingClientRect().toJSON()", token)
+        assert one(driver, "#steps").rect["height"] < seen["top"] and seen["bottom"] < box["top"]
+        one(driver, "#close").click()
+        assert not one(driver, "#formula").is_displayed() and token == driver.switch_to.active_element
+    tokens[3].send_keys(Keys.ENTER)
+    assert one(driver, "#formula").is_displayed()
+    tokens[3].send_keys(Keys.ESCAPE)
+    assert not one(driver, "#formula").is_displayed()
+
+
+def test_on_a_phone_no_word_is_broken(run, show):
+    """Each word of a table, a heading or a card's table is on one line, a token's text on as few as fit."""
+    driver = show(run / "report.html", "phone")
+    set_step(driver, 8)
+    broken = """
+        const found = [], range = document.createRange();
+        for (const place of document.querySelectorAll("th, td, h1, h2, h3, .question, .token")) {
+            if (place.tagName === "TD" && place.querySelector(".written")) continue;
+            const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
+            for (let node; (node = walker.nextNode()); )
+                for (const word of node.data.matchAll(/[^\\s_/-]+/g)) {
+                    range.setStart(node, word.index);
+                    range.setEnd(node, word.index + word[0].length);
+                    const lines = new Set([...range.getClientRects()].map((box) => box.top));
+                    if (lines.size > 1) found.push(word[0]);
+                }
+        }
+        return found"""
+    assert driver.execute_script(broken) == []
+    for table in find(driver, "#summary .scroll, #time_table .scroll"):  # whole, too: nothing to scroll for
+        inside, outside = driver.execute_script(
+            "return [arguments[0].scrollWidth, arguments[0].clientWidth]", table
+        )
+        assert inside <= outside
+
+
+def test_one_spike_does_not_flatten_a_curve(run, show, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    shutil.copy(HERE / "assets" / "train_log.csv", copy)  # 200 steps; the KL of step 41 is 3.78
+    driver = show(page.write(copy))
+    titles = [figure.text for figure in find(driver, "#charts figure")]
+    [i] = [i for i, title in enumerate(titles) if title.strip().find("KL to the") >= 0]
+    assert "▲ up to 3.784 (step 41)" in titles[i] and sum("▲ up to" in title for title in titles) == 1
+    figure = find(driver, "#charts figure")[i]
+    path = figure.find_element(By.TAG_NAME, "path").get_attribute("d")
+    heights = np.array([float(point.split(" ")[1]) for point in path[1:].split("L")])
+    assert len(heights) == 200 and np.median(heights) < 100  # of 130: a linear axis would have it at 110
+    assert heights.min() == 8 and 1 < len(figure.find_elements(By.CSS_SELECTOR, ".spike")) < 10
+
+
+def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
+    driver = show(run / "report.html")
+    assert "#" not in driver.current_url  # nobody has chosen anything
+    set_step(driver, 6)
+    choose_group(driver, 2)
+    find(driver, "article:last-child .token")[2].click()
+    Select(one(driver, "#both_form")).select_by_index(3)
+    Select(one(driver, "#time_question")).select_by_index(5)
+    one(driver, "#both_search").send_keys("how many")
+    one(driver, "#theme").click()
+
+    def place():
+        return driver.execute_script(
+            "const ids = ['step_shown', 'group', 'formula', 'time_table', 'both_list'];"
+            "return [...ids.map((id) => at(id).innerText), at('both_search').value, at('both_form').value,"
+            " document.documentElement.dataset.theme]"
+        )
+
+    before = place()
+    time.sleep(WRITTEN)
+    driver.refresh()
+    assert place() == before and before[0] == "6 of 8" and before[-1] == "dark"
+    address = driver.current_url
+    assert "#step=6&question=3&answer=" in address
+    show(run / "after.json")  # elsewhere
+    driver.get(address)
+    assert place() == before
+    driver.get(
+        address.split("#")[0] + "#step=999&question=-5&answer=x&token=1e9&theme=%22&time_question=77&shown=1"
+    )
+    assert (
+        place()[0] == "8 of 8" and one(driver, "#groups button:first-child").get_attribute("tabindex") == "0"
+    )
+
+
+def test_a_reloaded_phone_has_its_formula_closed_if_it_was(run, show):
+    driver = show(run / "report.html", "phone")
+    choose_group(driver, 1)
+    time.sleep(WRITTEN)
+    driver.refresh()
+    assert not one(driver, "#formula").is_displayed()
+    find(driver, ".token")[2].click()
+    time.sleep(WRITTEN)
+    driver.refresh()
+    assert one(driver, "#formula").is_displayed() and "number 3 of" in one(driver, "#formula").text
+
+
+def test_health_command_and_constants_stand_beside_the_table(run, show):
+    driver = show(run / "report.html")
+    text = one(driver, "#summary").text
+    assert (
+        "Health: nothing to report" in text
+        and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
+    )
+    assert "BATCH_SIZE=4\n" not in text
+    one(driver, "summary").click()
+    assert "\nBATCH_SIZE=4\n" in one(driver, "#summary").text
+    table, beside = one(driver, "#summary table").rect, one(driver, "#command").rect
+    assert beside["x"] > table["x"] + table["width"] and beside["y"] < table["y"] + table["height"]
+    caption = one(driver, "#charts figure:last-child figcaption").text  # greedy, with its interval
+    result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
+    low, high = evaluation.wilson(result, 8)
+    set_step(driver, 4)
+    caption = one(driver, "#charts figure:last-child figcaption").text
+    assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
 
 
 # --- through time, before and after
@@ -380,7 +531,7 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
     for token in find(driver, ".token")[:30]:
         driver.execute_script("arguments[0].focus()", token)
     assert driver.execute_script("return window.hacked") is None
-    assert driver.current_url == hostile.resolve().as_uri()
+    assert driver.current_url.split("#")[0] == hostile.resolve().as_uri()
     assert set(driver.execute_script(tags)) <= set(harmless)
     # nothing wider than the window, however long a word is
     assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -413,6 +564,49 @@ def contrast(first, second):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_one_reads_off_or_operates_stands_out(run, show, scheme):
+    """WCAG 2.2: 3:1 for graphical objects and controls (1.4.11), 4.5:1 for the text of a token (1.4.3)."""
+    driver = show(run / "report.html", scheme=scheme)
+    set_step(driver, 8)
+    find(driver, ".token")[0].click()
+    colors = """
+        const context = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+        const rgb = (...layers) => { // as the screen blends them, the lowest first
+            context.clearRect(0, 0, 1, 1);
+            for (const layer of layers) { context.fillStyle = layer; context.fillRect(0, 0, 1, 1); }
+            return `rgb(${[...context.getImageData(0, 0, 1, 1).data].slice(0, 3).join(", ")})`;
+        };
+        const style = (selector) => getComputedStyle(document.querySelector(selector));
+        const root = getComputedStyle(document.body), card = style("article").backgroundColor;
+        const found = {};
+        for (const [selector, property] of arguments[0])
+            found[`${selector} ${property}`] = [root.backgroundColor, card].map(
+                (back) => [rgb(style(selector)[property]), rgb(back)]);
+        for (const kind of ["up", "down"]) {
+            const token = document.createElement("span");
+            token.className = `token ${kind}`;
+            token.style.setProperty("--strength", "55%"); // the strongest
+            document.querySelector("article .written").append(token);
+            const own = getComputedStyle(token);
+            found[kind] = [[rgb(card, own.borderBottomColor), rgb(card)]];
+            found[`text ${kind}`] = [[rgb(own.color), rgb(card, own.backgroundColor)]];
+        }
+        return found"""
+    objects = [
+        ("button", "borderTopColor"), ("select", "borderTopColor"), ("#both_search", "borderTopColor"),
+        ("#groups button", "borderTopColor"), ("#formula", "borderTopColor"), ("svg .axis", "stroke"),
+        ("svg .cursor", "stroke"), ("path.first", "stroke"), ("path.second", "stroke"),
+        ("circle.first", "fill"), ("line.first", "stroke"), (".bar.up", "backgroundColor"),
+        (".bar.down", "backgroundColor"), (".token.chosen", "outlineColor"),
+    ]  # fmt: skip
+    found = driver.execute_script(colors, objects)
+    assert len(found) == len(objects) + 4
+    for name, pairs in found.items():
+        for color, back in pairs:
+            assert contrast(color, back) >= (4.5 if name.startswith("text") else 3), (name, color, back)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", WIDTHS)
 def test_light_and_dark_on_a_phone_and_on_a_desk(run, show, size, scheme):
     driver = show(run / "report.html", size, scheme)
@@ -431,7 +625,7 @@ def test_light_and_dark_on_a_phone_and_on_a_desk(run, show, size, scheme):
         if element.is_displayed():
             assert element.rect["x"] >= 0 and element.rect["x"] + element.rect["width"] <= WIDTHS[size][0] + 1
     columns = {card.rect["x"] for card in find(driver, "article")}
-    assert len(columns) == (1 if size == "phone" else 3)
+    assert len(columns) == (1 if size == "phone" else min(3, len(find(driver, "article"))))
     one(driver, "#theme").click()
     turned = driver.execute_script(style, one(driver, "body"))[1]
     assert (contrast(turned, "rgb(255, 255, 255)") < 2) != (scheme == "light")

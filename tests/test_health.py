@@ -145,7 +145,7 @@ def test_steps_without_a_figure_are_passed_over_but_not_most_of_them():
 
 def test_the_command_reads_a_runs_folder_and_does_not_import_jax(tmp_path, capsys):
     rows, constants = log("kl")
-    constants = dict.fromkeys(page.SHOWN_CONSTANTS, "") | constants  # the log is older than some of them
+    constants = dict.fromkeys(page.NEEDED_CONSTANTS, "") | constants  # the log is older than some of them
     shutil.copy(make_health_logs.FOLDER / "kl.csv", tmp_path / "train_log.csv")
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     code = (

@@ -113,7 +113,9 @@ def run_data(folder: Path) -> dict[str, Any]:
         "health": list(health.history(log, constants)),
         "columns": columns,
         "intervals": {
-            name: [share if share is None else evaluation.wilson(share, len(asked)) for share in columns[name]]
+            name: [
+                share if share is None else evaluation.wilson(share, len(asked)) for share in columns[name]
+            ]
             for name in evaluation.HELD_OUT
             if name in columns and asked
         },
@@ -138,7 +140,7 @@ def to_group(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def fitting(sizes: Iterable[int], limit: int) -> int:
-    """How many of the first things, of so many bytes each, are no larger than `limit` together; at least 1."""
+    """How many of the first sizes add up to no more than `limit`; at least 1."""
     return max(1, sum(size <= limit for size in itertools.accumulate(sizes)))
 
 

@@ -149,7 +149,6 @@ function setStep(step) {
   at("step_shown").textContent = `${step} of ${at("step").max}`;
   for (const draw of charts) draw(step);
   markTime();
-  remember();
   if (keptSteps.length && (nearestKept(step) !== before || !at("answers").childElementCount)) drawStep();
 }
 
@@ -189,7 +188,6 @@ function setGroup(i) {
     button.tabIndex = k === i ? 0 : -1;
   });
   drawGroup();
-  remember();
 }
 
 // The baseline and the scale of an answer's advantage, and the formula with this group's numbers.
@@ -268,8 +266,8 @@ function drawAnswer(g, equal) {
     const token = el("span", {
       class: `token ${change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
       tabindex: -1, "aria-selected": false,
-      // not mouseenter: that also comes when the page moves under a mouse that rests
-      onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
+      // a browser says so, too, when the page moves under a mouse that rests
+      onmousemove: (event) => (event.movementX || event.movementY) && choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
     token.style.setProperty("--strength", `${(55 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(1)}%`);
     return [token, el("wbr")];
@@ -309,7 +307,6 @@ function choose(i, t, asked = false) {
 function openFormula(open, answer = state.answer, token = state.token) {
   Object.assign(state, { open, answer, token });
   drawFormula();
-  remember();
 }
 
 function closeFormula() {
@@ -390,7 +387,8 @@ function drawFormula() {
   }
   at("formula").hidden = !state.open;
   const graded = g.graded !== false;
-  const head = el("p", {}, el("button", { type: "button", id: "close", "aria-label": "close the formula", onclick: closeFormula }, "×"), el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
+  const button = el("button", { type: "button", id: "close", "aria-label": "close the formula", onclick: closeFormula }, "×");
+  const head = el("p", {}, el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
   if (graded) {
@@ -406,7 +404,7 @@ function drawFormula() {
   const note = data.kind !== "run" || !a.after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
     ? `The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch. The optimizer's momentum and the other answers move a token, too.`
     : "While the gradient was taken the ratio was 1 (one update per batch): these are the numbers after it. The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
-  at("formula").replaceChildren(head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
+  at("formula").replaceChildren(button, head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
 }
 
 // --- one held-out question through time ------------------------------------------------------------------
@@ -434,8 +432,8 @@ function drawTime() {
     at("time_question").disabled = !fitting.length;
     drawQuestion();
   };
-  at("time_filter").addEventListener("input", offer);
-  at("time_question").addEventListener("input", drawQuestion);
+  at("time_filter").addEventListener("change", offer);
+  at("time_question").addEventListener("change", drawQuestion);
   offer();
 }
 
@@ -491,7 +489,8 @@ function drawBeforeAfter() {
   at("both_form").append(...options(FORMS));
   at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, plain(name))));
   at("both_source_label").hidden = sources.length < 2;
-  for (const id of ["both_filter", "both_form", "both_source", "both_search"]) at(id).addEventListener("input", () => listPairs());
+  for (const id of ["both_filter", "both_form", "both_source"]) at(id).addEventListener("change", () => listPairs());
+  at("both_search").addEventListener("input", () => listPairs());
   at("both_more").addEventListener("click", () => listPairs(state.shown + PAGE));
   listPairs();
 }
@@ -515,15 +514,15 @@ function listPairs(limit = PAGE) {
 
 // --- the address: a link, or a reload, shows the same again ------------------------------------------------
 const CONTROLS = ["time_filter", "time_question", "both_filter", "both_form", "both_source", "both_search"];
-let writing = null;
+let writing = null, lastWritten = 0;
 
-function remember() { // not at once: browsers allow about three changes of the address per second
-  writing ??= setTimeout(writeAddress, 500);
+function remember() { // browsers allow about three changes of the address per second
+  clearTimeout(writing);
+  writing = setTimeout(writeAddress, Math.max(0, lastWritten + 400 - performance.now()));
 }
 
 function writeAddress() {
-  clearTimeout(writing);
-  writing = null;
+  lastWritten = performance.now();
   const place = { step: state.step, question: state.group + 1 }, { theme } = document.documentElement.dataset;
   if (state.open) Object.assign(place, { answer: state.answer + 1, token: state.token + 1 });
   for (const id of CONTROLS) {
@@ -549,7 +548,7 @@ function readAddress() {
   for (const id of CONTROLS.filter((name) => place.has(name))) {
     if (at(id).options && ![...at(id).options].some((option) => option.value === place.get(id))) continue;
     at(id).value = place.get(id);
-    at(id).dispatchEvent(new Event("input"));
+    at(id).dispatchEvent(new Event(at(id).options ? "change" : "input"));
   }
   if (data.after && place.has("shown")) listPairs(whole("shown", PAGE, data.before.asked.length));
 }
@@ -601,7 +600,6 @@ function start() {
     const { dataset } = document.documentElement;
     const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     dataset.theme = dark ? "light" : "dark";
-    remember();
   });
   drawTime();
   drawBeforeAfter();
@@ -609,9 +607,7 @@ function start() {
   else drawStep();
   readAddress();
   addEventListener("hashchange", readAddress);
-  addEventListener("pagehide", () => writing && writeAddress());
   addEventListener("keydown", (event) => event.key === "Escape" && state.open && closeFormula());
-  for (const id of CONTROLS) at(id).addEventListener("input", remember);
-  at("both_more").addEventListener("click", remember);
+  for (const kind of ["input", "change", "click", "keyup"]) addEventListener(kind, remember);
 }
 start();
