@@ -316,7 +316,7 @@ def test_on_a_phone_the_formula_comes_with_a_tap_and_can_be_closed(run, show):
     for i in range(len(find(driver, "#groups button"))):
         choose_group(driver, i)
         assert not one(driver, "#formula").is_displayed() and not find(driver, ".token.chosen")
-    tokens = find(driver, ".token")
+    tokens = find(driver, "article .token")
     for token in (tokens[3], tokens[-1]):
         driver.execute_script(
             "arguments[0].scrollIntoView({block: 'end'})", token
@@ -418,7 +418,7 @@ def test_a_reloaded_phone_has_its_formula_closed_if_it_was(run, show):
     time.sleep(WRITTEN)
     driver.refresh()
     assert not one(driver, "#formula").is_displayed()
-    find(driver, ".token")[2].click()
+    find(driver, "article .token")[2].click()
     time.sleep(WRITTEN)
     driver.refresh()
     assert one(driver, "#formula").is_displayed() and "number 3 of" in one(driver, "#formula").text
@@ -568,7 +568,7 @@ def test_what_one_reads_off_or_operates_stands_out(run, show, scheme):
     """WCAG 2.2: 3:1 for graphical objects and controls (1.4.11), 4.5:1 for the text of a token (1.4.3)."""
     driver = show(run / "report.html", scheme=scheme)
     set_step(driver, 8)
-    find(driver, ".token")[0].click()
+    find(driver, "article .token")[0].click()
     colors = """
         const context = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
         const rgb = (...layers) => { // as the screen blends them, the lowest first
