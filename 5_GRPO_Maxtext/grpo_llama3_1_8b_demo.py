@@ -552,7 +552,6 @@ def train(
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the module's docstring."""
-    started = time.perf_counter()
     c = settings.read(Constants, arguments)
     checks.refuse(c)
     settings.quiet()
@@ -599,9 +598,8 @@ def main(arguments: list[str]) -> None:
             before = run.once("before", ask_test, done)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask_test)
-            seconds = time.perf_counter() - started + train_log.seconds_before(log, done)
             lines = health.history(log, asdict(c))
-            report.write(c, run, before, after, log, sources["test"], seconds, lines)
+            report.write(c, run, before, after, log, sources["test"], lines, done)
 
 
 if __name__ == "__main__":

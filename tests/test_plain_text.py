@@ -92,7 +92,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     text = f"fine\n```\n# taken over\n{EVIL}"
     result = evaluation(text, f"a | b | <b>\n{EVIL}")
     run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
-    report.write(c, run, result, result, log, "test.jsonl", 1.0, [])
+    report.write(c, run, result, result, log, "test.jsonl", [], 0)
     for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
         row = next(line for line in said.splitlines() if line.startswith("| a "))

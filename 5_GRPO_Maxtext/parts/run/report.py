@@ -12,9 +12,10 @@ import numpy as np
 from etils import epath
 
 from parts import settings
+from parts.machine import process
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run import answers, checkpoints, evaluation, page
+from parts.run import answers, checkpoints, evaluation, page, train_log
 from parts.run.run_files import read_object
 from parts.run.run_folder import Run
 
@@ -182,8 +183,8 @@ def write(
     after: dict[str, Any],
     log: Sequence[dict[str, float]],
     source: str,
-    seconds: float,
     health_lines: Iterable[str],
+    done: int,
 ) -> None:
     """Prints the tables and writes report.md, report.png, report.html and result.json into the run's folder.
 
@@ -194,8 +195,8 @@ def write(
         after: of `evaluate`.
         log: rows of `train_log.csv`.
         source: where the questions come from.
-        seconds: of the whole run, without the evaluations of processes that were stopped.
         health_lines: what went wrong, in words.
+        done: steps of processes that were stopped; of these the total counts nothing else.
     """
     folder = run.logs
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
@@ -223,6 +224,8 @@ def write(
         f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n{best}Health:\n\n{lines}\n\n"
         f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n{fenced(sample)}\n"
     )
+    path = page.write(folder)
+    seconds = process.seconds_since_start() + train_log.seconds_before(log, done)
     result = {
         "before": {key: before[key] for key in KEPT if key in before},
         "after": {key: after[key] for key in KEPT if key in after},
@@ -233,7 +236,7 @@ def write(
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
-    print(f"every answer: open {page.write(folder)} in a browser")
+    print(f"every answer: open {path} in a browser")
     print(f"curves: tensorboard --logdir {folder}/tensorboard")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {c.PROFILE_DIR}")
