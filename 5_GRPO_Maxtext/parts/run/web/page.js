@@ -266,8 +266,8 @@ function drawAnswer(g, equal) {
     const token = el("span", {
       class: `token ${change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
       tabindex: -1, "aria-selected": false,
-      // a browser says so, too, when the page moves under a mouse that rests
-      onmousemove: (event) => (event.movementX || event.movementY) && choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
+      // not mouseenter: that also comes when the page moves under a mouse that rests
+      onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
     token.style.setProperty("--strength", `${(55 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(1)}%`);
     return [token, el("wbr")];
