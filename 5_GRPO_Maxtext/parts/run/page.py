@@ -123,8 +123,6 @@ def run_data(folder: Path) -> dict[str, Any]:
         "evaluations": shown,
         "asked": questions["asked"],
         "in_all": in_all,
-        "time_about": "These questions are not trained on, and not in the test below. Filled and empty dots: "
-        "the greedy answer was right or wrong, evaluation by evaluation.",
         "before": tests[0] if both else None,
         "after": tests[1] if both else None,
     }

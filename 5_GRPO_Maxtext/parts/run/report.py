@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from parts import settings
+from parts.data import questions
 from parts.machine import process
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
@@ -74,6 +75,7 @@ def introduce(
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
         f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
     )
+    questions.say_overlap(rows)
     if done:
         print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 

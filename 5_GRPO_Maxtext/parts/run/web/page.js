@@ -420,7 +420,7 @@ function drawTime() {
   const { evaluations } = data;
   at("through_time").hidden = !evaluations.length;
   if (!evaluations.length) return;
-  at("time_about").textContent = data.time_about + fewer(data.asked.length, data.in_all.asked);
+  at("time_fewer").textContent = fewer(data.asked.length, data.in_all.asked);
   const greedy = data.asked.map((_, i) => evaluations.map((e) => e.greedy_correct[i]));
   const mark = (values) => values.map((right) => (right ? "●" : "○")).join("");
   const options = Object.entries(STORIES).map(([name, holds]) => [name, greedy.filter(holds).length]);
