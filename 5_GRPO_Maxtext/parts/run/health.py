@@ -126,7 +126,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             f"large updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"
         )
     # 0: no clip. RLOO's loss sums over an answer's tokens; the mean's gradient is that many times smaller.
-    summed = now("length") if constants["LOSS_AGG_MODE"] == "seq-mean-token-sum" else 1
+    summed = now("length") if constants.get("LOSS_AGG_MODE") == "seq-mean-token-sum" else 1
     limit = float(constants["MAX_GRAD_NORM"]) * summed
     if limit and now("grad_norm") >= GRADIENT * limit:
         found["gradient"] = (
