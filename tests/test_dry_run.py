@@ -118,7 +118,9 @@ def test_a_compiled_gradient_pass_bounds_a_step_of_several(capsys):
         return line
 
     said = verdict("BATCH_SIZE=2", "HBM_UTILIZATION_VLLM=0.35")
-    assert "unknown: 1 of 1 chips train, not compiled; one gradient pass alone takes 11.5 of 15.75 GiB" in said
+    assert (
+        "unknown: 1 of 1 chips train, not compiled; one gradient pass alone takes 11.5 of 15.75 GiB" in said
+    )
     assert "no: HBM_UTILIZATION_VLLM=0.5" in (said := verdict("BATCH_SIZE=2")) and said.endswith("to 0.4")
     assert "no: BATCH_SIZE=8, lower it" in (said := verdict("BATCH_SIZE=8")) and "training 11.5 of" in said
 

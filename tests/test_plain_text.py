@@ -88,7 +88,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     monkeypatch.setattr(report, "draw_picture", lambda *_: None)
     monkeypatch.setattr(page, "write", lambda folder: folder / "report.html")
     c = settings.read(demo.Constants, [])
-    log = [{"reward": 1.0, "reward_std": 1.0, "kl": 0.0, "zero_variance": 0.0, "length": 1.0}]
+    log = [{"step": 1.0, "reward": 1.0, "reward_std": 1.0, "kl": 0.0, "zero_variance": 0.0, "length": 1.0}]
     text = f"fine\n```\n# taken over\n{EVIL}"
     result = evaluation(text, f"a | b | <b>\n{EVIL}")
     run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
