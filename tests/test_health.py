@@ -36,7 +36,7 @@ def main_scripts_constants():
     """Their names, as `--help` lists them: without the imports of the main script."""
     command = [sys.executable, HERE / "grpo_llama3_1_8b_demo.py", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = set(re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.M))
+    names = set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
     assert {"MODEL", "BATCH_SIZE", "LEARNING_RATE"} < names
     return names
 
@@ -94,12 +94,12 @@ def test_every_kind_of_line_is_provoked():
 
 def test_healthy_runs_are_left_in_peace():
     """The first steps of the default run and of RLOO as recommended, whose gradient of a sum is 15 times as
-    large; and all 200 of the committed run, which is older than some columns."""
+    large; and all 100 of the committed run."""
     for name in make_health_logs.HEALTHY:
         rows, constants = log(name)
         assert list(health.history(rows, constants)) == []
     rows = read_log(HERE / "assets" / "train_log.csv")
-    assert len(rows) == 200 and list(health.history(rows, constants)) == []
+    assert len(rows) == 100 and list(health.history(rows, constants)) == []
 
 
 @pytest.mark.parametrize("name", SHOWN)
