@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -79,6 +80,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
             if folder and count == PROFILED_STEP:
                 stack.enter_context(jax.profiler.trace(folder, profiler_options=options))
             yield step
+
+
+def seconds_since_start() -> float:
+    """How long this process has lived: with its imports, which take longer than some runs' steps."""
+    return time.time() - psutil.Process().create_time()
 
 
 def memory_gib() -> dict[str, float]:
