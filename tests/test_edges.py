@@ -252,7 +252,7 @@ def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, 
 def test_one_method_of_folder_4_is_trained_alone(tmp_path, monkeypatch):
     study = load("4_GRPO_MNIST", "study")
     trained = []
-    monkeypatch.setattr(study, "train_rows", lambda path, rows, *rest: trained.append((path.name, rows)))
+    monkeypatch.setattr(study, "train_rows", lambda path, rows, *_, **__: trained.append((path.name, rows)))
     words = ["one", "METHOD=ppo", "BETA=0.0", "MNIST_PATH=subset", f"RUN_DIR={tmp_path / 'run'}"]
     study.main(words)
     assert trained == [("compare.csv", [("ppo", [])])]
