@@ -239,6 +239,6 @@ def write(
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
     print(f"every answer: open {path} in a browser")
-    print(f"curves: tensorboard --logdir {folder}/tensorboard")
+    print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
-        print(f"trace of one step: tensorboard --logdir {c.PROFILE_DIR}")
+        print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")
