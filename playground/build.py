@@ -1,8 +1,7 @@
 """Builds 5_GRPO_Maxtext/assets/playground.html, one file that needs nothing else: `make playground`.
 
-The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`: each is an ES module whose
-imports name another of them, so without the import and export lines they are one script. Weights, questions and
-the WebAssembly program follow as base64.
+The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports only from those
+before it. Weights, questions and the WebAssembly program follow as base64.
 """
 
 import base64
@@ -19,7 +18,6 @@ HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
 WORKER = ["model.js", "grpo.js", "tokenizer.js", "rewards.js", "worker.js"]
 PAGE = [*WORKER[:-1], "texts.js", "dom.js", "pool.js", "grid.js", "clip.js", "answers.js", "train.js", "page.js"]
-PAGE.remove("model.js"), PAGE.insert(0, "model.js")
 LAYERS, HEAD = 3, 24
 
 
@@ -70,10 +68,15 @@ def text_of(data: bytes | np.ndarray) -> str:
 
 
 def joined(names: list[str]) -> str:
-    """The modules as one script."""
-    code = "\n".join((HERE / name).read_text() for name in names)
-    code = re.sub(r"^import [^;]*? from \"[^\"]*\";\n", "", code, flags=re.MULTILINE)
-    return re.sub(r"^export ", "", code, flags=re.MULTILINE)
+    """The modules as one script: each is a function that returns what it exports."""
+    parts = ["const modules = {};"]
+    for name in names:
+        code = (HERE / name).read_text()
+        exported = re.findall(r"^export (?:async )?(?:function|const) (\w+)", code, re.MULTILINE)
+        code = re.sub(r'^import (\{[^}]*\}) from "\./([^"]*)";$', r'const \1 = modules["\2"];', code, flags=re.MULTILINE)
+        code = re.sub(r"^export ", "", code, flags=re.MULTILINE)
+        parts.append(f'modules["{name}"] = (() => {{\n{code}return {{ {", ".join(exported)} }};\n}})();')
+    return "\n".join(parts)
 
 
 def build() -> str:
@@ -95,7 +98,7 @@ def build() -> str:
         "style": (HERE / "style.css").read_text(),
         "data": json.dumps(data).replace("<", "\\u003c"),
         "worker": joined(WORKER),
-        "script": f"(async () => {{\n{joined(PAGE)}\n}})();",
+        "script": joined(PAGE),
     }.items():
         page = page.replace(f"/*{name}*/", text)
     return page

@@ -2,7 +2,8 @@
 
 import { BEGIN, END, PAD, ASSISTANT, VOCABULARY, append, backward, forward, logProbs, logitIndex, logitsAfter } from "./model.js";
 
-export const PROMPT_LIMIT = 28, ANSWER_LIMIT = 28; // tokens: MAX_PROMPT_LENGTH, TOTAL_GENERATION_STEPS
+export const PROMPT_LIMIT = 28; // tokens: MAX_PROMPT_LENGTH
+export const ANSWER_LIMIT = 28; // tokens: TOTAL_GENERATION_STEPS
 export const POLICY = { temperature: 1, topK: VOCABULARY, topP: 1 }; // training draws from the policy itself
 export const STANDARD = { temperature: 0.7, topK: 50, topP: 0.95 }; // held-out questions, as EVAL_CONFIG
 

@@ -5,7 +5,10 @@
 // pass needs: a step of training computes its answers once.
 
 export const VOCABULARY = 76;
-export const PAD = 0, BEGIN = 1, END = 2, UNKNOWN = 3, ASSISTANT = 4;
+export const PAD = 0;
+export const BEGIN = 1;
+export const END = 2;
+export const ASSISTANT = 4;
 const D = 96, LAYERS = 3, HEADS = 4, SHARED = 2, HEAD = 24, F = 256; // SHARED query heads read one key head
 const V = 80; // logits in memory: the vocabulary, filled up to a multiple of 8
 const QKV = 192, KEY = 96, VALUE = 144; // columns of queries | keys | values in one matrix

@@ -1,7 +1,7 @@
 // A worker: a share of the questions of each step. All of them hold the same weights, because each makes the
 // same update from the same sum of gradients; no memory is shared, so the page also runs from file://.
 
-import { SIZE, createMemory, createRows, createScratch, createWeights, logitsAfter } from "./model.js";
+import { CONTEXT, SIZE, createMemory, createRows, createScratch, createWeights, logitsAfter } from "./model.js";
 import {
   ANSWER_LIMIT, PROMPT_LIMIT, POLICY, STANDARD, createOptimizer, distribution, drawAnswers, groupAdvantage, layOut,
   lossAndGradient, promptOf, random,
@@ -12,18 +12,22 @@ import { textOf } from "./tokenizer.js";
 let rows, referenceRows, gradient, scratch, update, vocabulary;
 const models = {}; // start, trained (by the default run), own (trained on this page)
 
+const bytes = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+
 const perform = {
-  /** Lays out memory for `questions` questions of `answers` answers each. */
-  async open({ wasm, start, trained, words, questions, answers }) {
+  /** Memory for `questions` questions of `answers` answers each; data: base64, as build.py packed it. */
+  async open({ data, words, questions, answers }) {
     const capacity = questions * (PROMPT_LIMIT + answers * ANSWER_LIMIT);
-    const memory = await createMemory(wasm, 16 + Math.ceil(capacity / 16)); // MiB: 64 KiB for each row
+    const memory = await createMemory(bytes(data.wasm), 16 + Math.ceil(capacity / 16)); // MiB: 64 KiB for each row
     for (const name of ["start", "trained", "own"]) models[name] = createWeights(memory);
     rows = createRows(memory, capacity);
     referenceRows = createRows(memory, capacity);
     gradient = createWeights(memory);
     scratch = createScratch(memory, capacity);
-    models.start.numbers.set(start);
-    models.trained.numbers.set(trained);
+    models.start.numbers.set(new Float32Array(bytes(data.start).buffer));
+    // bfloat16 is the upper half of a float32.
+    const change = new Float32Array(Uint32Array.from(new Uint16Array(bytes(data.change).buffer), (x) => x << 16).buffer);
+    models.trained.numbers.set(models.start.numbers.map((weight, i) => weight + change[i]));
     vocabulary = words;
     perform.reset();
   },
@@ -92,11 +96,16 @@ const perform = {
 
   /** Asks each question once, as the main script asks its held-out ones: [{ text, right, form }]. */
   evaluate({ model, questions, seed }) {
-    const prompts = questions.map(({ tokens, id }) => ({ tokens: promptOf(tokens), randoms: [random(seed, id)] }));
-    return drawAnswers(rows, models[model], prompts, STANDARD).map(([answer], q) => {
-      const text = textOf(answer.tokens, vocabulary), form = formatOk(text);
-      return { text, form, right: isRight(text, questions[q].gold) };
-    });
+    const graded = [], room = Math.floor(rows.capacity / CONTEXT);
+    for (let first = 0; first < questions.length; first += room) {
+      const some = questions.slice(first, first + room);
+      const prompts = some.map(({ tokens, id }) => ({ tokens: promptOf(tokens), randoms: [random(seed, id)] }));
+      drawAnswers(rows, models[model], prompts, STANDARD).forEach(([answer], q) => {
+        const text = textOf(answer.tokens, vocabulary);
+        graded.push({ text, form: formatOk(text), right: isRight(text, some[q].gold) });
+      });
+    }
+    return graded;
   },
 };
 
