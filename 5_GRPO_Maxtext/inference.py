@@ -27,7 +27,7 @@ from typing import Any, Literal
 from parts import settings
 from parts.data import prompts, questions
 from parts.plain_text import shown
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.rewards.grading import parse_number
 from parts.run import checks, run_files
 from parts.settings import Count, CountOrOff, Seed, UserError, pair
@@ -139,7 +139,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         saved = {name: value for name, value in checkpoint.constants.items() if name in RUNS_CONSTANTS}
     c = settings.read(Constants, given, saved)
     if not_run(c, checkpoint):
-        c = dataclasses.replace(c, REWARDS=task_rewards.built_in_rewards(c.REWARDS))
+        c = dataclasses.replace(c, REWARDS=run_grader.built_in_rewards(c.REWARDS))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     checks.template(c)
@@ -268,10 +268,10 @@ from parts.run import answers, checkpoints, page
 
 
 # %% Answers out --------------------------------------------------------------------------------------------
-def make_grader(c: Constants, rows: list[dict[str, Any]]) -> task_rewards.Grader:
+def make_grader(c: Constants, rows: list[dict[str, Any]]) -> run_grader.Grader:
     """The run's rewards, which grade the rows with a right answer and a data_source."""
     graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
-    return task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
+    return run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
 
 
 def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags: bool = False) -> None:
@@ -305,7 +305,7 @@ def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags:
         print(f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it")
 
 
-def vote(grader: task_rewards.Grader, completions: list[str]) -> tuple[str, str]:
+def vote(grader: run_grader.Grader, completions: list[str]) -> tuple[str, str]:
     """The completion with the most frequent answer, and that answer in words with its count."""
     winner, votes = grader.majority(completions), grader.votes(completions)
     if votes[winner] is None:
@@ -333,7 +333,7 @@ def sampling(c: Constants) -> RolloutConfig:
     )
 
 
-def is_right(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> bool:
+def is_right(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> bool:
     """Whether a completion is right: as the run grades the row's data_source, else by its number."""
     if row["data_source"] is None:
         return grade(completion, row["gold"])
@@ -341,7 +341,7 @@ def is_right(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) 
     return bool(grader.score([completion], *columns)[0] >= 1)
 
 
-def is_right_lenient(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> bool:
+def is_right_lenient(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> bool:
     """Whether a completion is right by its last number, wherever that stands."""
     if row["data_source"] is None:
         return grade_lenient(completion, row["gold"])
@@ -349,7 +349,7 @@ def is_right_lenient(grader: task_rewards.Grader, completion: str, row: dict[str
     return bool(grader.right_lenient([completion], *columns)[0])
 
 
-def judged(grader: task_rewards.Grader, completion: str, row: dict[str, Any]) -> str:
+def judged(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong, right: 7]", or nothing where the right answer is not known."""
     if row["gold"] is None:
         return ""
@@ -368,7 +368,7 @@ def show(
     rows: list[dict[str, Any]],
     before: list[list[str]] | None,
     after: list[list[str]],
-    grader: task_rewards.Grader,
+    grader: run_grader.Grader,
 ) -> None:
     """Prints questions and answers, and how many of those with a known answer are right.
 
@@ -407,7 +407,7 @@ def write_rows(
     rows: list[dict[str, Any]],
     before: list[list[str]] | None,
     after: list[list[str]],
-    grader: task_rewards.Grader,
+    grader: run_grader.Grader,
 ) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
@@ -454,7 +454,7 @@ def write_page(
     rows: list[dict[str, Any]],
     texts: list[list[str]],
     completions: np.ndarray,
-    grader: task_rewards.Grader,
+    grader: run_grader.Grader,
     *,
     about: str,
     before: np.ndarray | None,

@@ -225,7 +225,7 @@ FAULTS = {
     "'TARGT=x': no such constant": ["TARGT=x"],
     "TARGET=.: exists already": ["SOURCE=tiny_llama", "TARGET=."],
     "WEIGHT_DTYPE=int8": ["SOURCE=tiny_llama", "TARGET=t", "WEIGHT_DTYPE=int8"],
-    "CHUNK_BYTES=0: use a whole number, 1 or more": ["SOURCE=tiny_llama", "TARGET=t", "CHUNK_BYTES=0"],
+    "CHUNK_BYTES=0: must be greater than or equal to 1": ["SOURCE=tiny_llama", "TARGET=t", "CHUNK_BYTES=0"],
     "SOURCE=nowhere: neither a folder nor": ["SOURCE=nowhere", "TARGET=t"],
     "SOURCE=[^ ]*: .* has no config.json": ["SOURCE=lacking", "TARGET=t"],
     "MODEL is empty and SOURCE=mt": ["SOURCE=mt", "TARGET=t"],

@@ -66,7 +66,7 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
     [
         (["HEADS=5"], "HEADS=5: must divide HIDDEN=96"),
         (["KV_HEADS=3"], "KV_HEADS=3"),
-        (["TRAINING_STEPS=0"], "TRAINING_STEPS=0: use a whole number, 1 or more"),
+        (["TRAINING_STEPS=0"], "TRAINING_STEPS=0: must be greater than or equal to 1"),
         (["TRAIN_QUESTIONS=50000"], "TRAIN_QUESTIONS=50000: with test and validation at most 40,000"),
         (["LAYER=3"], "LAYERS"),
     ],

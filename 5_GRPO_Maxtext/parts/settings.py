@@ -28,7 +28,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import annotated_types
 import pydantic
 
 from parts import late_imports
@@ -128,7 +127,7 @@ def read[Constants](
         An instance of `kind`; the column follows from its MODEL.
 
     Raises:
-        UserError: an unknown name (lists the nearest) or a value of the wrong type.
+        UserError: an unknown name (lists the nearest) or a value of the wrong type or range.
         SystemExit: after `--help`.
     """
     if {"--help", "-h"} & set(arguments):
@@ -151,29 +150,8 @@ def read[Constants](
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise UserError(f"{name}={values[name]}: use {wanted(kind, name)}") from None
-
-
-def wanted(kind: type, name: str) -> str:
-    """What a constant takes, in words: "one of a, b", "a whole number, 1 or more"."""
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
-    marks = hint.__metadata__[0].metadata if typing.get_origin(hint) is Annotated else ()
-    hint = typing.get_type_hints(kind)[name]
-    if choices := typing.get_args(hint):
-        return f"one of {', '.join(filter(None, map(str, choices)))}"
-    words = [{int: "a whole number", float: "a finite number", bool: "True or False"}.get(hint, "a text")]
-    for mark in marks:
-        match mark:
-            case annotated_types.Ge(low):
-                words.append(f"{low} or more")
-            case annotated_types.Gt(low):
-                words.append(f"above {low}")
-            case annotated_types.Le(high):
-                words.append(f"at most {high}")
-            case annotated_types.Lt(high):
-                words.append(f"below {high}")
-    return ", ".join(words)
+        [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
 
 
 def blocks(kind: type) -> list[type]:
