@@ -1,7 +1,7 @@
 """Builds 5_GRPO_Maxtext/assets/playground.html, one file that needs nothing else: `make playground`.
 
-The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports only from those
-before it. Weights, questions and the WebAssembly program follow as base64.
+The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports only from
+those before it. Weights, questions and the WebAssembly program follow as base64.
 """
 
 import base64
@@ -17,7 +17,17 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
 WORKER = ["model.js", "grpo.js", "tokenizer.js", "rewards.js", "worker.js"]
-PAGE = [*WORKER[:-1], "texts.js", "dom.js", "pool.js", "grid.js", "clip.js", "answers.js", "train.js", "page.js"]
+PAGE = [
+    *WORKER[:-1],
+    "texts.js",
+    "dom.js",
+    "pool.js",
+    "grid.js",
+    "clip.js",
+    "answers.js",
+    "train.js",
+    "page.js",
+]
 LAYERS, HEAD = 3, 24
 
 
@@ -73,7 +83,9 @@ def joined(names: list[str]) -> str:
     for name in names:
         code = (HERE / name).read_text()
         exported = re.findall(r"^export (?:async )?(?:function|const) (\w+)", code, re.MULTILINE)
-        code = re.sub(r'^import (\{[^}]*\}) from "\./([^"]*)";$', r'const \1 = modules["\2"];', code, flags=re.MULTILINE)
+        code = re.sub(
+            r'^import (\{[^}]*\}) from "\./([^"]*)";$', r'const \1 = modules["\2"];', code, flags=re.MULTILINE
+        )
         code = re.sub(r"^export ", "", code, flags=re.MULTILINE)
         parts.append(f'modules["{name}"] = (() => {{\n{code}return {{ {", ".join(exported)} }};\n}})();')
     return "\n".join(parts)
@@ -89,7 +101,9 @@ def build() -> str:
         "vocabulary": vocabulary,
         "wasm": text_of((HERE / "kernels.wasm").read_bytes()),
         "start": text_of(start),
-        "change": text_of((trained - start).astype(ml_dtypes.bfloat16)),  # by the 200 steps of the default run
+        "change": text_of(
+            (trained - start).astype(ml_dtypes.bfloat16)
+        ),  # by the 200 steps of the default run
         "train": text_of(packed_questions("train", vocabulary)),
         "heldOut": text_of(packed_questions("validation", vocabulary)),
     }

@@ -18,8 +18,9 @@ function unpack(base64) {
   }
   return questions;
 }
-export const QUESTIONS = unpack(DATA.train);
 export const HELD_OUT = unpack(DATA.heldOut);
+let unpacked;
+const trainingQuestions = () => (unpacked ??= unpack(DATA.train)); // 4,000: not while the page opens
 
 export const COUNT = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 1));
 export const BATCH = 16; // questions per step: BATCH_SIZE of the main script
@@ -62,8 +63,9 @@ export async function openPool(answers) {
     /** One step of GRPO: [groups of graded answers] and the step's figures. */
     async step({ answers, beta, rate, points, seed, step, steps }) {
       const order = random(seed, step), chosen = new Set();
-      while (chosen.size < BATCH) chosen.add(Math.floor(order() * QUESTIONS.length));
-      const questions = [...chosen].map((i) => QUESTIONS[i]);
+      const all = trainingQuestions();
+      while (chosen.size < BATCH) chosen.add(Math.floor(order() * all.length));
+      const questions = [...chosen].map((i) => all[i]);
       const parts = await Promise.all(shared(questions).map((share, w) => workers[w].ask("step", {
         questions: share, answers, beta, points, seed, step, count: BATCH * answers,
       })));

@@ -10,7 +10,7 @@ export const POINTS = {
 };
 
 const NUMBER = /(^[-+]\s*|[-+])?((?:(?!0)\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<![\w.])\.\d+)/;
-const BESIDE = /^(?:[A-Za-z]|[\s.,=?-])*$/; // not * and +
+const BESIDE = /^(?:[A-Za-z]|[\s.,=?*-])*$/; // not +
 const OPENING = /[ *]+$/; // between a sign and its number
 const INCHES = /(?<![A-Za-z])in[23](?!\w|[.,]\d)/g; // " in" and "2" are tokens, and in2 is a unit
 const SPOILT_AFTER = /^(?:-(?![A-Za-z])|\s+-)|=/;
