@@ -1,5 +1,5 @@
 # The page to touch, the course as a folder of HTML, and as notebooks. All three need an environment of their own.
-.PHONY: playground site test-site notebooks
+.PHONY: playground site test-site notebooks test-notebooks
 
 playground: .venv-site/installed  ## the page 5_GRPO_Maxtext/assets/playground.html, from playground/
 	.venv-site/bin/python playground/build.py
@@ -12,6 +12,9 @@ test-site: site  ## every link of the site, followed in a real browser
 
 notebooks: .venv-site/installed  ## the scripts as notebooks/*.ipynb
 	.venv-site/bin/python tools/notebooks.py notebooks
+
+test-notebooks: .venv-site/installed  ## each notebook from the first to the last cell, with short runs
+	.venv-site/bin/python -m pytest tests/notebook_runs.py
 
 # The default run, whose page the site shows.
 runs/seed_0/report.html: | .venv/installed

@@ -87,8 +87,8 @@ export function answersRoom(place, pool, ownSteps) {
   /** What could have been drawn where the chosen token stands. */
   function others(i, t) {
     const choices = state.drawn[i].choices[t], taken = state.drawn[i].tokens[t];
-    const listed = [...choices.keys()].sort((a, b) => choices[b] - choices[a]).slice(0, 8);
-    if (!listed.includes(taken)) listed.push(taken);
+    const listed = [...choices.keys()].filter((token) => token === taken || choices[token] > 0.001)
+      .sort((a, b) => choices[b] - choices[a]);
     return h("div", { id: "other", "aria-live": "polite" }, h("strong", {}, text("eight_other", { token: t + 1 })),
       h("div", { class: "choices" }, listed.map((token) => {
         const bar = h("i");

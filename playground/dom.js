@@ -30,7 +30,8 @@ export function slider(name, label, { min, max, step, value, show = String, chan
       change(Number(input.value));
     },
   });
-  return h("label", { class: "slider" }, h("span", {}, label, " ", output), input);
+  // `for`: else the label would be that of its first element that can have one, the output.
+  return h("label", { class: "slider", for: name }, h("span", {}, label, " ", output), input);
 }
 
 /** A labelled choice; choices: [[value, label]]. */

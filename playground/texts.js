@@ -128,7 +128,7 @@ const TEXTS = {
   eight_same: ["All eight earn {points} points: every advantage is 0, and nothing would be learned.", "八個都得 {points} 分：優勢全是 0，什麼都學不到。"],
   eight_click: ["Click a token to see what else could have been drawn. Dashed: less than 90 % sure.", "點一個 token，看看原本還可能抽到什麼。虛線：把握不到 90 %。"],
   eight_other: ["Token {token}: what could have been drawn", "第 {token} 個 token：原本可能抽到什麼"],
-  eight_other_about: ["At the temperature of this draw. ␣ is a blank before a word; <|eot_id|> (■) ends the answer.", "以這次抽樣的溫度計算。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。"],
+  eight_other_about: ["At the temperature of this draw, down to 0.1 %. ␣ is a blank before a word; <|eot_id|> (■) ends the answer.", "以這次抽樣的溫度計算，列到 0.1 % 為止。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。"],
 
   // --- training
   train_title: ["Train a language model, now", "現在就訓練一個語言模型"],

@@ -17,57 +17,65 @@ const PRESETS = {
 };
 // What a training has come to; it goes on while the reader is in another room.
 export const training = { step: 0, running: false, log: [], heldOut: [], group: -1, kept: null, seconds: 0, fault: "" };
-let pool, listener = () => {};
+let pool, loop = null, listener = () => {};
 
-/** The workers; opened once, and anew where groups become larger than they have room for. */
+/** The workers, opened once. */
 export function getPool() {
   pool ??= openPool(settings.answers);
   return pool;
 }
 export const ownSteps = () => training.step;
 
+/** The untrained weights again; a step in progress is finished first. */
 async function restart() {
   training.running = false;
+  await loop;
   Object.assign(training, { step: 0, log: [], heldOut: [], kept: null, seconds: 0, fault: "" });
-  const opened = await getPool();
-  if (opened.answers < settings.answers) {
-    opened.end();
-    pool = undefined;
-  } else await opened.reset();
+  await (await getPool()).reset();
+  listener();
+}
+
+/** Trains until the last step, or until the reader stops it; a loop that has not stopped yet goes on. */
+function train() {
+  training.running = true;
+  loop ??= steps().catch((error) => {
+    training.fault = String(error.message || error);
+  }).finally(() => {
+    training.running = false;
+    loop = null;
+    listener();
+  });
   listener();
 }
 
 const share = (groups, what) => groups.flat().filter(what).length / groups.flat().length;
 
-/** Trains until the last step, or until the reader stops it; a step in progress is finished first. */
-export async function train() {
-  if (training.running) return;
-  training.running = true;
-  try {
-    const workers = await getPool(), { steps, answers, beta, rate, points, seed } = settings;
-    while (training.running && training.step < steps) {
-      if (!training.heldOut.length) await evaluate(workers);
-      const began = performance.now();
-      const { questions, groups, kl } = await workers.step({ answers, beta, rate, points, seed, step: training.step, steps });
-      training.seconds += (performance.now() - began) / 1000;
-      training.step += 1;
-      const flat = groups.flat();
-      training.log.push({
-        step: training.step, kl,
-        reward: flat.reduce((sum, { points: parts }) => sum + Object.values(parts).reduce((a, b) => a + b, 0), 0) / flat.length,
-        right: share(groups, ({ right }) => right), form: share(groups, ({ form }) => form),
-        length: flat.reduce((sum, answer) => sum + answer.length, 0) / flat.length,
-        silent: groups.filter((group) => group.every(({ advantage }) => advantage === 0)).length / groups.length,
-      });
-      training.kept = { questions, groups };
-      if (training.step % EVALUATE_EVERY === 0 || training.step === steps) await evaluate(workers);
-      listener();
-    }
-  } catch (error) {
-    training.fault = String(error.message || error);
+async function steps() {
+  let workers = await getPool();
+  const { steps, answers, beta, rate, points, seed } = settings;
+  if (workers.answers < answers) { // no room for groups of that size: other workers
+    workers.end();
+    pool = undefined;
+    workers = await getPool();
   }
-  training.running = false;
-  listener();
+  while (training.running && training.step < steps) {
+    if (!training.heldOut.length) await evaluate(workers);
+    const began = performance.now();
+    const { questions, groups, kl } = await workers.step({ answers, beta, rate, points, seed, step: training.step, steps });
+    training.seconds += (performance.now() - began) / 1000;
+    training.step += 1;
+    const flat = groups.flat();
+    training.log.push({
+      step: training.step, kl,
+      reward: flat.reduce((sum, { points: parts }) => sum + Object.values(parts).reduce((a, b) => a + b, 0), 0) / flat.length,
+      right: share(groups, ({ right }) => right), form: share(groups, ({ form }) => form),
+      length: flat.reduce((sum, answer) => sum + answer.length, 0) / flat.length,
+      silent: groups.filter((group) => group.every(({ advantage }) => advantage === 0)).length / groups.length,
+    });
+    training.kept = { questions, groups };
+    if (training.step % EVALUATE_EVERY === 0 || training.step === steps) await evaluate(workers);
+    listener();
+  }
 }
 
 async function evaluate(workers) {
@@ -79,7 +87,12 @@ export function trainRoom(place) {
   const go = button("", () => (training.running ? (training.running = false, listener()) : train()), { class: "main", id: "train" });
   const bar = h("progress", { id: "progress", max: settings.steps, value: 0, "aria-label": text("train_progress") });
   const told = h("p", { id: "train_told", "aria-live": "off" }), figures = h("div", { class: "figures", id: "figures" });
-  const curves = h("div", { class: "curves" }), group = h("div", { id: "train_group" }), learned = h("p", { class: "notice", id: "learned" });
+  const curves = h("div", { class: "curves" }), learned = h("p", { class: "notice", id: "learned" });
+  // Buttons that stay: one that is replaced with every step could not be clicked, and would lose the focus.
+  const numbers = Array.from({ length: BATCH }, (_, i) => button(String(i + 1), () => { training.group = i; show(); },
+    { "aria-label": text("group_number", { i: i + 1 }) }));
+  const heading = h("h3"), rows = h("div");
+  const group = h("div", { id: "train_group" }, heading, h("div", { class: "controls" }, numbers), rows);
   let wasStarted;
   const percent = (x) => `${number(100 * x, 1)} %`;
 
@@ -110,20 +123,22 @@ export function trainRoom(place) {
       curve("KL (nat)", points("kl"), { steps, max: maximum("kl", 0.3), show: (x) => number(x, 3) }),
       curve(text("curve_length"), points("length"), { steps, max: 28, show: (x) => number(x, 1) }),
       curve(text("curve_silent"), points("silent"), { steps, max: 1, show: percent }));
-    const rows = log.slice(-10), mean = (key) => rows.reduce((sum, row) => sum + row[key], 0) / rows.length;
+    const recent = log.slice(-10), mean = (key) => recent.reduce((sum, row) => sum + row[key], 0) / recent.length;
     learned.hidden = step < 20;
     if (step >= 20) {
       learned.textContent = text(mean("right") > 0.7 ? "learned_right" : mean("length") > 24 ? "learned_long"
         : mean("form") < 0.8 ? "learned_little" : mean("right") < 0.2 ? "learned_short" : "learned_form");
     }
-    group.replaceChildren();
+    group.hidden = !kept;
     if (!kept) return;
     const { questions, groups } = kept, silent = groups.map((rows) => rows.every(({ advantage }) => advantage === 0));
     const at = training.group < 0 ? Math.max(0, silent.indexOf(false)) : training.group; // one that teaches something
-    group.append(
-      h("h3", {}, text("train_groups", { step })),
-      h("div", { class: "controls" }, groups.map((_, i) => button(String(i + 1), () => { training.group = i; show(); group.querySelectorAll("button")[i].focus(); },
-        { class: silent[i] ? "silent" : "", "aria-pressed": String(i === at), "aria-label": text("group_number", { i: i + 1 }) }))),
+    heading.textContent = text("train_groups", { step });
+    numbers.forEach((element, i) => {
+      element.className = silent[i] ? "silent" : "";
+      element.setAttribute("aria-pressed", String(i === at));
+    });
+    rows.replaceChildren(
       h("p", {}, h("strong", {}, questions[at].text), " ", text("gold"), " ", questions[at].gold),
       h("div", { class: "scroll" }, h("table", {},
         h("tr", {}, h("th", {}, text("answer")), h("th", { class: "number" }, text("points")), h("th", { class: "number" }, "A")),

@@ -495,7 +495,7 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     shares = [
         float(x.text.split(" %")[0]) for x in find(driver, "#other .choices span") if x.text.endswith("%")
     ]
-    assert 8 <= len(shares) <= 9 and shares == sorted(shares, reverse=True) and 50 < sum(shares) <= 100.5
+    assert shares == sorted(shares, reverse=True) and 93 < sum(shares) < 100.5  # 76 of less than 0.1 %
     assert one(driver, "#other .taken").text == one(
         driver, '.token[aria-pressed="true"]'
     ).text.strip().replace(" ", "␣")
@@ -520,8 +520,11 @@ def test_a_hostile_question_is_text(show):
     tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
     harmless = set(driver.execute_script(tags))
     for hostile in HOSTILE:
-        script = "const e = arguments[0]; e.value = arguments[1]; e.dispatchEvent(new Event('input'))"
-        driver.execute_script(script, one(driver, "#question_text"), hostile)
+        # As JSON: WebDriver itself refuses a lone surrogate.
+        script = (
+            "const e = arguments[0]; e.value = JSON.parse(arguments[1]); e.dispatchEvent(new Event('input'))"
+        )
+        driver.execute_script(script, one(driver, "#question_text"), json.dumps(hostile))
         assert not one(driver, "#draw").is_enabled() or hostile.isspace()
         assert set(driver.execute_script(tags)) <= harmless | {"BR"}
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -532,7 +535,7 @@ def test_a_hostile_question_is_text(show):
         (f"{kim} {kim}", "7", "at most 28"), (kim, "", "whole number"),
     ):  # fmt: skip
         for name, value in (("question_text", typed), ("gold", answer)):
-            driver.execute_script(script, one(driver, f"#{name}"), value)
+            driver.execute_script(script, one(driver, f"#{name}"), json.dumps(value))
         assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
 
 
@@ -578,6 +581,7 @@ def test_nothing_leaves_the_page(show, driver):
 def test_training_reaches_80_percent_within_5_minutes(show, driver):
     """From the untrained weights, seeds 0 to 2, default settings: the median. And memory, and blocks."""
     seconds, blocks, memory = [], [], 0
+    figure = """return document.querySelector('[data-figure="right"]').textContent"""  # replaced by each step
     for seed in range(3):
         show("train")
         turn(driver, "seed", seed)
@@ -586,13 +590,13 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
         one(driver, "#train").click()
         while float(right) < 80 and time.monotonic() - began < 300:
             time.sleep(1)
-            right = one(driver, '[data-figure="right"] b').text.replace(" %", "").replace("–", "0")
+            right = driver.execute_script(figure).split(" → ")[1].replace(" %", "").replace("–", "0")
             pages = renderers(driver)
             memory = max(memory, *pages.values())
             # Processor time: the wall clock of a task also counts what else this machine is busy with.
             blocks += [duration for pid, duration in trace_of(driver)[0] if pid in pages]
         seconds.append(time.monotonic() - began if float(right) >= 80 else np.inf)
-        before = one(driver, '[data-figure="right"]').text.split(": ")[1].split(" %")[0]
+        before = driver.execute_script(figure).split(": ")[1].split(" %")[0]
         assert 25 < float(before) < 45  # untrained
     print(
         f"seconds to 80 %: {seconds}; memory {memory / 1e6:.0f} MB; longest of {len(blocks)} tasks {max(blocks)} s"
@@ -657,8 +661,11 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room, size, scheme):
         assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
         assert contrast(*body) > 7  # WCAG's AAA
         for selector in (".quiet", ".good", ".bad", "button.main"):
-            for element in find(driver, selector)[:1]:
-                color, back = driver.execute_script(style, element)
+            for color, back in driver.execute_script(
+                "return [...document.querySelectorAll(arguments[0])].slice(0, 1).map((e) => getComputedStyle(e))"
+                ".map((s) => [s.color, s.backgroundColor])",
+                selector,
+            ):
                 back = body[1] if back == "rgba(0, 0, 0, 0)" else back
                 assert contrast(color, back) > 4.5, (selector, color, back)  # AA
         if "SCREENSHOTS" in os.environ:
