@@ -1,7 +1,8 @@
 """Builds 5_GRPO_Maxtext/assets/playground.html, one file that needs nothing else: `make playground`.
 
 The page's modules are joined in the order of `PAGE`, the workers' in that of `WORKER`; each imports only from
-those before it. Weights, questions and the WebAssembly program follow as base64.
+those before it. Weights, questions and the WebAssembly program follow as base64. The default run's weights in
+`trained.safetensors`: tool.py convert_checkpoint SOURCE=runs/seed_0 WEIGHT_DTYPE=float16.
 """
 
 import base64
@@ -13,6 +14,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+from wasmtime import wat2wasm
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
@@ -62,8 +65,6 @@ def read_vocabulary() -> list[str]:
 
 def packed_questions(split: str, vocabulary: list[str]) -> bytes:
     """Token ids of each question and each gold number, every one followed by a 0, the padding token."""
-    from tokenizers import Tokenizer
-
     encode = Tokenizer.from_file(str(FOLDER / "tiny_llama/tokenizer.json")).encode
     rows = [json.loads(line) for line in (FOLDER / f"tiny_gsm8k/{split}.jsonl").read_text().splitlines()]
     ids = []
@@ -99,7 +100,7 @@ def build() -> str:
     vocabulary = read_vocabulary()
     data = {
         "vocabulary": vocabulary,
-        "wasm": text_of((HERE / "kernels.wasm").read_bytes()),
+        "wasm": text_of(bytes(wat2wasm((HERE / "kernels.wat").read_text()))),
         "start": text_of(start),
         "change": text_of(
             (trained - start).astype(ml_dtypes.bfloat16)

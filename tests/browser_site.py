@@ -8,6 +8,7 @@ import functools
 import http.server
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -27,6 +28,15 @@ return {
   math: all("math[display=block]").length,
   wide: document.documentElement.scrollWidth > innerWidth, lang: document.documentElement.lang,
 }"""
+
+
+def test_the_committed_playground_is_what_its_sources_make():
+    sys.path.insert(0, str(ROOT / "playground"))
+    import build
+
+    page = ROOT / "5_GRPO_Maxtext/assets/playground.html"
+    assert page.read_text() == build.build(), "run make playground"
+    assert page.stat().st_size <= 3_000_000
 
 
 @pytest.fixture(scope="module")
