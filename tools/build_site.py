@@ -29,15 +29,23 @@ ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
 CHAPTERS = [f"{folder.name}/README.md" for folder in sorted(ROOT.glob("[1-5]_*"))]
-COPIED = {".png", ".gif", ".html"}
+PICTURES = {".png", ".gif"}
 NAMES = {  # of the entries above every page
     "en": ("Course", "Chapter {}", "Glossary", "Playground", "A run's report", "繁體中文"),
     "zh-Hant-TW": ("課程", "第 {} 章", "詞彙", "互動頁", "一次執行的報告", "English"),
 }
 
 
+def is_copied(path: Path) -> bool:
+    """Whether a file comes along as it is; any other .html is a source to be read."""
+    return path.suffix in PICTURES or path in (PLAYGROUND, REPORT)
+
+
 def place(path: Path) -> Path:
     """Where a file or folder of the repository stands in the site, relative to it."""
+    if path == REPORT:
+        return Path("report.html")
+    copied = is_copied(path)
     path = path.relative_to(ROOT)
     if (ROOT / path).is_dir():
         return (
@@ -45,9 +53,7 @@ def place(path: Path) -> Path:
             if not (ROOT / path / "README.md").exists()
             else place(ROOT / path / "README.md")
         )
-    if path == REPORT.relative_to(ROOT):
-        return Path("report.html")
-    if path.suffix in COPIED:
+    if copied:
         return path
     if path.suffix == ".md":
         return path.with_name(path.stem.replace("README", "index") + ".html")
@@ -127,8 +133,7 @@ def text_page(path: Path) -> str:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    lines = HtmlFormatter(nowrap=True, linespans="L")
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n<pre><code>{highlight(text, lexer, lines)}</code></pre>"
+    return f"<h1>{path.relative_to(ROOT)}</h1>\n{highlight(text, lexer, HtmlFormatter(linespans='L'))}"
 
 
 def folder_page(path: Path, wanted: list[Path]) -> str:
@@ -182,7 +187,7 @@ def build(site: Path) -> None:
         done.add(path)
         target = site / place(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix in COPIED:
+        if is_copied(path):
             shutil.copy(path, target)
             continue
         if path.is_dir() and (path / "README.md").exists():
