@@ -45,7 +45,14 @@ export function answersRoom(place, pool, ownSteps) {
     state.seed += 1;
     state.chosen = null;
     const sampling = { temperature: state.temperature, topK: VOCABULARY_WORDS.length, topP: 1 };
-    const drawn = await (await pool()).ask("draw", { model: state.model, tokens, answers: 8, sampling, seed: state.seed });
+    let drawn;
+    try {
+      drawn = await (await pool()).ask("draw", { model: state.model, tokens, answers: 8, sampling, seed: state.seed });
+    } catch (error) {
+      known.className = "bad";
+      known.textContent = text("train_fault", { fault: error.message });
+      return;
+    }
     if (mine !== current || !cards.isConnected) return;
     state.drawn = drawn;
     const longest = Math.max(...drawn.map((answer) => answer.tokens.length)), began = performance.now();

@@ -14,9 +14,9 @@ import notebooks
 SHORT = {
     "Q_Learning": ["NUM_EPISODES=200", "DECAY_EPISODES=100"],
     "cart_pole_dqn": ["NUM_STEPS=4000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
-    "reinforce": ["NUM_STEPS=8000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
-    "ppo": ["NUM_STEPS=8000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
-    "pendulum": ["NUM_STEPS=8000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
+    "reinforce": ["NUM_STEPS=10000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
+    "ppo": ["NUM_STEPS=10000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
+    "pendulum": ["NUM_STEPS=10000", "NUM_SEEDS=2", "EVAL_EPISODES=5"],
     "grpo_mnist": ["MNIST_PATH=subset", "NUM_EPOCHS=1", "NUM_SEEDS=2"],
     "grpo_llama3_1_8b_demo": ["NUM_BATCHES=4", "NUM_TEST_QUESTIONS=16", "EVAL_EVERY=2", "EVAL_QUESTIONS=16"],
     "mesh_and_axis_rules": [],
