@@ -97,6 +97,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts.machine.versions import check_versions
 from parts.model import llama
+from parts.run import run_folder
 from parts.run.memory import HBM_GIB
 
 
@@ -463,7 +464,7 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     use_virtual_devices()
     started = time.perf_counter()
-    run_dir = Path(c.RUN_DIR or time.strftime("runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S"))
+    run_dir = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("mesh_and_axis_rules")
     run_dir.mkdir(parents=True, exist_ok=True)
 
     both = STRATEGIES["both"]

@@ -123,9 +123,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     """
     constants = checkpoint.constants
     dataset = constants["TEST_DATASET"] or constants["DATASET"]
-    rows, _ = questions.read_questions(
-        dataset, "test", bad_rows=constants["BAD_ROWS"], tiny=settings.is_small(ask.MODEL)
-    )
+    rows, _ = questions.read_questions(dataset, "test", bad_rows=constants["BAD_ROWS"])
     rows = rows[: c.NUM_QUESTIONS]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
@@ -142,7 +140,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
-    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name):
+    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
         sampling = rollout_config(
             dict(temperature=1.0, top_k=-1, top_p=1.0),

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from parts.rewards.run_grader import MAX_REWARD, load_file
+from parts.rewards.run_grader import MAX_REWARD, load_file, place_of
 from parts.settings import UserError, find_path
 
 WORLD_SECONDS = 10  # that a world may take for one answer
@@ -111,7 +111,7 @@ def guarded(environment: str, call: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())[:200]
         fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
-        raise UserError(fault) from error
+        raise UserError(f"{fault}{place_of(error)}") from error
 
 
 def ask_world(environment: str, call: str, answer):
