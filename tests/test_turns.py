@@ -97,8 +97,8 @@ def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
     for i, (tokens, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         at = np.flatnonzero(of_turn[i] >= 0)
         found = expected[i, at, tokens[at]]
-        # two programs sum float32 in another order: 1e-6 of logits of size 10 (tiny Llama: 20)
-        np.testing.assert_allclose(log_prob[at], found, atol=1e-5 if model == "tiny_grid" else 2e-5)
+        # two programs sum float32 in another order; the tiny Llama's logits as in test_rollout.py
+        np.testing.assert_allclose(log_prob[at], found, atol=1e-5 if model == "tiny_grid" else 2e-4)
         assert not log_prob[np.flatnonzero(of_turn[i, : len(tokens)] < 0)].any()  # never drawn
     assert of_turn.max() == TURNS - 1 or model == "tiny_llama"
 
@@ -164,11 +164,16 @@ def test_tokens_are_drawn_with_the_policys_frequencies_at_each_turn():
     assert tested[0] == 768 > tested[1]
 
 
-def test_the_world_draws_from_the_answers_own_generator_and_the_same_again():
-    question = ["slippery row 1 column 1"] * 16
-    first, again, other = (walk(question, seed=seed).text for seed in (1, 1, 2))
-    assert first == again != other
-    assert [e.rewards for e in first] == [e.rewards for e in again]
+def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_path):
+    draws = (
+        "    def reset(self, question, rng): return f'row {1 + rng.integers(4)}'\n    def step(self, a): pass"
+    )
+    for path in (GRID, written(tmp_path, draws.replace("pass", "return '', 0.0, True, False"))):
+        questions = ["slippery row 1 column 1"] * 16
+        walks = [walk(questions, f"ENVIRONMENT={path}", seed=seed).text for seed in (1, 1, 2)]
+        assert walks[0] == walks[1] != walks[2]
+        assert [e.rewards for e in walks[0]] == [e.rewards for e in walks[1]]
+    assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
 
 
 # --- what is trained
@@ -217,38 +222,35 @@ def test_the_gradient_is_exactly_zero_at_the_worlds_tokens():
 
 
 def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
-    """As `update` gets it, from the main script; and what a run leaves of it."""
-    masks, update = [], demo.update
+    """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
+    fed, update = [], demo.update
 
     def recorded(graphdef, weights, frozen, moments, batch, *rest):
-        masks.append((np.asarray(batch.completion_mask[0]), np.asarray(batch.completion_ids[0]),
-                      np.asarray(batch.advantages[0])))  # fmt: skip
+        fed.extend(zip(*(np.asarray(x[0]) for x in (batch.completion_mask, batch.advantages)), strict=True))
         return update(graphdef, weights, frozen, moments, batch, *rest)
 
     monkeypatch.setattr(demo, "update", recorded)
     said = run_here(tmp_path, *SHORT, "RETURN_TO_GO=True", "NUM_BATCHES=2")
     assert "answers right" in said
-    tokenizer = llama.load_tokenizer(HERE / "tiny_grid")
-    own = set(tokenizer.convert_tokens_to_ids(["up", "down", "left", "right", "wait"]))
-    for mask, ids, advantages in masks:
-        tokens = [set(ids[mask].tolist()), set(ids[~mask].tolist())]
-        assert own & tokens[0] and not own & (tokens[1] - {tokenizer.pad_token_id})
-        assert advantages.shape == mask.shape and not advantages[~mask].any() and np.ptp(advantages) > 1
     rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
-    for answer in itertools.chain.from_iterable(row["completions"] for row in rows):
-        of_turn, advantages = np.array(answer["turn"]), np.array(answer["advantages"])
-        assert len(of_turn) == len(answer["tokens"]) == len(answer["pieces"]) == len(advantages)
-        assert not advantages[of_turn < 0].any() and advantages[0] == answer["advantage"]
+    episodes = [answer for row in rows for answer in row["completions"]]
+    for answer, (mask, advantages) in zip(episodes, fed, strict=True):
+        of_turn = np.array(answer["turn"])
+        assert len(of_turn) == len(answer["tokens"]) == len(answer["pieces"])
+        np.testing.assert_array_equal(np.flatnonzero(mask), np.flatnonzero(of_turn >= 0))
+        np.testing.assert_allclose(answer["advantages"], advantages[: len(of_turn)], atol=1e-5)  # rounded
+        assert not advantages[~mask].any() and answer["advantages"][0] == answer["advantage"]
         assert answer["cut_off"] == (answer["rewards"][-1] < 0)
         gained = sum(r * 0.9**k for k, r in enumerate(answer["rewards"]))
         np.testing.assert_allclose(answer["reward"], gained, atol=1e-6)
+    assert np.ptp([answer["advantage"] for answer in episodes]) > 1
 
 
 SHORT = [
     f"ENVIRONMENT={GRID}", "MODEL=tiny_grid", "DATASET=examples/grid/plain", "MAX_PROMPT_LENGTH=6",
     "TOTAL_GENERATION_STEPS=24", "MAX_TURNS=4", "GAMMA=0.9", "BATCH_SIZE=4", "NUM_GENERATIONS=4",
     "NUM_TEST_QUESTIONS=8", "EVAL_EVERY=0", "BETA=0.0", "EVAL_CONFIG=liberal", "LOG_ANSWERS_EVERY=1",
-    "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0",
+    "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1",
 ]  # fmt: skip
 
 
