@@ -1,4 +1,4 @@
-"""Writes parts/exercises/golden.npz: a batch of answers, and six losses with their gradients, from the papers.
+"""Writes parts/exercises/golden.npz: answers, and six losses with their gradients, from the papers.
 
     python tests/make_golden_batch.py
 
