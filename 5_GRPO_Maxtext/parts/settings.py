@@ -14,6 +14,7 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import errno
 import functools
 import inspect
 import json
@@ -36,6 +37,7 @@ from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.
@@ -235,11 +237,20 @@ def run(main: Callable[[list[str]], Any]) -> None:
 
 
 def answer(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C."""
+    """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
+
+    A folder that cannot be written is the user's, too, wherever a script finds out.
+    """
     try:
         main(sys.argv[1:])
     except UserError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        path = shown(str(error.filename or "a file"))
+        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
         kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]

@@ -60,8 +60,7 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # a model_type that transformers does not know; no JSON
-        refuse_remote_code(model, error)
+    except (OSError, ValueError) as error:  # a model_type that transformers does not know, own code; no JSON
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
@@ -107,15 +106,6 @@ def pinned(model: str, folder: Path) -> str:
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
 
-def refuse_remote_code(model: str, error: Exception) -> None:
-    """Raises UserError if transformers failed because MODEL's files want Python of their own to be run."""
-    if "trust_remote_code" in str(error):
-        raise UserError(
-            f"MODEL={model}: needs code of its own (auto_map in its files), which is never run here; take "
-            "one that transformers has code for"
-        ) from None
-
-
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError where MaxText's layers are not those of `hf`; `model` is MODEL."""
     if hf.model_type not in ARCHITECTURES:
@@ -149,7 +139,6 @@ def load_tokenizer(folder: Path):
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        refuse_remote_code(str(folder), error)
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
