@@ -19,8 +19,7 @@ Hugging Face's files: it reads them as they are.
 A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
 With a run's weights comes a model card, README.md: data, constants, figures, how to use it.
 
-One array is in memory at a time, filled or emptied layer by layer: 1.2 B parameters take 64 s and 2.7 GiB to
-MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); docs/checkpoints.md says what 8 B should need.
+One array is in memory at a time, filled or emptied layer by layer; docs/checkpoints.md has figures.
 
 MaxText's own name map, layout hooks and lazy arrays are used. Its two converters (0.2.5) know only the sizes
 of its model table, round the query weights to bfloat16, and save their lazy arrays through a part of Orbax
@@ -81,7 +80,6 @@ import orbax.checkpoint as ocp
 import safetensors.numpy
 from etils import epath
 from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
-from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
 from parts.machine.versions import check_versions
@@ -194,7 +192,9 @@ def leaf_builder(c: Constants, model: Model, dtype) -> Callable[[str, tuple[int,
 
     def build(name: str, shape: tuple[int, ...]) -> np.ndarray:
         leaf = np.empty(shape, dtype)
-        for hf_name, layer in zip(np.atleast_1d(names[name]), layers_of(leaf, names[name], model.config)):
+        stacked = isinstance(names[name], list)  # the layers of a scanned model
+        layers = np.moveaxis(leaf, model.config.param_scan_axis, 0) if stacked else [leaf]
+        for hf_name, layer in zip(np.atleast_1d(names[name]), layers, strict=True):
             with safetensors.safe_open(files[hf_name], framework="np") as file:
                 layer[...] = apply_hook_fns(file.get_tensor(hf_name), layer.shape, layout_hooks.get(name))
         return leaf
@@ -240,11 +240,6 @@ def check_disk(c: Constants, needed: int) -> None:
 def dtype_of(config) -> np.dtype:
     """NumPy's type of the weights that are written."""
     return jnp.dtype(config.weight_dtype)
-
-
-def layers_of(leaf: np.ndarray, hf_names: str | list[str], config) -> Iterator[np.ndarray]:
-    """Views of `leaf`, one for each name: its layers if there is a list of names, else the whole."""
-    return iter(np.moveaxis(leaf, config.param_scan_axis, 0) if isinstance(hf_names, list) else [leaf])
 
 
 # %% MaxText -> Hugging Face --------------------------------------------------------------------------------
@@ -311,9 +306,10 @@ def weights_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], mod
         UserError: the checkpoint is of another model, or a weight is missing.
     """
     places, _ = maxtext_converter.get_maxtext_model_info(model.config)
+    shapes = {name: shape for name, (_, shape) in places.items()}
     adapted = {name.removesuffix("_lora_a") for name in leaves if name.endswith("_lora_a")}
-    for name in adapted or places:
-        shape = places[name][1] if name in places else ()
+    for name in adapted or shapes:
+        shape = shapes.get(name, ())
         parts = [f"{name}_lora_a", f"{name}_lora_b"] if adapted else [name]
         found = [tuple(leaves[part][1].shape) if part in leaves else () for part in parts]
         # A [in, (layer,) r], B [r, (layer,) out]
@@ -328,11 +324,10 @@ def weights_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], mod
     build = leaf_builder(c, model, np.float32)  # one rounding, at the very end
 
     def read(name: str) -> np.ndarray:
-        shape = places[name][1]
-        leaf = build(name, shape)
+        leaf = build(name, shapes[name])
         if name in adapted:
             a, b = (restore_leaf(checkpoint, leaves[f"{name}_lora_{letter}"][0]) for letter in "ab")
-            leaf = leaf + lora.product(a.astype(np.float32), b.astype(np.float32), shape, scale)
+            leaf = leaf + lora.product(a.astype(np.float32), b.astype(np.float32), shapes[name], scale)
         return leaf
 
     return read
@@ -353,20 +348,9 @@ def to_huggingface(c: Constants, read: Callable[[str], np.ndarray], model: Model
     Raises:
         UserError: a disk that is too small.
     """
-    names, layout_hooks = llama.weight_mapping(model.hf, model.config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[model.config.model_name](model.hf.to_dict())
     dtype = dtype_of(model.config)
-
-    def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for name, hf_names in names.items():
-            leaf = read(name)
-            for hf_name, layer in zip(np.atleast_1d(hf_names), layers_of(leaf, hf_names, model.config)):
-                tensor = np.asarray(apply_hook_fns(layer, shapes[hf_name], layout_hooks.get(name)))
-                yield str(hf_name), tensor.astype(dtype)
-            del leaf, layer  # before the next one is read
-
-    hf_names = [str(hf_name) for hf_names in names.values() for hf_name in np.atleast_1d(hf_names)]
-    count = write_weights(c, tensors(), {name: shapes[name] for name in hf_names}, dtype, target)
+    weights = llama.hf_weights(model.hf, model.config, read)
+    count = write_weights(c, weights, llama.hf_shapes(model.hf, model.config), dtype, target)
     for path in model.folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
         kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
         if kept and "safetensors" not in path.name:
@@ -424,13 +408,13 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
 
     model = gguf_model.GGUFLlama(path)
     shapes = {hf_name: model.shape(name) for hf_name, name in model.names().items()}
-    expected = hf_shape.HF_SHAPE[llama.ARCHITECTURES["llama"]](model.config.to_dict())
+    config = to_config(model.config, c.WEIGHT_DTYPE or "float32")
+    expected = llama.hf_shapes(model.config, config)
     for name, shape in shapes.items():
-        if shape != tuple(expected[name]):
+        if shape != expected[name]:
             raise UserError(
                 f"SOURCE={path}: {name} is {shape}, its header says {expected[name]}; fetch another"
             )
-    config = to_config(model.config, c.WEIGHT_DTYPE or "float32")
     dtype = dtype_of(config)
     count = write_weights(c, ((k, x.astype(dtype)) for k, x in model.tensors()), shapes, dtype, target)
     model.config.dtype = str(dtype)

@@ -59,8 +59,6 @@ import optax
 import safetensors.numpy
 import transformers
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import hf_shape
-from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
@@ -238,20 +236,6 @@ def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
 
 
 # %% Writing it down ----------------------------------------------------------------------------------------
-def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
-    """The model's weights under Hugging Face's names and in its layout (float32)."""
-    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
-    params = nnx.to_pure_dict(nnx.state(adapter.base, nnx.Param))
-    weights = {}
-    for name in names:
-        weight = params
-        for part in name.removeprefix("params-").split("-"):
-            weight = weight[part]
-        weights.update(process_maxtext_param(name, weight, names, layout_hooks, shapes, config))
-    return weights
-
-
 def write_checksums(folder: Path) -> None:
     """`tiny.sha256` in `folder`, in the format of `sha256sum -c`."""
     files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (folder / d).iterdir())
@@ -317,7 +301,7 @@ def main(arguments: Sequence[str]) -> None:
     train(adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
 
     tokenizer.save_pretrained(folder / "tiny_llama")
-    weights = to_hf_weights(adapter, hf, config)
+    weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
     safetensors.numpy.save_file(
         weights, folder / "tiny_llama" / "model.safetensors", metadata={"format": "pt"}
     )

@@ -7,7 +7,7 @@ logits equal those of transformers' own models (tests/test_load_llama.py).
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 import pydantic
 import transformers
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
+from maxtext.checkpoint_conversion.utils import hf_shape, load_dynamic, param_mapping
+from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.configs import pyconfig
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
@@ -389,6 +390,35 @@ def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
     graphdef, state = nnx.split(model)
     moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
     return nnx.merge(graphdef, moved)
+
+
+def named_weights(adapter) -> dict[str, np.ndarray]:
+    """The weights of a model under Tunix's adapter, by the names that `weight_mapping` has for MaxText's."""
+    weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
+    return {"-".join(["params", *map(str, path)]): np.asarray(leaf.get_value()) for path, leaf in weights}
+
+
+def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight by Hugging Face's name, in the order of `hf_weights`."""
+    names, _ = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
+    return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
+
+
+def hf_weights(
+    hf: transformers.PretrainedConfig, config, read: Callable[[str], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
+
+    Args:
+        hf: the config of Hugging Face's side.
+        config: of MaxText's.
+        read: gives the array of a MaxText name; asked for one at a time.
+    """
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shapes(hf, config)
+    for name in names:
+        yield from process_maxtext_param(name, read(name), names, layout_hooks, shapes, config)
 
 
 def count_parameters(model: nnx.Module) -> int:
