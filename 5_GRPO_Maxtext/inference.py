@@ -273,14 +273,12 @@ def vote(grader, completions: list[str]) -> tuple[str, str]:
     return completions[winner], f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
 
 
-def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]]) -> RolloutOutput:
-    """SAMPLES completions of each row's prompt, side by side."""
-    return rollout.generate([row["prompt"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
-
-
-def by_question(c: Constants, output: RolloutOutput) -> list[list[str]]:
-    """The texts of `ask`, a list for each question."""
-    return [output.text[i : i + c.SAMPLES] for i in range(0, len(output.text), c.SAMPLES)]
+def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]], name: str) -> RolloutOutput:
+    """SAMPLES completions of each row's prompt; also as a list in the row, under `name`."""
+    output = rollout.generate([row["prompt"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
+    for i, row in enumerate(rows):
+        row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
+    return output
 
 
 def sampling(c: Constants, how: dict[str, float] | None = None, seed: jax.Array | None = None):
@@ -320,69 +318,52 @@ def in_columns(left: str, right: str) -> Iterator[str]:
         yield f"{lines[0]:<{width}} | {lines[1]}".rstrip()
 
 
-def show(
-    rows: list[dict[str, Any]],
-    before: list[list[str]] | None,
-    after: list[list[str]],
-    grader,
-) -> None:
+def show(rows: list[dict[str, Any]], grader) -> None:
     """Prints questions and answers, and how many of those with a known answer are right.
 
     Args:
-        rows: from `read_rows`.
-        before: for each row, the completions of the untrained model; None without COMPARE.
-        after: for each row, the completions of CHECKPOINT.
+        rows: from `read_rows`, with the completions `after`, and with COMPARE those of `before` training.
         grader: from `make_grader`.
     """
-    for i, row in enumerate(rows):
+    for row in rows:
         print(shown(f"\nquestion: {row['question']}"))
-        for old, new in zip(before[i] if before else after[i], after[i], strict=True):
-            if before:
+        for old, new in zip(row.get("before", row["after"]), row["after"], strict=True):
+            if "before" in row:
                 left, right = (text + judged(grader, text, row) for text in (old, new))
                 print(*in_columns(shown(f"before: {left}"), shown(f"after: {right}")), sep="\n")
             else:
                 print(shown(f"answer:   {new}{judged(grader, new, row)}"))
-        if len(after[i]) > 1:
-            old = f"before {vote(grader, before[i])[1]}, after " if before else ""
-            winner, words = vote(grader, after[i])
+        if len(row["after"]) > 1:
+            old = f"before {vote(grader, row['before'])[1]}, after " if "before" in row else ""
+            winner, words = vote(grader, row["after"])
             print(shown(f"vote:     {old}{words}{judged(grader, winner, row)}"))
-    known = [i for i, row in enumerate(rows) if row["gold"] is not None]
-    if known:
+    if known := [row for row in rows if row["gold"] is not None]:
         print()
         for words, reading in (("right:    ", 0), ("by the last number: ", 1)):
             counts = [
-                sum(is_right(grader, vote(grader, texts[i])[0], rows[i])[reading] for i in known)
-                for texts in (before, after)
-                if texts
+                sum(is_right(grader, vote(grader, row[name])[0], row)[reading] for row in known)
+                for name in ("before", "after")
+                if name in known[0]
             ]
             print(f"{words}{', after '.join(f'{count} of {len(known)}' for count in counts)}")
 
 
-def write_rows(
-    path: Path,
-    rows: list[dict[str, Any]],
-    before: list[list[str]] | None,
-    after: list[list[str]],
-    grader,
-) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. The other arguments are
-    those of `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. Arguments as in `show`.
     """
     lines = []
-    for i, row in enumerate(rows):
-        completion, words = vote(grader, after[i])
+    for row in rows:
+        completion, words = vote(grader, row["after"])
         out = row["row"] | {"completion": completion}
-        if len(after[i]) > 1:
-            out |= {"completions": after[i], "vote": words}
-        if before:
-            out["before"] = vote(grader, before[i])[0]
+        if len(row["after"]) > 1:
+            out |= {"completions": row["after"], "vote": words}
+        if "before" in row:
+            out["before"] = vote(grader, row["before"])[0]
         if row["gold"] is not None:
             out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
-        lines.append(
-            json.dumps(out, ensure_ascii=False, default=str) + "\n"
-        )  # str: of a Parquet file's dates
+        lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file
     settings.write_whole(path, "".join(lines))
     print(f"answers:  {path}")
 
@@ -412,13 +393,13 @@ def write_page(c: Constants, path: Path, rollout, untrained, rows, output: Rollo
     now = token_log_probs(c, rollout, output)
     before = token_log_probs(c, untrained, output) if untrained else None
     groups = []
-    for i, (row, texts) in enumerate(zip(rows, by_question(c, output), strict=True)):
+    for i, row in enumerate(rows):
         part = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES)
         known = row["gold"] is not None
         columns = {"question": row["question"], "answer": row["gold"] if known else "",
                    "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
         columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
-        texts = np.array(texts, dtype=object)
+        texts = np.array(row["after"], dtype=object)
         points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
         [group] = answers.question_rows(
@@ -537,7 +518,8 @@ def main(arguments: Sequence[str]) -> None:
 
     engine = functools.partial(make_rollout, c, folder, hf, tokenizer, len(rows) * c.SAMPLES, checkpoint)
     rollout = engine()
-    before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
+    if c.COMPARE:
+        ask(c, rollout, rows, "before")
     if checkpoint:
         restore(rollout, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
@@ -545,12 +527,11 @@ def main(arguments: Sequence[str]) -> None:
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):
             print(shown(piece), end="", flush=True)
             pieces.append(piece)
-        print(shown(judged(grader, "".join(pieces), rows[0])))
-        after = [["".join(pieces)]]
+        rows[0]["after"] = ["".join(pieces)]
+        print(shown(judged(grader, *rows[0]["after"], rows[0])))
     else:
-        output = ask(c, rollout, rows)
-        after = by_question(c, output)
-        show(rows, before, after, grader)
+        output = ask(c, rollout, rows, "after")
+        show(rows, grader)
     if c.PAGE:
         untrained = (
             make_rollout(c, folder, hf, tokenizer, len(output.text), checkpoint) if checkpoint else None
@@ -558,7 +539,7 @@ def main(arguments: Sequence[str]) -> None:
         path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
         write_page(c, path_of_page, rollout, untrained, rows, output, grader, about)
     if path:
-        write_rows(path, rows, before, after, grader)
+        write_rows(path, rows, grader)
 
 
 if __name__ == "__main__":

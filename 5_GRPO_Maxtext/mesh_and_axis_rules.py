@@ -17,6 +17,7 @@ What is *not* here: speed. Virtual devices share one processor; on real ones the
 import functools
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ class Constants:
     MLP: int = 32  # columns of the weights, and of the output
     LEARNING_RATE: float = 0.1  # of the one SGD step
     SEED: settings.Seed = 0  # of weights, inputs and targets
-    RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
+    RUN_DIR: str = ""  # for picture and tables (empty = runs/mesh_and_axis_rules/<time>_<process>)
 
 
 DEVICES = 8  # virtual ones; every mesh below has as many, or one
@@ -457,7 +458,8 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     use_virtual_devices()
     started = time.perf_counter()
-    run_dir = Path(c.RUN_DIR or time.strftime("runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S"))
+    new = time.strftime(f"runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S_{os.getpid()}")  # two may start at once
+    run_dir = Path(c.RUN_DIR or new)
     run_dir.mkdir(parents=True, exist_ok=True)
 
     both = STRATEGIES["both"]

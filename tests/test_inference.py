@@ -257,10 +257,11 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     c, *_ = inference.read_arguments(["INPUT=in.json", "CHECKPOINT=base"])
     rows = inference.read_rows(c, "")
     grader = inference.make_grader(c, rows)
-    answers = [[f"<answer>{text}</answer>"] for text in ("0", "False", "1", "5")]
-    inference.show(rows, None, answers, grader)
+    for row, text in zip(rows, ("0", "False", "1", "5"), strict=True):
+        row["after"] = [f"<answer>{text}</answer>"]
+    inference.show(rows, grader)
     assert "\nright:    2 of 3\n" in capsys.readouterr().out
-    inference.write_rows(Path("out.jsonl"), rows, None, answers, grader)
+    inference.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
     assert graded == [True, True, False, None]
 
