@@ -116,7 +116,7 @@ from parts.model import llama
 from parts.model.cluster import batch_log_probs, first_moments, make_cluster, place, trainer_mesh
 from parts.model.log_probs import entropy_of, log_probs, mean_figures, token_figures
 from parts.model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
-from parts.rewards import task_rewards
+from parts.rewards import run_grader, task_rewards
 from parts.run import answers, checkpoints, evaluation, health, memory, report, run_folder, train_log
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
@@ -300,7 +300,7 @@ def evaluate(
     Args:
         rollout: any Tunix rollout engine.
         rows: from `make_prompts`.
-        grader: from `task_rewards.make_grader`.
+        grader: from `run_grader.make_grader`.
         config_name: entry of GENERATION_CONFIGS in parts/model/rollout.py.
 
     Returns:
@@ -557,7 +557,7 @@ def main(arguments: list[str]) -> None:
     tokenizer = llama.load_tokenizer(folder)
     data = read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     everything = [question for asked, _ in data.values() for question in asked]
-    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
+    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
     checks.model(c, hf)
 
@@ -581,7 +581,8 @@ def main(arguments: list[str]) -> None:
                     rows["train"], rows["validation"], c.EVAL_QUESTIONS
                 )
             cluster = make_cluster(c, folder, hf, tokenizer, functools.partial(sampling, c))
-            memory.check_disk(c, hf, cluster.actor_trainer.model, run.checkpoints)
+            parameters = llama.count_parameters(cluster.actor_trainer.model)
+            memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
             done = max(checkpoints.saved(run.checkpoints), default=0)  # by an earlier process
             report.introduce(c, run, cluster, folder, hf, grader, rows, sources, done)
 

@@ -29,7 +29,7 @@ from parts import settings
 from parts.constants import Asking
 from parts.data import prompts, questions
 from parts.plain_text import shown
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.rewards.grading import parse_number
 from parts.run import checks, run_files
 from parts.settings import Count, Seed, UserError
@@ -110,7 +110,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         saved = {name: value for name, value in checkpoint.constants.items() if name in RUNS_CONSTANTS}
     c = settings.read(Constants, given, saved)
     if not_run(c, checkpoint):
-        c = dataclasses.replace(c, REWARDS=task_rewards.built_in_rewards(c.REWARDS))
+        c = dataclasses.replace(c, REWARDS=run_grader.built_in_rewards(c.REWARDS))
     if c.PAGE and c.SAMPLES == 1:
         c = dataclasses.replace(c, SAMPLES=PAGE_SAMPLES)
     checks.template(c)
@@ -231,7 +231,7 @@ POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # sampling from the policy 
 def make_grader(c: Constants, rows: list[dict[str, Any]]):
     """The run's rewards, which grade the rows with a right answer and a data_source."""
     graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
-    return task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
+    return run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
 
 
 def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags: bool = False) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import processor
+from machine import commit, processor
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
@@ -110,6 +110,8 @@ def compare(run: Path) -> Iterator[dict[str, Any]]:
                     a[metric] != b[metric] for a, b in zip(float32, theirs, strict=True)
                 ),
                 "differing texts in float32": texts_32,
+                "seed": constants["SEED"],
+                "commit": commit(),
                 "command": " ".join(command),
                 "machine": processor(),
                 "date": time.strftime("%Y-%m-%d"),

@@ -27,6 +27,7 @@ are not. `eval_return` is of the last policy, in the same 100 greedy episodes on
 and steps to the threshold come from each one's own training log: greedy episodes for ours and rejax, episodes
 with exploration for the others (the last 100 for Stable-Baselines3, the last 20 for CleanRL).
 
+`version` is the commit and the packages of ours, a peer's package or commit; `seeds` is how many `who` has.
 Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per trained seed, and prints the
 table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.
 """
@@ -118,7 +119,7 @@ FOLDERS = {
     ),
 }
 COLUMNS = [
-    "who", "version", "seed", "seeds_together", "env_steps", "seconds", "processor_seconds",
+    "who", "version", "seed", "seeds", "seeds_together", "env_steps", "seconds", "processor_seconds",
     "compile_seconds", "eval_return", "env_steps_to_threshold", "seconds_to_threshold", "machine", "date",
 ]  # fmt: skip
 
@@ -160,7 +161,7 @@ def rows_of(entry: Entry, seeds: list[int], result: dict[str, Any], threshold: f
         reached = [(steps, seconds) for steps, seconds, value in curve if value >= threshold]
         steps, seconds = reached[0] if reached else ("", "")
         values = (
-            entry.who, result["version"], seed, len(seeds), result["env_steps"],
+            entry.who, result["version"], seed, entry.seeds, len(seeds), result["env_steps"],
             round(result["seconds"], 2), round(result["processor_seconds"], 2),
             "" if result["compile_seconds"] is None else round(result["compile_seconds"], 2),
             round(eval_return, 3), steps, seconds and round(seconds, 2),

@@ -30,6 +30,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
 import torch
+from machine import commit
 from trl import GRPOTrainer, RLOOTrainer
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
@@ -145,7 +146,7 @@ def verl_advantage(method: str) -> np.ndarray:
 
 
 # %% Main -----------------------------------------------------------------------------------------------
-COLUMNS = ["method", "peer", "value", "gradient", "advantage"]
+COLUMNS = ["method", "peer", "value", "gradient", "advantage", "commit"]
 
 
 def main() -> None:
@@ -162,8 +163,8 @@ def main() -> None:
                 distance["advantage"] = np.abs(verl_advantage(method) - GOLDEN[f"{method}_advantage"]).max()
             elif method == "rloo":
                 del distance["value"]
-            row = {name: f"{distance[name]:.1e}" if name in distance else "" for name in COLUMNS[2:]}
-            rows.append({"method": method, "peer": f"{peer} {version(peer)}"} | row)
+            row = {name: f"{distance[name]:.1e}" if name in distance else "" for name in COLUMNS[2:-1]}
+            rows.append({"method": method, "peer": f"{peer} {version(peer)}"} | row | {"commit": commit()})
             print(*rows[-1].values())
     with open(ROOT / "benchmarks" / "golden_against_peers.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

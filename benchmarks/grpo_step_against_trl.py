@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import processor
+from machine import commit, processor, versions
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
@@ -36,7 +36,8 @@ def ours(constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
         arguments = [f"{k}={v}" for k, v in (quiet | constants | {"RUN_DIR": f"{folder}/run"}).items()]
         command = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", *arguments]
         found = watched(command, Path(folder, "run", "train_log.csv"), constants["NUM_BATCHES"], warm_up)
-    return found | {"versions": "requirements.txt"}
+    packages = versions("jax", "maxtext", "google-tunix")
+    return found | {"versions": f"commit {commit()}, {packages}"}
 
 
 def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def main() -> None:
             for name, result in results.items():
                 rows.append(
                     {
-                        "round": number, "program": name, "beta": beta,
+                        "round": number, "program": name, "seeds": 1, "beta": beta,
                         "seconds_per_step": round(result["seconds"], 4),
                         "peak_gib": round(result["peak_gib"], 2),
                         "first_reward": round(result["first_reward"], 3),

@@ -119,7 +119,8 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
                 answer_tokens = point.questions * ANSWERS * point.tokens
                 append(
                     {
-                        "round": number, **point._asdict(), "program": name, "parameters": parameters,
+                        "round": number, **point._asdict(), "program": name, "seeds": 1,
+                        "parameters": parameters,
                         "steps": constants["NUM_BATCHES"] - WARM_UP,
                         "seconds_per_step": round(result["seconds"], 4),
                         "answer_tokens_per_second": round(answer_tokens / result["seconds"]),

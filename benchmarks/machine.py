@@ -1,8 +1,10 @@
-"""What the benchmarks ask the machine: its processor's name, and its clocks."""
+"""What a measurement records of the machine and of the code, and the machine's clocks."""
 
 import os
 import platform
+import subprocess
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -21,3 +23,14 @@ def clocks() -> np.ndarray:
     Only differences mean anything.
     """
     return np.array([time.perf_counter(), time.process_time()])
+
+
+def commit() -> str:
+    """Of this repository, in short; ends in -dirty where files are not as committed."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.check_output(words, cwd=Path(__file__).parent, text=True).strip()
+
+
+def versions(*packages: str) -> str:
+    """Of installed packages: "jax 0.12.0.1, flax 0.12.12"."""
+    return ", ".join(f"{package} {version(package)}" for package in packages)

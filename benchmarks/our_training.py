@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import peer
+from machine import commit, versions
 
 path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
@@ -44,4 +45,5 @@ for seed in dict.fromkeys(row["seed"] for row in log):
     rows = [row for row in log if row["seed"] == seed]
     steps, returns = ([float(row[name]) for row in rows] for name in ("env_step", "eval_return"))
     curves.append(peer.evenly(clock, compile_seconds, env_steps, steps, returns))
-peer.finish("this repository", env_steps, clock, result["eval_return"], curves, compile_seconds)
+version = f"commit {commit()}, {versions('jax', 'flax', 'optax')}"
+peer.finish(version, env_steps, clock, result["eval_return"], curves, compile_seconds)

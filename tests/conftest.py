@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in (ROOT / "5_GRPO_Maxtext", ROOT / "benchmarks"):
-    sys.path.insert(0, str(folder))
+for folder in ("5_GRPO_Maxtext", "5_GRPO_Maxtext/studies", "benchmarks", "tools"):
+    sys.path.insert(0, str(ROOT / folder))
 
 # A suite that a shell started in the background (`make test &`) ignores Ctrl-C, and so would the scripts that
 # tests start: those that are to be interrupted would never end.

@@ -22,7 +22,7 @@ from parts import settings
 from parts.data import prompts
 from parts.model import cluster as clusters
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import run_folder
 from tools import tpu_fit_check as fit
 
@@ -69,7 +69,7 @@ def main(run_dir: str, trained: str) -> None:
     programs = fit.make_programs(c, hf, jax.devices(), pad_id)
 
     questions, source = prompts.read_data(c, None)["train"]
-    grader = task_rewards.make_grader("", "", reward_func, questions)
+    grader = run_grader.make_grader("", "", reward_func, questions)
     with run_folder.open_run(c) as run:
         cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
         rows = prompts.make_prompts(

@@ -229,7 +229,7 @@ def test_what_the_script_refuses_is_not_tried_again(job):
     job.submit("NUM_BATCHES=0")
     assert job.end() == ("FAILED", "2:0", 0)
     assert (
-        job.output().count("error: NUM_BATCHES=0: use a whole number, 1 or more") == 2
+        job.output().count("error: NUM_BATCHES=0: must be greater than or equal to 1") == 2
         and not job.run.exists()
     )
 

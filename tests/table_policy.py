@@ -18,7 +18,7 @@ from tunix.rl.rollout.base_rollout import BaseRollout, RolloutOutput
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import loss_variants, settings
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import checks, run_folder
 
 PAD, EOS, VOCABULARY = 0, 1, 6
@@ -196,14 +196,14 @@ def questions(count):
     return [dict.fromkeys(names, "0") | dict(prompts=str(i), weight="1") for i in range(count)]
 
 
-def graded(points) -> task_rewards.Grader:
+def graded(points) -> run_grader.Grader:
     """A grader whose only reward function is `points`, of the answers' tokens."""
 
     def reward(prompts, completions, completion_ids, **columns):
         return [float(points(list(ids))) for ids in completion_ids]
 
     return dataclasses.replace(
-        task_rewards.make_grader("check_numbers", "", reward_func, []), functions=[reward]
+        run_grader.make_grader("check_numbers", "", reward_func, []), functions=[reward]
     )
 
 

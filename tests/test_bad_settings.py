@@ -14,7 +14,7 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import settings
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.settings import UserError
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}
@@ -57,99 +57,99 @@ RUN_DIR=gs://b/r => CHECKPOINT_DIR
 RUN_DIR=/proc/run => choose another
 CHECKPOINT_DIR=mine.jsonl/x => choose another
 CHECKPOINT_DIR=/proc/checkpoints => choose another
-SEED=-1 => 0 or more
-SEED=4294967296 => at most
-SEED=1e3 => a whole number
-SEED=99999999999999999999 => at most
-DRY_RUN=maybe => True or False
-BAD_ROWS=ignore => one of refuse, skip
-MAX_PROMPT_LENGTH=0 => 1 or more
-MAX_PROMPT_LENGTH=-5 => 1 or more
+SEED=-1 => or equal to 0
+SEED=4294967296 => less than or equal
+SEED=1e3 => integer
+SEED=99999999999999999999 => less than or equal
+DRY_RUN=maybe => boolean
+BAD_ROWS=ignore => must be 'refuse
+MAX_PROMPT_LENGTH=0 => or equal to 1
+MAX_PROMPT_LENGTH=-5 => or equal to 1
 MAX_PROMPT_LENGTH=1 => shortest takes
-TOTAL_GENERATION_STEPS=1 => 2 or more
-TOTAL_GENERATION_STEPS=0 => 2 or more
-TEMPERATURE=-1 => above 0
-TEMPERATURE=nan => above 0
-TEMPERATURE=inf => above 0
-TEMPERATURE_END=-1 => 0 or more
-TEMPERATURE_END=nan => 0 or more
-TOP_P=0 => above 0
-TOP_P=nan => above 0
+TOTAL_GENERATION_STEPS=1 => or equal to 2
+TOTAL_GENERATION_STEPS=0 => or equal to 2
+TEMPERATURE=-1 => greater than 0
+TEMPERATURE=nan => a finite number
+TEMPERATURE=inf => a finite number
+TEMPERATURE_END=-1 => or equal to 0
+TEMPERATURE_END=nan => a finite number
+TOP_P=0 => greater than 0
+TOP_P=nan => must be
 TOP_K=-2 => -1
 TOP_K=1000 => tokens
-BATCH_SIZE=0 => 1 or more
-BATCH_SIZE=-8 => 1 or more
-NUM_GENERATIONS=0 => 2 or more
-NUM_ITERATIONS=0 => 1 or more
-NUM_BATCHES=0 => 1 or more
-NUM_TEST_QUESTIONS=0 => 1 or more
+BATCH_SIZE=0 => or equal to 1
+BATCH_SIZE=-8 => or equal to 1
+NUM_GENERATIONS=0 => or equal to 2
+NUM_ITERATIONS=0 => or equal to 1
+NUM_BATCHES=0 => or equal to 1
+NUM_TEST_QUESTIONS=0 => or equal to 1
 NUM_PASSES=3 => no such constant
-EVAL_EVERY=-1 => 0 or more
-EVAL_QUESTIONS=0 => 1 or more
-LOG_ANSWERS_EVERY=-1 => 0 or more
-BETA=-0.1 => 0 or more
-BETA=nan => 0 or more
+EVAL_EVERY=-1 => or equal to 0
+EVAL_QUESTIONS=0 => or equal to 1
+LOG_ANSWERS_EVERY=-1 => or equal to 0
+BETA=-0.1 => or equal to 0
+BETA=nan => a finite number
 BETA=0 TARGET_KL=0.1 => BETA
 BETA=0 REFERENCE_OFFLOAD=True => BETA
-EPSILON=-1 => 0 or more
-EPSILON=inf => 0 or more
+EPSILON=-1 => or equal to 0
+EPSILON=inf => a finite number
 EPSILON_HIGH=0.1 => below EPSILON
-LOSS_ALGO=ppo => one of grpo
-LOSS_AGG_MODE=mean => one of seq-mean
-ADVANTAGE=gae => one of group, rloo
-KL_LOSS_MODE=k3 => one of low_var_kl
-ENTROPY_COEF=-1 => 0 or more
-OVERLONG_BUFFER=-1 => 0 or more
+LOSS_ALGO=ppo => must be 'grpo
+LOSS_AGG_MODE=mean => must be 'seq-mean
+ADVANTAGE=gae => must be 'group
+KL_LOSS_MODE=k3 => must be 'low_var_kl
+ENTROPY_COEF=-1 => or equal to 0
+OVERLONG_BUFFER=-1 => or equal to 0
 OVERLONG_BUFFER=29 => more than
-OVERLONG_PENALTY=nan => 0 or more
-ZERO_VARIANCE_GROUPS=drop => one of keep
-TARGET_KL=-1 => 0 or more
-ADVANTAGE_CLIP=-1 => 0 or more
-LOGITS_CLIP=nan => 0 or more
-OFF_POLICY_STEPS=2 => at most 1
+OVERLONG_PENALTY=nan => a finite number
+ZERO_VARIANCE_GROUPS=drop => must be 'keep
+TARGET_KL=-1 => or equal to 0
+ADVANTAGE_CLIP=-1 => or equal to 0
+LOGITS_CLIP=nan => a finite number
+OFF_POLICY_STEPS=2 => less than or equal to 1
 OFF_POLICY_STEPS=1 TEMPERATURE_END=0.5 => switch one off
-SAMPLER_CORRECTION=inf => 0 or more
-LEARNING_RATE=nan => 0 or more
-LEARNING_RATE=inf => 0 or more
-MAX_GRAD_NORM=-1 => 0 or more
-B1=1 => below 1
-B1=-0.1 => below 1
-B1=nan => below 1
-B2=1 => below 1
-B2=2 => below 1
-WEIGHT_DECAY=-1 => 0 or more
-WARMUP_FRACTION=1 => below 1
-WARMUP_FRACTION=nan => 0 or more
-MAX_NONFINITE_UPDATES=-1 => 0 or more
+SAMPLER_CORRECTION=inf => a finite number
+LEARNING_RATE=nan => a finite number
+LEARNING_RATE=inf => a finite number
+MAX_GRAD_NORM=-1 => or equal to 0
+B1=1 => less than 1
+B1=-0.1 => greater than or equal to 0
+B1=nan => less than 1
+B2=1 => less than 1
+B2=2 => less than 1
+WEIGHT_DECAY=-1 => or equal to 0
+WARMUP_FRACTION=1 => less than 1
+WARMUP_FRACTION=nan => must be
+MAX_NONFINITE_UPDATES=-1 => or equal to 0
 TRAIN_MICRO_BATCH_SIZE=5 => must divide
-TRAIN_MICRO_BATCH_SIZE=-1 => 0 or more
-LORA_RANK=-1 => 0 or more
-LORA_ALPHA=0 => above 0
-LORA_ALPHA=inf => above 0
+TRAIN_MICRO_BATCH_SIZE=-1 => or equal to 0
+LORA_RANK=-1 => or equal to 0
+LORA_ALPHA=0 => greater than 0
+LORA_ALPHA=inf => a finite number
 LORA_TARGETS= => each weight once
 LORA_TARGETS=q_proj,q_proj => each weight once
 LORA_TARGETS=lm_head => each weight once
 LORA_RANK=4 REFERENCE_OFFLOAD=True => no second copy
-SAVE_INTERVAL_STEPS=0 => 1 or more
-MAX_TO_KEEP=0 => 1 or more
+SAVE_INTERVAL_STEPS=0 => or equal to 1
+MAX_TO_KEEP=0 => or equal to 1
 MAX_TO_KEEP=1000000000 => lower it
-DTYPE=float16 => one of float32
-WEIGHT_DTYPE=float16 => one of float32
-WEIGHT_DTYPE=int8 => one of float32
-REMAT_POLICY=all => one of none
-ATTENTION=foo => one of dot_product
+DTYPE=float16 => must be 'float32
+WEIGHT_DTYPE=float16 => must be 'float32
+WEIGHT_DTYPE=int8 => must be 'float32
+REMAT_POLICY=all => must be 'none
+ATTENTION=foo => must be 'dot_product
 ATTENTION=flash => CPU
 ATTENTION=cudnn_flash_te => CPU
-ROLLOUT_ENGINE=sglang => one of maxtext
+ROLLOUT_ENGINE=sglang => must be 'maxtext
 ROLLOUT_ENGINE=vllm => True
 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True => not installed
 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True LOGITS_CLIP=5 => as they are
-TRAINER_DEVICES_FRACTION=0 => above 0
-SAMPLER_DEVICES_FRACTION=1.5 => at most 1
-TRAINER_TENSOR_PARALLEL=0 => 1 or more
+TRAINER_DEVICES_FRACTION=0 => greater than 0
+SAMPLER_DEVICES_FRACTION=1.5 => less than or equal to 1
+TRAINER_TENSOR_PARALLEL=0 => or equal to 1
 TRAINER_TENSOR_PARALLEL=3 => must divide
-SAMPLER_DATA_PARALLEL=0 => 1 or more
-HBM_UTILIZATION_VLLM=0 => above 0
+SAMPLER_DATA_PARALLEL=0 => or equal to 1
+HBM_UTILIZATION_VLLM=0 => greater than 0
 DISTRIBUTED=True => other hosts
 """
 VALUES = dict(line.split(" => ") for line in TABLE.strip().splitlines())
@@ -226,7 +226,7 @@ def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(a_small_place, s
 
 @pytest.mark.parametrize("first", [[], ["DRY_RUN=True"]])
 def test_the_main_script_reads_its_constants_before_anything_else(first, a_small_place):
-    assert "use a whole number" in line_of([*first, "NUM_BATCHES=0", "MODEL=nothing", "RUN_DIR=run"])
+    assert "or equal to 1" in line_of([*first, "NUM_BATCHES=0", "MODEL=nothing", "RUN_DIR=run"])
     assert set(os.listdir()) == a_small_place
 
 
@@ -236,7 +236,7 @@ def test_a_faulty_reward_file_is_one_line(text):
     Path("own.py").write_text(text)
     row = {"data_source": "mine", "source": "mine.jsonl", "line": "1", "answer": "2"}
     with pytest.raises(UserError) as error:
-        grader = task_rewards.make_grader("", "own.py", reward_func, [row])
+        grader = run_grader.make_grader("", "own.py", reward_func, [row])
         for function in grader.functions:
             columns = dict(answer=["2"], question=["1 + 1?"], data_source=["mine"], extra_info=[""])
             function(prompts=["1 + 1?"], completions=["2"], **columns)

@@ -73,7 +73,7 @@ def test_the_limits_that_the_readme_names_are_in_force():
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
     text = pages.text(FOLDER, language)
-    with open(FOLDER.parent / "benchmarks" / "hostile_programs.csv", newline="") as file:
+    with open(FOLDER / "assets" / "hostile_programs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(row["protection"], row["user"]) for row in rows} == set(
         itertools.product(box.SENTENCES, ("root", "another"))
@@ -89,7 +89,7 @@ def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
 
 
 def test_only_on_request_trying_them_writes_the_committed_table(tmp_path, monkeypatch, capsys):
-    committed = FOLDER.parent / "benchmarks" / "hostile_programs.csv"
+    committed = FOLDER / "assets" / "hostile_programs.csv"
     before = committed.read_bytes()
     monkeypatch.setattr(hostile_programs, "KINDS", ["limits"])
     nothing = hostile_programs.Outcomes({"a": 0.0}, {"a": 1.0}, [], [])

@@ -119,7 +119,7 @@ def test_the_map_counts_the_weights_of_the_networks():
     def weights(*sizes):
         return sum((rows + 1) * columns for rows, columns in itertools.pairwise(sizes))
 
-    text = (ROOT / "benchmarks" / "drawings.py").read_text()
+    text = (ROOT / "tools" / "drawings.py").read_text()
     actor = weights(3, 64, 64, 2)  # mean and spread
     for count in (weights(4, 64, 64, 2), actor + weights(3, 64, 64, 1), weights(784, 128, 128, 10)):
         assert f"{count:,} weights" in text
@@ -205,7 +205,7 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
     spans = re.findall(r"`(python [^`\n]+)`", page.read_text())
     lines = [line.split(" #")[0] for block in blocks for line in block.splitlines()] + spans
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    targets = re.findall(r"^([\w-]+):", pages.MAKE, re.M)
     for line in lines:
         words = line.split()
         if words[:1] == ["make"]:
@@ -219,20 +219,24 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
 # --- make figures
 
 
-def test_contributing_lists_every_job_with_its_minutes():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", text, re.M)
-    expected = [
-        (
-            job.command,
-            ", ".join(f"`{name}`" for name in job.files.values()),
-            f"{job.minutes or 'not measured'}",
-        )
-        for job in figures.JOBS
-    ]
-    assert [row for row in rows if row[0].startswith(("python", "make "))] == expected
-    total = sum(job.minutes or 0 for job in figures.JOBS)
-    assert f"{total:.1f} minutes" in text
+def test_the_list_names_every_job_and_no_place_on_our_machine():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "figures.py", "--list"], capture_output=True, text=True, check=True
+    )
+    *lines, total = done.stdout.splitlines()
+    assert lines[::2] == [job.command for job in figures.JOBS]
+    for line, job in zip(lines[1::2], figures.JOBS, strict=True):
+        assert all(name in line for name in job.files.values())
+    minutes = [float(n) for n in re.findall(r"\(([\d.]+) minutes\)$", done.stdout, re.M)]
+    assert total.endswith(f": {sum(minutes):.1f} minutes")
+    assert not re.search(r"/tmp|\.\./|/home|/work", done.stdout)
+
+
+def test_a_path_that_a_command_leaves_open_has_to_be_given(tmp_path):
+    with pytest.raises(figures.MissingPath, match="PEER=PATH is not there; give PEER=path"):
+        figures.words_of("python benchmarks/x.py PEER=PATH", {})
+    words = figures.words_of("python benchmarks/x.py PEER=PATH", {"PEER": str(tmp_path)})
+    assert words == [sys.executable, "benchmarks/x.py", f"PEER={tmp_path}"]
 
 
 def test_every_committed_figure_is_made_by_exactly_one_command():
@@ -248,7 +252,7 @@ def test_every_committed_figure_is_made_by_exactly_one_command():
 def test_a_commands_script_exists_and_names_what_it_writes(job):
     program, script, *_ = job.command.split()
     if program == "make":
-        assert re.search(rf"^{script}:", (ROOT / "Makefile").read_text(), re.M)
+        assert re.search(rf"^{script}:", pages.MAKE, re.M)
         return
     assert program == "python"
     folder = (ROOT / script).parent

@@ -27,7 +27,7 @@ from parts import settings
 from parts.data import prompts
 from parts.machine import process
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import checkpoints, run_folder, train_log
 from parts.run.run_files import read_log
 from parts.settings import UserError
@@ -550,5 +550,5 @@ def test_an_answer_that_ends_on_the_last_token_is_not_cut_off():
 
     c = settings.read(demo.Constants, SHORT)
     rows = [{"prompts": "p", "question": "q", "answer": "1", "data_source": "gsm8k", "extra_info": ""}] * 3
-    grader = task_rewards.make_grader("", "", reward_func, [])
+    grader = run_grader.make_grader("", "", reward_func, [])
     assert demo.evaluate(c, Rollout(), rows, grader, "greedy")["cut_off"] == pytest.approx(1 / 3)

@@ -35,7 +35,7 @@ from parts.data import prompts
 from parts.machine import devices, process, versions
 from parts.model import llama
 from parts.model.cluster import make_cluster
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import answers, checks, run_folder, train_log
 from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
@@ -72,24 +72,24 @@ def read(*arguments):
         ("LERNING_RATE=1e-3", ["LEARNING_RATE"]),
         ("help", ["NAME=value"]),
         ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
-        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "a whole number, 1 or more"]),
-        ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "whole number"]),
-        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "whole number"]),
-        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "a finite number, 0 or more"]),
-        ("BETA=yes", ["BETA=yes", "number"]),
-        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "True or False"]),
-        ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "2 or more"]),
-        ("TEMPERATURE=0", ["TEMPERATURE=0", "above 0"]),
+        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "valid integer"]),
+        ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "valid integer"]),
+        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "valid integer"]),
+        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "valid number"]),
+        ("BETA=yes", ["BETA=yes", "valid number"]),
+        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "boolean"]),
+        ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "equal to 2"]),
+        ("TEMPERATURE=0", ["TEMPERATURE=0", "greater than 0"]),
         ("TOP_P=1.5", ["TOP_P=1.5"]),
         ("TOP_K=0", ["TOP_K=0", "-1"]),
         ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
         ("LEARNING_RATE=-1.0", ["LEARNING_RATE=-1.0"]),
-        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: use one of greedy, standard, liberal"]),
+        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: must be 'greedy', 'standard' or 'liberal'"]),
         ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
         ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
-        ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "below 1"]),
-        ("DTYPE=float7", ["DTYPE=float7: use one of float32, bfloat16"]),
+        ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "less than 1"]),
+        ("DTYPE=float7", ["DTYPE=float7: must be 'float32' or 'bfloat16'"]),
         ("REMAT_POLICY=some", ["REMAT_POLICY=some", "minimal"]),
         ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
         ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
@@ -182,8 +182,8 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("NUM_GENERATIONS=1", "error: NUM_GENERATIONS=1: use a whole number, 2 or more"),
-        ("EVAL_CONFIG=wild", "error: EVAL_CONFIG=wild: use one of"),
+        ("NUM_GENERATIONS=1", "error: NUM_GENERATIONS=1: must be greater than or equal to 2"),
+        ("EVAL_CONFIG=wild", "error: EVAL_CONFIG=wild: must be 'greedy'"),
         ("RUN_DIR=gs://bucket/run", "error: RUN_DIR="),
     ],
 )
@@ -306,7 +306,7 @@ def test_another_version_is_refused_at_every_start(monkeypatch, package):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-tpu.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements/tpu.txt"])
 def test_the_versions_are_the_pinned_ones(name):
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (HERE.parent / name).read_text(), re.M))
     assert {package: pins[package] for package in versions.VERSIONS} == versions.VERSIONS
@@ -375,7 +375,7 @@ def test_bad_data_is_named_with_file_and_row(text, words):
 
 def test_training_and_testing_on_one_file_is_refused():
     Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
-    with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=mine.jsonl"):
+    with pytest.raises(UserError, match=r"TEST_DATASET=: mine.jsonl is trained on, too"):
         demo.main(["DATASET=mine.jsonl"])
 
 
@@ -585,7 +585,7 @@ def not_a_number(prompts, completions, **columns):
 def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
     c, cluster, rows, run = learning
     monkeypatch.setattr(reward_func, "check_answer", reward_fn)
-    grader = task_rewards.make_grader("", "", reward_func, rows)
+    grader = run_grader.make_grader("", "", reward_func, rows)
     weights = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(cluster.actor_trainer.model, nnx.Param)))
     with pytest.raises(UserError) as error:
         demo.train(c, cluster, grader, rows, run)
@@ -673,7 +673,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_next_one_counts(learnin
         seen.append(jax.tree.map(np.array, nnx.state(cluster.actor_trainer.model, nnx.Param)))
         return place(cluster, batch, passes)
 
-    grader = task_rewards.make_grader("", "", reward_func, rows)
+    grader = run_grader.make_grader("", "", reward_func, rows)
     c = dataclasses.replace(c, NUM_BATCHES=3, WARMUP_FRACTION=0.0, BETA=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "place", poisoned)
@@ -776,7 +776,7 @@ def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():
     class Edited:
         SEED: int = "three"
 
-    with pytest.raises(settings.UserError, match="SEED=three: use a whole number"):
+    with pytest.raises(settings.UserError, match="SEED=three: must be a valid integer"):
         settings.read(Edited, [])
 
 

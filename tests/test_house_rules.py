@@ -225,7 +225,7 @@ def test_a_study_imports_the_script_and_never_the_other_way_round():
             name: {module.split(".")[0] for module in imported_modules(tree(path))} & files.keys()
             for name, path in files.items()
         }
-        studies = {name for name in files if name.endswith("study") or name == "variants"}
+        studies = {name for name in files if name.endswith("study") or name in ("variants", "mistakes")}
         assert studies and set(scripts) < files.keys() - studies
         for name in scripts:
             assert not arrows[name] & {*studies, *scripts}, (folder, name)

@@ -17,7 +17,7 @@ import reward_func
 from parts import settings
 from parts.model import llama
 from parts.rewards.grading import extract_answer, grade, last_number
-from parts.rewards.task_rewards import COURSE_REWARDS
+from parts.rewards.run_grader import COURSE_REWARDS
 from parts.settings import HERE, UserError
 
 
@@ -314,9 +314,9 @@ LONG = "Tom has 2 apples and " * 9
     ("arguments", "words"),
     [
         (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
-        (["SAMPLES=three", "How many?"], ["SAMPLES=three", "whole number"]),
-        (["SAMPLES="], ["SAMPLES=", "whole number"]),
-        (["SAMPLES=0"], ["SAMPLES=0", "1 or more"]),
+        (["SAMPLES=three", "How many?"], ["SAMPLES=three", "valid integer"]),
+        (["SAMPLES="], ["SAMPLES=", "valid integer"]),
+        (["SAMPLES=0"], ["SAMPLES=0", "equal to 1"]),
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
@@ -333,7 +333,7 @@ LONG = "Tom has 2 apples and " * 9
         (["INPUT=nothing.jsonl"], ["INPUT=nothing.jsonl", "no rows"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
-        (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "1 or more"]),
+        (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "equal to 1"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
         (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),

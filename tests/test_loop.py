@@ -38,7 +38,7 @@ from parts.data import prompts
 from parts.model import cluster as clusters
 from parts.model import faster_on_cpu, llama
 from parts.model.log_probs import mean_figures
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import run_folder, train_log
 
 MODES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
@@ -518,7 +518,7 @@ def trained_llama(c, cluster, folder, count):
     rows, source = prompts.read_data(c, None)["test"]
     tokenizer = llama.load_tokenizer(settings.find_path("tiny_llama"))
     rows = prompts.make_prompts(c, rows[:count], source, tokenizer, False, folder / "too_long.csv")
-    grader = task_rewards.make_grader("", "", reward_func, [])
+    grader = run_grader.make_grader("", "", reward_func, [])
     run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
     return demo.train(c, cluster, grader, rows, run), rows
 

@@ -22,7 +22,7 @@ from parts.data import prompts
 from parts.model import cluster as clusters
 from parts.model import llama, lora
 from parts.model.rollout import MaxTextRollout
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import memory, run_folder
 from parts.settings import HERE, UserError
 from tools import convert_checkpoint as convert
@@ -151,7 +151,7 @@ def start(run_dir, rows):
     tokenizer = llama.load_tokenizer(folder)
     with run_folder.open_run(c) as run:
         cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
-        demo.train(c, cluster, task_rewards.make_grader("", "", reward_func, rows), rows, run)
+        demo.train(c, cluster, run_grader.make_grader("", "", reward_func, rows), rows, run)
     return cluster
 
 
@@ -246,7 +246,7 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("LORA_RANK=-1", ["LORA_RANK=-1", "0 or more"]),
+        ("LORA_RANK=-1", ["LORA_RANK=-1", "equal to 0"]),
         ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "above 0"]),
         ("LORA_TARGETS=q_proj,query", ["LORA_TARGETS=q_proj,query", "v_proj"]),
         ("LORA_TARGETS=q_proj,q_proj", ["LORA_TARGETS=q_proj,q_proj", "once"]),

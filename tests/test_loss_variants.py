@@ -10,7 +10,7 @@ from tunix.rl import function_registry
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 from parts import loss_variants
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 
 # --- advantages
 
@@ -62,7 +62,7 @@ def test_the_soft_length_penalty_by_hand(tokens, points):
 
 
 def test_the_length_penalty_is_a_reward_like_the_others():
-    functions_of = task_rewards.make_grader("", "", reward_func, []).functions
+    functions_of = run_grader.make_grader("", "", reward_func, []).functions
     c = constants_of("OVERLONG_BUFFER=2", "TOTAL_GENERATION_STEPS=4", "OVERLONG_PENALTY=0.5")
     functions = loss_variants.reward_functions(c, functions_of)
     assert functions[:-1] == functions_of and functions[-1].__name__ == "overlong"

@@ -22,7 +22,7 @@ from parts import settings
 from parts.data import prompts
 from parts.machine import process
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.rewards.grading import grade
 from parts.run import checkpoints, evaluation, report, train_log
 from parts.run.run_files import read_log
@@ -308,7 +308,7 @@ def test_wilson_interval_is_the_closed_form():
 @pytest.fixture(scope="module")
 def grader():
     """The four rewards of the course."""
-    return task_rewards.make_grader("", "", reward_func, [])
+    return run_grader.make_grader("", "", reward_func, [])
 
 
 def test_majority_vote_counts_numbers_not_texts(grader):

@@ -7,15 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def copy_makefiles(folder):
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copy(ROOT / "requirements.txt", folder)
+    shutil.copytree(ROOT / "make", folder / "make")
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+
+
 @pytest.mark.parametrize("target", ["setup", "demo", "demo-cuda", "test", "lint"])
 def test_without_python_3_12_make_says_in_one_line_what_to_do(tmp_path, target):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copy(ROOT / "requirements.txt", tmp_path)
+    copy_makefiles(tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(  # not as a part of the `make test` that may be running this
         ["make", target, "PYTHON=/nowhere/python3.12"],
@@ -28,7 +35,7 @@ def test_without_python_3_12_make_says_in_one_line_what_to_do(tmp_path, target):
 
 
 def test_lm_eval_without_a_model_says_in_one_line_what_to_do(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
+    copy_makefiles(tmp_path)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "MODEL"}
     command = ["make", "lm-eval", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -39,13 +46,20 @@ def test_lm_eval_without_a_model_says_in_one_line_what_to_do(tmp_path):
 
 
 def test_every_target_is_phony_but_the_environments():
-    text = (ROOT / "Makefile").read_text()
-    [phony] = re.findall(r"^\.PHONY: (.*)$", text, re.M)
-    assert sorted(phony.split()) == sorted(re.findall(r"^([\w-]+):", text, re.M))
+    phony = " ".join(re.findall(r"^\.PHONY: (.*)$", pages.MAKE, re.M))
+    assert sorted(phony.split()) == sorted(re.findall(r"^([\w-]+):", pages.MAKE, re.M))
+
+
+def test_help_needs_no_python_and_says_a_word_about_every_target(tmp_path):
+    copy_makefiles(tmp_path)
+    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = dict(re.findall(r"^make ([\w-]+) +(\S.*)$", done.stdout, re.M))
+    assert said.keys() == set(re.findall(r"^([\w-]+):", pages.MAKE, re.M)) - {"again"}
+    assert list(said)[:6] == ["help", "setup", "demo", "test", "test-slow", "lint"]
 
 
 def test_git_ignores_every_environment_that_make_builds():
-    stamps = re.findall(r"^(\.venv[\w-]*/installed):", (ROOT / "Makefile").read_text(), re.M)
+    stamps = re.findall(r"^(\.venv[\w-]*/installed):", pages.MAKE, re.M)
     assert ".venv-cuda/installed" in stamps
     for stamp in stamps:  # its folder: git looks at nothing behind a link, and .venv may be one
         command = ["git", "check-ignore", "--quiet", Path(stamp).parent]

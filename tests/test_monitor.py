@@ -27,7 +27,7 @@ import grpo_llama3_1_8b_demo as demo
 from parts import settings
 from parts.machine import process
 from parts.model.rollout import MaxTextRollout
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import answers, run_folder, train_log
 from parts.run.run_files import read_log
 
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     """One short run in this process, and what its rollout and its rewards returned, call by call."""
     folder = tmp_path_factory.mktemp("monitor")
     seen = {"tokens": [], "rewards": {}, "folder": folder, "evaluations": 0}
-    generate, guarded, evaluate_both = MaxTextRollout.generate, task_rewards.guarded, demo.evaluate_both
+    generate, guarded, evaluate_both = MaxTextRollout.generate, run_grader.guarded, demo.evaluate_both
 
     def long_evaluation(*arguments):
         seen["evaluations"] += 1
@@ -74,7 +74,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(MaxTextRollout, "generate", observed_generate)
-        patch.setattr(task_rewards, "guarded", observed_rewards)
+        patch.setattr(run_grader, "guarded", observed_rewards)
         patch.setattr(demo, "evaluate_both", long_evaluation)
         patch.setattr(demo, "time", SimpleNamespace(perf_counter=clock))
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])

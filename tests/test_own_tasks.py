@@ -12,7 +12,7 @@ import reward_func
 from parts import settings
 from parts.data import prompts
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import report
 from parts.settings import HERE, UserError
 
@@ -29,7 +29,7 @@ def constants(*arguments):
 
 
 def grader_of(rewards, rows=()):
-    return task_rewards.make_grader(rewards, "", reward_func, rows)
+    return run_grader.make_grader(rewards, "", reward_func, rows)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def grader_of(rewards, rows=()):
             r"no reward 'check_anser'; there are match_format_exactly, .*compute_score",
         ),
         (["REWARD_FUNC=gone.py"], r"REWARD_FUNC=.*gone.py: not a Python file"),
-        (["BAD_ROWS=drop"], "BAD_ROWS=drop: use one of refuse, skip"),
+        (["BAD_ROWS=drop"], "BAD_ROWS=drop: must be 'refuse' or 'skip'"),
     ],
 )
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(arguments, words):

@@ -136,7 +136,7 @@ def test_counts_of_an_untrained_model_that_was_asked_otherwise_are_not_taken(run
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["SAMPLES=1"], "SAMPLES=1: use a whole number, 2 or more"), ([], "there is no run yet"),
+    [(["SAMPLES=1"], "SAMPLES=1: must be greater than or equal to 2"), ([], "there is no run yet"),
      (["CHECKPOINT=nowhere"], "CHECKPOINT=nowhere: not in a run")],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(arguments, message):

@@ -1,6 +1,5 @@
 """Questions: every set of columns and file type, several sources mixed, bad rows counted and named."""
 
-import concurrent.futures
 import copy
 import csv
 import datetime
@@ -10,10 +9,8 @@ import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +25,7 @@ import transformers
 
 import reward_func
 from parts.data import prompts, questions
-from parts.rewards import task_rewards
+from parts.rewards import run_grader, task_rewards
 from parts.run import checks
 from parts.settings import HERE, UserError
 
@@ -37,9 +34,6 @@ ROWS = [
     {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
 ]
-
-
-DEEP = json.loads("[" * 60 + "]" * 60)
 
 
 @pytest.fixture(autouse=True)
@@ -248,14 +242,9 @@ def test_inputs_may_be_a_json_array(mark):
     ("name", "text", "words"),
     [
         ("missing.jsonl", None, ["No such file"]),
-        ("blank.jsonl", '{"question": " \\n"}', ["line 1", "question or prompt is ' \\n', not a text"]),
-        ("half.jsonl", '{"question": "?", "id": "\\ud800"}', ["line 1 is not all text", "half a character"]),
-        (
-            "deep.jsonl",
-            json.dumps({"question": "?", "ground_truth": DEEP}),
-            ["line 1 is nested more than 50"],
-        ),
-        ("deeper.jsonl", '{"question": "?"}\n' + "[" * 100_000, ["line 2 is nested more than 50"]),
+        ("blank.jsonl", '{"question": " \\n"}', ["line 1", "question is ' \\n', not a text"]),
+        ("half.jsonl", '{"question": "?", "id": "\\ud800"}', ["line 1: ", "surrogates not allowed"]),
+        ("deep.jsonl", '{"question": "?"}\n' + "[" * 100_000, ["line 2: not JSON", "recursion"]),
         ("task.jsonl", '{"question": "?", "data_source": 7}', ["line 1", "data_source is 7, not a text"]),
         ("bad.jsonl", '{"question": "?"}\n{', ["line 2", "not JSON"]),
         ("columns.jsonl", '{"text": "?"}', ["line 1", "'question'", "'prompt'"]),
@@ -278,17 +267,11 @@ def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
 
 BAD = {
     "{": "not JSON",
-    "[" * 100_000: "nested more than 50 lists and objects deep",
-    json.dumps({"prompt": "?", "ground_truth": DEEP, "data_source": "qa"}): "nested more than 50",
-    json.dumps(
-        {"question": "?", "answer": "#### 1", "extra_info": {"a": [{"b": DEEP[0]}]}}
-    ): "nested more than 50",
-    '{"question": "\\ud800?", "answer": "#### 1"}': "half a character (a lone surrogate)",
-    '{"question": "?", "answer": "#### 1", "extra_info": {"\\udfff": 1}}': "half a character",
-    json.dumps({"question": "?" * 1_000_001, "answer": "#### 1"}): "question has 1,000,001 characters",
+    "[" * 100_000: "not JSON (maximum recursion depth exceeded",
+    '{"question": "\\ud800?", "answer": "#### 1"}': "surrogates not allowed",
+    '{"question": "?", "answer": "#### 1", "extra_info": {"\\udfff": 1}}': "surrogates not allowed",
     json.dumps({"question": "", "answer": "#### 1"}): "question is '', not a text",
-    json.dumps({"question": None, "answer": "#### 1"}): "question is null",
-    json.dumps({"prompt": None, "question": None, "data_source": "qa"}): "prompt is null",
+    json.dumps({"question": None, "answer": "#### 1"}): "no column 'question' (it has 'answer')",
     json.dumps({"ground_truth": "1", "data_source": "qa"}): "no column 'prompt'",
     "[1]": "not an object",
     json.dumps(
@@ -300,8 +283,8 @@ BAD = {
     json.dumps({"prompt": [{"role": "user"}], "ground_truth": "1", "data_source": "qa"}): "prompt is [{",
     json.dumps({"prompt": " ", "ground_truth": "1", "data_source": "qa"}): "prompt is ' ', not a text",
     json.dumps({"prompt": "?", "ground_truth": "1", "data_source": ""}): "data_source is '', not a text",
-    json.dumps({"prompt": "?", "ground_truth": "", "data_source": "qa"}): "ground_truth is empty",
-    json.dumps({"prompt": "?", "ground_truth": None, "data_source": "qa"}): "ground_truth is null",
+    json.dumps({"prompt": "?", "ground_truth": "", "data_source": "qa"}): "ground_truth is '', not a text",
+    json.dumps({"prompt": "?", "ground_truth": None, "data_source": "qa"}): "no column 'ground_truth'",
     json.dumps({"prompt": "?", "ground_truth": "two", "data_source": "gsm8k"}): "'two' is not one number",
     json.dumps({"question": "?", "answer": "5"}): "does not end in '#### N'",
     json.dumps({"question": "?", "answer": 5}): "answer is 5, not a text",
@@ -324,7 +307,7 @@ def test_skipped_rows_are_counted_and_named(capsys):
     assert [row["line"] for row in rows] == ["1", str(len(BAD) + 2)]
     said = capsys.readouterr().out
     assert f"{len(BAD)} of {len(BAD) + 2} rows cannot be used: mine.jsonl, row 2: not JSON" in said
-    assert "row 3: nested more than 50" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
+    assert "row 3: not JSON" in said and f"and {len(BAD) - questions.SHOWN_BAD_ROWS} more" in said
     write("bad.jsonl", list(BAD))
     with pytest.raises(UserError, match=r"DATASET=bad.jsonl: no row of bad.jsonl can be used"):
         read("bad.jsonl", "train", bad_rows="skip")
@@ -340,11 +323,11 @@ def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
     [
         ("gone.jsonl", None, "No such file"),
         ("gone.parquet", None, "No such file"),
-        ("mine.jsonl", b"\xff\xfe", "not UTF-8"),
+        ("mine.jsonl", b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
         ("mine.json", b"[1, 2", "Expecting"),
         ("mine.parquet", b"PAR1 and no more", "arquet"),
         ("mine.json", b"[]", "no rows"),
-        ("mine.json", b"[" * 100_000, "nested more than 50"),
+        ("mine.json", b"[" * 100_000, "recursion"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
@@ -356,87 +339,12 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     assert "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------- files that are larger than they look
-
-
-def write_bomb(name):
-    """A Parquet file of a few kilobytes with 10 GB of text: one question of 10 MB, a thousand times."""
-    once = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, "int32"), ["x" * 10_000_000])
-    columns = {
-        "question": {"question": once, "answer": ["#### 1"] * 1000},
-        "list": {"question": ["?"], "answer": pyarrow.ListArray.from_arrays([0, 1000], once)},
-        "object": {
-            "question": ["?"] * 1000,
-            "extra_info": pyarrow.StructArray.from_arrays([once], ["text"]),
-        },
-    }[name]
-    # without pyarrow's own schema, which would tell it to keep repeated texts once
-    table = pyarrow.table(columns)
-    pyarrow.parquet.write_table(table, f"{name}.parquet", compression="zstd", store_schema=False)
-    assert Path(f"{name}.parquet").stat().st_size < 10_000
-
-
-def write_delta_bomb(name):
-    """3 GB of the same text, each stored as what it adds to the one before: nothing."""
-    texts = pyarrow.array(["x" * 10_000_000] * 10)
-    table = pyarrow.table({"question": pyarrow.chunked_array([texts] * 30)})
-    options = {"use_dictionary": False, "column_encoding": {"question": "DELTA_BYTE_ARRAY"}}
-    pyarrow.parquet.write_table(
-        table, f"{name}.parquet", compression="zstd", data_page_size=2**31 - 1, **options
-    )
-    assert Path(f"{name}.parquet").stat().st_size < 10_000
-
-
-@pytest.mark.parametrize("name", ["question", "list", "object", "delta"])
-def test_a_small_file_with_gigabytes_in_it_is_refused_within_two(name):
-    (write_delta_bomb if name == "delta" else write_bomb)(name)
-    code = (
-        "import resource, sys, pyarrow.parquet\n"
-        "from pathlib import Path\n"
-        "from parts import settings\n"
-        "from parts.data import questions\n"
-        "try:\n"
-        "    questions.read_file(Path(sys.argv[1]))\n"
-        "except settings.UserError as error:\n"
-        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, Path(f"{name}.parquet").resolve()],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-    )
-    kib, _, said = done.stdout.partition(" ")
-    assert "holds more than 1 GiB when it is read; give a " in said, done.stderr
-    # of different texts a gigabyte may be read before it is known to be one
-    assert int(kib) * 1024 < questions.MAX_BYTES * (2 if name == "delta" else 1)
-
-
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 def test_texts_in_every_encoding_are_read(encoding):
     rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(20)]
     options = {"use_dictionary": False, "column_encoding": {"question": encoding}}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "mine.parquet", **options)
     assert asks(read("mine.parquet", "train")[0]) == [row["question"] for row in rows]
-
-
-def test_texts_of_fixed_length_are_counted_as_often_as_they_stand_there(monkeypatch):
-    texts = pyarrow.array([b"x" * 1000] * 1000, pyarrow.binary(1000))
-    pyarrow.parquet.write_table(pyarrow.table({"question": texts}), "fixed.parquet")
-    monkeypatch.setattr(questions, "MAX_BYTES", 999_999)
-    monkeypatch.setattr(questions, "unpacked_bytes", lambda array: 0)
-    with pytest.raises(UserError, match=r"^DATASET=fixed.parquet: holds more than 1 GiB"):
-        read("fixed.parquet", "train")
-
-
-def test_nulls_which_take_no_bytes_are_refused_by_their_number():
-    nulls = pyarrow.array([None] * 1000, "int64")
-    table = pyarrow.table({"question": pyarrow.chunked_array([nulls] * 200)})
-    pyarrow.parquet.write_table(table, "nulls.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(questions, "MAX_VALUES", 199_999)
-        with pytest.raises(UserError, match=r"nulls.parquet: has more than 199,999 values; give"):
-            read("nulls.parquet", "train")
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
@@ -447,10 +355,6 @@ def test_a_file_that_is_too_large_is_one_line(kind, monkeypatch):
     assert len(read(f"mine.{kind}", "train")[0]) == 100
     monkeypatch.setattr(questions, "MAX_BYTES", 9_000)
     refused = rf"^DATASET=mine.{kind}: holds more than 1 GiB when it is read; "
-    with pytest.raises(UserError, match=refused):
-        read(f"mine.{kind}", "train")
-    # Parquet's own figures are looked at first: its texts may all be different, and no batch be read
-    monkeypatch.setattr(questions, "unpacked_bytes", lambda array: 0)
     with pytest.raises(UserError, match=refused):
         read(f"mine.{kind}", "train")
 
@@ -543,7 +447,7 @@ def test_a_test_set_has_no_weights_and_no_training_questions():
     with pytest.raises(UserError, match=r"TEST_DATASET=a:2,b:1: .*leave the weights out"):
         check_paths(TEST_DATASET="a:2,b:1")
     write("mine.jsonl", ROWS)
-    with pytest.raises(UserError, match=r"TEST_DATASET is empty and DATASET=tiny_gsm8k:1,mine.jsonl:1"):
+    with pytest.raises(UserError, match=r"TEST_DATASET=: .*trained on, too \(DATASET=tiny_gsm8k:1,mine.js"):
         check_paths(DATASET="tiny_gsm8k:1,mine.jsonl:1")
 
 
@@ -598,22 +502,26 @@ def test_the_top_of_a_mixed_test_set_holds_every_source():
     assert questions.interleave([[1, 2, 3], [4]]) == [1, 4, 2, 3]
 
 
-def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
+def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
     rows, _ = read("examples/one_step,examples/two_step", "test")
-    plain = functools.partial(prompts.with_prompts, rows, tokenizer, template="{question}", system_prompt="")
-    kept, too_long = plain(20)  # two-step problems take at least 22 tokens
+
+    def made(limit):
+        c = SimpleNamespace(SYSTEM_PROMPT="", TEMPLATE="{question}", MAX_PROMPT_LENGTH=limit)
+        return prompts.make_prompts(c, rows, "both", tokenizer, False, None)
+
     with pytest.raises(
         UserError, match=r"MAX_PROMPT_LENGTH=20: no question of .*two_step/test.jsonl"
     ) as error:
-        prompts.refuse_lost_sources(kept, too_long, 20)
+        made(20)  # two-step problems take at least 22 tokens
+    _, too_long = prompts.with_prompts(rows, tokenizer, 20, template="{question}", system_prompt="")
     shortest = min(tokens for source, _, tokens in too_long if "two_step" in source)
     assert shortest >= 22 and f"the shortest takes {shortest} tokens" in str(error.value)
-    assert {Path(source).parent.name for source, _, _ in too_long if "two_step" in source} == {"two_step"}
-    assert len(kept) + len(too_long) == len(rows)
     assert len({(source, line) for source, line, _ in too_long}) == len(too_long)
-    kept, too_long = plain(28)
-    assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"] and not too_long
-    prompts.refuse_lost_sources(kept, too_long, 28)
+    assert capsys.readouterr().out.startswith(
+        f"both: {len(too_long):,} of {len(rows):,} questions are longer"
+    )
+    kept = made(28)
+    assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"]
 
 
 # ---------------------------------------------------------------- which rewards grade them
@@ -621,7 +529,7 @@ def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer):
 
 def chosen(*rows, rewards=""):
     data = [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
-    return task_rewards.make_grader(rewards, "", reward_func, data).names
+    return run_grader.make_grader(rewards, "", reward_func, data).names
 
 
 def test_the_rewards_follow_the_data():
@@ -731,27 +639,9 @@ def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template
     assert said.endswith("or take another model") and "\n" not in said
 
 
-LOOP = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
-
-
-def test_a_chat_template_that_loops_is_ended(with_chat_template, monkeypatch):
-    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.2)
-    before = signal.getsignal(signal.SIGALRM)
-    started = time.monotonic()
-    with pytest.raises(UserError, match=r"fails \(TimeoutError: took more than 0.2 s\)"):
-        prompts.to_prompt(with_chat_template(LOOP), "?", template="{question}", system_prompt="")
-    assert time.monotonic() - started < 60
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
-def test_a_chat_template_may_strip_the_message_and_be_used_in_another_thread(with_chat_template):
+def test_a_chat_template_may_strip_the_message(with_chat_template):
     tokenizer = with_chat_template("<{{ messages[0]['content'] | trim }}>")
-    ask = functools.partial(
-        prompts.to_prompt, tokenizer, " 2 + 2?\n", template="{question}", system_prompt=""
-    )
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        assert pool.submit(ask).result() == ask() == "<2 + 2?>"
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # nothing is left that would end the training
+    assert prompts.to_prompt(tokenizer, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
 
 
 TEMPLATES = {
@@ -759,14 +649,13 @@ TEMPLATES = {
     "": "has no {question}",
     "{system_prompt}": "has no {question}",
     "{{question}}": "has no {question}",
-    "{question} {answer}": "has {answer}, which nothing fills in",
-    "{question} {}": "has {}, which nothing fills in",
-    "{question} {0}": "has {0}, which nothing fills in",
-    "{question.__class__}{question}": "has {question.__class__}, which nothing fills in",
-    "{question:>9999999999}": "has {question:>9999999999}, which nothing fills in",
-    "{question!r}": "has {question!r}, which nothing fills in",
-    "{question": "expected '}'",
-    "{question} }": "Single '}'",
+    "{question} {answer}": "KeyError 'answer'",
+    "{question} {}": "IndexError ",
+    "{question} {0}": "IndexError ",
+    "{question.__name__}{question}": "AttributeError ",
+    "{question:>x}": "ValueError ",
+    "{question": "ValueError expected '}'",
+    "{question} }": "ValueError Single '}'",
 }
 
 
@@ -789,8 +678,8 @@ def test_a_template_that_asks_the_question_is_taken(template):
 def test_a_reward_file_may_import_the_courses_rewards():
     """`import reward_func` works as in a run: the folder of the script is on the path."""
     code = (
-        "import reward_func\nfrom parts.rewards import task_rewards\n"
-        f"grader = task_rewards.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
+        "import reward_func\nfrom parts.rewards import run_grader, task_rewards\n"
+        f"grader = run_grader.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
         "print(grader.names)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)

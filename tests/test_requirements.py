@@ -18,18 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent
     ("file", "source"),
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
-        ("requirements-build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
-        ("requirements-fit.txt", ["--group", "fit"]),  # the TPU compiler alone
-        ("requirements-eval.txt", ["--group", "eval"]),  # another project's harness, and torch
+        ("requirements/build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
+        ("requirements/fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+        ("requirements/eval.txt", ["--group", "eval"]),  # another project's harness, and torch
         (
-            "requirements-cuda.txt",
+            "requirements/cuda.txt",
             ["pyproject.toml", "--extra", "dev", "--group", "cuda", "--constraint", "requirements.txt"],
         ),
     ],
 )
 def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
-    for name in ("pyproject.toml", "requirements.txt", file):
-        shutil.copy(ROOT / name, tmp_path)  # versions stay as they are, unless they no longer fit
+    (tmp_path / "requirements").mkdir()
+    for name in ("pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / file, tmp_path / file)  # versions stay as they are, unless they no longer fit
     command = [Path(sys.executable).parent / "uv", "pip", "compile", *source,
                "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url",
                "--custom-compile-command", "make requirements", "--quiet",
@@ -41,9 +43,10 @@ def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
 
 @pytest.mark.index
 def test_the_tpu_requirements_resolve_to_the_committed_file(tmp_path):
-    names = ("requirements-tpu.in", "requirements-tpu.overrides.txt", "requirements-tpu.txt")
+    names = ("requirements/tpu.in", "requirements/tpu.overrides.txt", "requirements/tpu.txt")
+    (tmp_path / "requirements").mkdir()
     for name in names:
-        shutil.copy(ROOT / name, tmp_path)  # versions stay as they are, unless they no longer fit
+        shutil.copy(ROOT / name, tmp_path / name)  # versions stay as they are, unless they no longer fit
     command = [Path(sys.executable).parent / "uv", "pip", "compile", names[0], "--overrides", names[1],
                "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_31", "--generate-hashes",
                "--no-emit-index-url", "--custom-compile-command", "make requirements-tpu", "--quiet",
@@ -55,7 +58,7 @@ def test_the_tpu_requirements_resolve_to_the_committed_file(tmp_path):
 
 @pytest.mark.parametrize("package", ["google-tunix", "maxtext", "optax", "orbax-checkpoint", "grain"])
 def test_both_sets_have_the_version_that_the_tests_run_with(package):
-    for name in ("requirements.txt", "requirements-tpu.txt"):
+    for name in ("requirements.txt", "requirements/tpu.txt"):
         assert f"\n{package}=={version(package)} " in (ROOT / name).read_text(), name
 
 
@@ -68,14 +71,14 @@ def packages(name):
 
 
 def test_the_cuda_set_is_the_cpu_set_and_nothing_but_cuda():
-    cpu, cuda = packages("requirements.txt"), packages("requirements-cuda.txt")
+    cpu, cuda = packages("requirements.txt"), packages("requirements/cuda.txt")
     assert {name: cuda.get(name) for name in cpu} == cpu
     more = cuda.keys() - cpu.keys()
     assert more == {name for name in more if name.startswith(("jax-cuda13-", "nvidia-"))}
 
 
 def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_asks_for():
-    cuda = packages("requirements-cuda.txt")
+    cuda = packages("requirements/cuda.txt")
     for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"):
         assert cuda[name][0].split()[0] == f"{name}=={version('jax')}"
     # Without the extra with-cuda of the plugin, these would be looked for on the machine.
@@ -83,12 +86,12 @@ def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_as
 
 
 def test_the_harness_reads_a_model_with_the_transformers_that_it_was_written_with():
-    line, _ = packages("requirements-eval.txt")["transformers"]
+    line, _ = packages("requirements/eval.txt")["transformers"]
     assert line.split()[0] == f"transformers=={version('transformers')}"
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.txt", "requirements-cuda.txt", "requirements-tpu.txt", "requirements-eval.txt"]
+    "name", ["requirements.txt", "requirements/cuda.txt", "requirements/tpu.txt", "requirements/eval.txt"]
 )
 def test_every_requirement_is_pinned_with_hashes(name):
     blocks = (ROOT / name).read_text().split("\n    # via")[:-1]
@@ -97,7 +100,8 @@ def test_every_requirement_is_pinned_with_hashes(name):
         assert "==" in block and "--hash=sha256:" in block
 
 
-SETS = {path.name: path for path in ROOT.glob("requirements*.txt") if "overrides" not in path.name}
+FILES = [ROOT / "requirements.txt", *ROOT.glob("requirements/*.txt")]
+SETS = {str(path.relative_to(ROOT)): path for path in FILES if "overrides" not in path.name}
 WITHOUT_WHEEL = {"promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
 
 
@@ -114,23 +118,24 @@ def test_nothing_else_than_these_is_built(name, tmp_path):
     subprocess.run(command, check=True)
 
 
-INSTALLS = re.compile(r"^.*install\)?[^\n]*(?:-r|--requirement) (requirements[\w-]*\.txt)", re.M | re.I)
+INSTALLS = re.compile(r"^.*install\)?[^\n]*(?:-r|--requirement) (requirements[\w/]*\.txt)", re.M | re.I)
 
 
 def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
     """Every command that installs such a package has installed the builder before, and does not isolate."""
-    [(line, hashes)] = packages("requirements-build.txt").values()
+    [(line, hashes)] = packages("requirements/build.txt").values()
     assert line.startswith("setuptools==") and len(hashes) == 2
     folder = ROOT / "5_GRPO_Maxtext"
-    files = ROOT / "Makefile", *pages.ENGLISH, *(folder / "launch").glob("*.sh")
-    commands = "\n".join(path.read_text() for path in files).replace("$(REQUIREMENTS)", "requirements.txt")
+    files = *pages.ENGLISH, *(folder / "launch").glob("*.sh")
+    commands = "\n".join([pages.MAKE, *(path.read_text() for path in files)])
+    commands = commands.replace("$(REQUIREMENTS)", "requirements.txt")
     found = set()
     for match in INSTALLS.finditer(commands):
         if WITHOUT_WHEEL & packages(match[1]).keys():
             found.add(match[1])
             assert "--no-build-isolation" in match[0], match[0]
             before = commands[: match.start()].splitlines()[-1]
-            assert "requirements-build.txt" in before or "$(BUILD)" in before, before
+            assert "requirements/build.txt" in before or "$(BUILD)" in before, before
     assert found == {name for name in SETS if WITHOUT_WHEEL & packages(name).keys()}
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of folder 5's step, at sizes of a few seconds."""
+"""The benchmarks and studies of folder 5's step, at sizes of a few seconds."""
 
 import csv
 import re
@@ -79,7 +79,7 @@ def test_a_prompt_that_is_shared_counts_once():
 
 def test_the_parts_of_a_step_add_up():
     """In a process of its own: it puts clocks into the classes."""
-    script = ROOT / "benchmarks" / "where_the_step_goes.py"
+    script = ROOT / "5_GRPO_Maxtext" / "studies" / "where_the_step_goes.py"
     arguments = ["STEPS=5", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_ITERATIONS=2"]
     done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=True)
     parts = re.findall(r"^(\S.*?)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)%$", done.stdout, re.MULTILINE)

@@ -1,14 +1,11 @@
 """Rewards by task, for think tags, and from a file of one's own; what a Grader makes of them."""
 
-import ast
 import functools
 import json
-import os
+import signal
 import string
 import sys
-import threading
 import time
-import warnings
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +15,15 @@ import pytest
 from test_reward_func import OWN_CASES, cases, completion_of
 
 import reward_func
-from parts.rewards import code_grading, grading, task_rewards
-from parts.rewards.task_rewards import (
-    compute_score,
+from parts.rewards import code_grading, grading, run_grader, task_rewards
+from parts.rewards.run_grader import (
     correctness_reward,
     digit_reward,
     hard_format_reward,
     make_grader,
     mark_reward,
 )
+from parts.rewards.task_rewards import compute_score
 from parts.run import checks
 from parts.settings import HERE, UserError
 
@@ -115,90 +112,33 @@ def test_math_takes_any_equal_expression(gold, answer, right):
     assert compute_score("math", rf"thus \boxed{{{answer}}}", gold) == float(right)
 
 
-def test_math_is_graded_in_the_thread_where_tunix_calls_rewards():
-    """math-verify itself refuses any thread but the main one: its time limit is a signal."""
-    import math_verify
-
-    scores = []
-
-    def grade_one():
-        scores.append(compute_score("math", r"\boxed{0.5}", r"\frac{1}{2}"))
-        with pytest.raises(ValueError, match="threaded environment"):
-            math_verify.parse("$1$")
-
-    thread = threading.Thread(target=grade_one)
-    thread.start()
-    thread.join()
-    assert scores == [1.0]
-
-
 def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch):
-    verifier = task_rewards.MathVerifier(seconds=1)
-    monkeypatch.setattr(task_rewards, "math_verifier", verifier)
-    watchdog = threading.Timer(300, lambda: verifier.child.kill())  # a test that hangs is not red
-    watchdog.start()
-    started = time.monotonic()
-    assert compute_score("math", "<answer>9^{9^{9^9}}</answer>", "7") == 0.0
-    watchdog.cancel()
-    assert time.monotonic() - started < 250  # imports of sympy on a busy machine, and one second
-    child = verifier.child
-    assert child.returncode is not None and not Path(f"/proc/{child.pid}").exists()
-    verifier.seconds = task_rewards.MATH_SECONDS
-    assert compute_score("math", "<answer>7</answer>", "7") == 1.0
-    assert verifier.child.pid not in (child.pid, os.getpid())
-    verifier.child.kill()
-    verifier.child.communicate()
+    monkeypatch.setattr(task_rewards, "MATH_SECONDS", 1)
+    before = signal.getsignal(signal.SIGALRM)
+    endless = (
+        "9^{9^{9^9}}", "999999999!", r"\prod_{i=1}^{10^9} i", r"\sum_{i=1}^{10^{10}} i^{-1}", "1.0^{9^{9^9}}",
+        r"\binom{10^9}{5 \cdot 10^8}", r"\int_0^1 \sin(x^{x^x}) dx", "(a+b+c+d)^{90}", "(" * 99,
+    )  # fmt: skip
+    for expression in endless:
+        started = time.process_time()
+        assert compute_score("math", f"<answer>{expression}</answer>", "7") == 0.0
+        assert time.process_time() - started < 10  # to read it and to compare it, a second each, and overhead
+        assert compute_score("math", "<answer>7</answer>", "7") == 1.0
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):
-    monkeypatch.setattr(task_rewards, "MATH_BATCH_SECONDS", 3.0)
-    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier(seconds=1))
-    assert compute_score("math", "<answer>7</answer>", "7") == 1.0  # starts it
+    monkeypatch.setattr(run_grader, "IN_TIME", ((task_rewards.math_score, 1, 3.0),))
+    monkeypatch.setattr(task_rewards, "MATH_SECONDS", 1)
+    assert compute_score("math", "<answer>7</answer>", "7") == 1.0  # imports sympy
     (reward,) = grader_of("compute_score").functions
     answers = ["<answer>7</answer>", *(f"<answer>9^{{9^{{9^{{{i}}}}}}}</answer>" for i in range(10, 60))]
     n = len(answers)
     columns = {"answer": ["7"] * n, "data_source": ["math"] * n, "extra_info": [""] * n}
     started = time.monotonic()
     assert reward(["?"] * n, answers, **columns) == [1.0] + [0.0] * (n - 1)
-    assert time.monotonic() - started < 40  # 3 s and those that had begun, with their process; all take 50 s
+    assert time.monotonic() - started < 40  # 3 s, and the one that had begun; all take 50 s
     assert f"of {n} answers in 3 s" in capsys.readouterr().out
-    task_rewards.math_verifier.child.kill()
-
-
-def test_the_marks_of_latex_reach_the_math_process_as_they_are():
-    """Its program is a text inside a text: with one backslash too few, \\b is a backspace."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tree = ast.parse(task_rewards._MATH_CHILD)
-    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert {r"\$", "$", r"\(", r"\[", r"\boxed"} <= constants
-
-
-def test_what_lies_in_the_current_folder_is_no_library_of_the_math_process(monkeypatch):
-    Path("sympy.py").write_text("raise SystemExit('planted')")
-    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier())
-    assert compute_score("math", "<answer>7</answer>", "7") == 1.0
-    task_rewards.math_verifier.child.kill()
-
-
-def test_a_math_process_that_does_not_start_is_said_and_scores_nothing(monkeypatch):
-    monkeypatch.setattr(task_rewards, "_MATH_CHILD", "import math_verify_is_not_installed")
-    monkeypatch.setattr(task_rewards, "math_verifier", task_rewards.MathVerifier())
-    with pytest.raises(
-        UserError, match=r"math-verify does not start: ModuleNotFoundError: .*is_not_installed"
-    ):
-        compute_score("math", "<answer>7</answer>", "7")
-
-
-def test_the_right_answer_is_read_in_its_own_time(monkeypatch):
-    """The alarm of the answer starts anew: together the two would take longer than one limit."""
-    slow = task_rewards._MATH_CHILD.replace("import functools", "import time, functools").replace(
-        "    marked = any", "    time.sleep(1.4)\n    marked = any"
-    )
-    monkeypatch.setattr(task_rewards, "_MATH_CHILD", slow)
-    verifier = task_rewards.MathVerifier(seconds=2)
-    assert verifier.equal("7", "7") is True
-    verifier.child.kill()
 
 
 def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
@@ -306,12 +246,12 @@ PIECES = (
 def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, around):
     """Of this thread; 100 kB take 0.05 s at most, quadratic graders took 4 s and more."""
     text = around.format(piece * (100_000 // len(piece)))
-    course = [getattr(reward_func, name) for name in task_rewards.COURSE_REWARDS]
+    course = [getattr(reward_func, name) for name in run_grader.COURSE_REWARDS]
     graders = [
         *(functools.partial(compute_score, task, text) for task in ("gsm8k", "qa", "classification")),
         *(
             functools.partial(f, [""], [text], answer=["1"])
-            for f in (*course, *task_rewards.THINK_REWARDS.values())
+            for f in (*course, *run_grader.THINK_REWARDS.values())
         ),
         functools.partial(grader_of("compute_score").votes, [text]),
         functools.partial(grader_of("compute_score").right_lenient, [text], ["1"], ["gsm8k"], [""]),
@@ -482,8 +422,11 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
         ("def compute_score(", "SyntaxError"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("1 / 0", "ZeroDivisionError: division by zero; fix it"),
-        ("def compute_score(completion, answer): return 1.0", "compute_score .*data_source, solution_str"),
-        ("compute_score = 3", "'compute_score' in .* is not a function"),
+        (
+            "def compute_score(completion, answer): return 1.0",
+            "compute_score .*; it takes data_source, solution_str",
+        ),
+        ("compute_score = 3", "REWARD_FUNC=mine.py.* no reward function 'compute_score'"),
     ],
 )
 def test_a_reward_file_that_does_not_run_is_one_line(text, words):
@@ -578,11 +521,15 @@ def test_a_function_is_logged_under_its_name_in_rewards():
 @pytest.mark.parametrize(
     ("rewards", "reward_file", "words"),
     [
-        ("check_anser", "", r"no reward 'check_anser'; there are match_format_exactly, .*compute_score"),
+        (
+            "check_anser",
+            "",
+            "no reward function 'check_anser'; .*match_format_exactly, .*compute_score",
+        ),
         ("", "gone.py", r"REWARD_FUNC=.*gone.py: not a Python file"),
         ("", "mine.txt", r"REWARD_FUNC=.*mine.txt: not a Python file"),
-        ("other", "mine.py", r"no reward 'other'; there are brief, match_format_exactly"),
-        ("check_answer,", "", "no reward ''"),
+        ("other", "mine.py", "no reward function 'other'; .*match_format_exactly.*brief"),
+        ("check_answer,", "", "no reward function ''"),
     ],
 )
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
@@ -636,12 +583,11 @@ def test_texts_are_voted_on_where_texts_are_graded():
 
 
 def test_rewards_are_found_by_the_names_of_the_readme():
-    for name in (*task_rewards.COURSE_REWARDS, *task_rewards.THINK_REWARDS):
-        function = task_rewards.find_reward(name, None, reward_func)
-        assert function.__name__ == name and not isinstance(function, functools.partial)
-    assert len(task_rewards.THINK_REWARDS) == 4
+    for name in (*run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS):
+        assert [function.__name__ for function in grader_of(name).functions] == [name]
+    assert len(run_grader.THINK_REWARDS) == 4
 
 
 def test_names_of_rewards():
-    assert task_rewards.reward_names("") == []
-    assert task_rewards.reward_names("a, b,") == ["a", "b", ""]
+    assert run_grader.reward_names("") == []
+    assert run_grader.reward_names("a, b,") == ["a", "b", ""]

@@ -64,7 +64,7 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["SEED=-1"], "SEED=-1: use a whole number, 0 or more"),
+        (["SEED=-1"], "SEED=-1: must be greater than or equal to 0"),
         (["SEEDS=3"], "'SEEDS=3': no such constant; write NAME=value, nearest names: SEED"),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_command_line_takes_its_own_constants_and_the_main_scripts():
     expected = [("v5p-8", "PPO", ("BATCH_SIZE=1",)), ("v6e-8", "PPO", ("BATCH_SIZE=1",))]
     c, found = fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"])
     assert found == expected and not c.WRITE and not c.LARGEST
-    with pytest.raises(UserError, match="ALGORITHM=DPO: use one of GRPO, PPO"):
+    with pytest.raises(UserError, match="ALGORITHM=DPO: must be 'GRPO' or 'PPO'"):
         fit.cases(["ALGORITHM=DPO"])
 
 

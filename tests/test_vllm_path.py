@@ -178,7 +178,7 @@ def test_in_a_pathways_environment_pathwaysutils_takes_over():
 def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # wherever this test runs
-    with pytest.raises(settings.UserError, match=r"vllm is not installed.*requirements-tpu.txt"):
+    with pytest.raises(settings.UserError, match=r"vllm is not installed.*requirements/tpu.txt"):
         demo.main(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"])
     assert not list(tmp_path.iterdir())
 

@@ -35,7 +35,7 @@ from parts.model import cluster as clusters
 from parts.model import llama, lora
 from parts.model.log_probs import completion_log_probs, log_probs
 from parts.model.rollout import MaxTextRollout, right_padded
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import checkpoints, checks, run_folder
 from parts.run.run_files import read_log
 
@@ -56,7 +56,7 @@ class Session:
         questions, source = prompts.read_data(self.c, None)["test"]
         too_long = folder / "too_long.csv"
         self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
-        self.grader = task_rewards.make_grader("", "", reward_func, self.rows)
+        self.grader = run_grader.make_grader("", "", reward_func, self.rows)
         sampling = functools.partial(demo.sampling, self.c)
         self.cluster = clusters.make_cluster(self.c, model, self.hf, self.tokenizer, sampling)
         self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
@@ -228,7 +228,7 @@ def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path):
 
     before = session.ask(session.cluster.rollout, "greedy")
     compare(before, session.by_rollout_py())
-    session.grader = task_rewards.make_grader("match_format_approximately", "", reward_func, session.rows)
+    session.grader = run_grader.make_grader("match_format_approximately", "", reward_func, session.rows)
     session.train()
     after = session.ask(session.cluster.rollout, "greedy")
     compare(after, session.by_rollout_py())

@@ -23,7 +23,7 @@ refuse() { echo "error: $1" >&2; exit 2; }
 step=${1:-}
 shift || true
 for name in PROJECT ZONE TPU BUCKET; do [ -n "${!name:-}" ] || refuse "$name is not set; see the top of this file"; done
-[ -f requirements-tpu.txt ] || refuse "no requirements-tpu.txt in $PWD; start this in the folder of the repository"
+[ -f requirements/tpu.txt ] || refuse "no requirements/tpu.txt in $PWD; start this in the folder of the repository"
 command -v xpk > /dev/null || refuse "no xpk; see the top of this file"
 cluster=${CLUSTER:-grpo}
 where=(--project="$PROJECT" --zone="$ZONE" --cluster="$cluster")
@@ -47,13 +47,13 @@ case $step in
     [ -n "${HF_TOKEN:-}" ] || refuse "HF_TOKEN is not set; see the top of this file"
     course=$(mktemp --directory)  # not this folder itself: .venv and runs/ would go into the image
     trap 'rm -r "$course"' EXIT
-    git archive HEAD 5_GRPO_Maxtext requirements-build.txt requirements-tpu.txt | tar --extract --directory="$course"
+    git archive HEAD 5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt | tar --extract --directory="$course"
     printf -v constants '%q ' RUN_DIR=runs/grpo CHECKPOINT_DIR="$BUCKET" \
       MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "${constants[@]}"
     xpk workload "create$suffix" "${where[@]}" "${slice[@]}" --workload=grpo --max-restarts=10 \
       --base-docker-image=python:3.12 --script-dir="$course" --env="HF_TOKEN=$HF_TOKEN" "${dry[@]}" \
-      --command="pip install --quiet --require-hashes -r requirements-build.txt &&
-        pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements-tpu.txt &&
+      --command="pip install --quiet --require-hashes -r requirements/build.txt &&
+        pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt &&
         python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants"
     ;;
   delete)  # run by us: no

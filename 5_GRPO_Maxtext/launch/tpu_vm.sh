@@ -22,7 +22,7 @@ refuse() { echo "error: $1" >&2; exit 2; }
 step=${1:-}
 shift || true
 node=${NODE:-grpo}
-course=(5_GRPO_Maxtext requirements-build.txt requirements-tpu.txt)
+course=(5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt)
 for name in PROJECT ZONE TPU; do [ -n "${!name:-}" ] || refuse "$name is not set; see the top of this file"; done
 [ -f "${course[1]}" ] || refuse "no ${course[1]} in $PWD; start this in the folder of the repository"
 command -v gcloud > /dev/null || refuse "no gcloud; install the Google Cloud CLI"
@@ -61,8 +61,8 @@ case $step in
     everywhere 'mkdir -p course && tar -C course -xzf course.tar.gz && cd course &&
       python3 -m pip install --quiet uv && python3 -m uv venv --python 3.12 .venv-vllm &&
       export VIRTUAL_ENV=$PWD/.venv-vllm &&
-      python3 -m uv pip install --require-hashes -r requirements-build.txt &&
-      python3 -m uv pip install --no-deps --require-hashes --no-build-isolation -r requirements-tpu.txt &&
+      python3 -m uv pip install --require-hashes -r requirements/build.txt &&
+      python3 -m uv pip install --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt &&
       .venv-vllm/bin/python -c "import jax; print(len(jax.local_devices()))"'
     ;;
   run)  # run by us: no. nohup: a lost connection would end the run. The same step again goes on from the checkpoint

@@ -5,11 +5,12 @@ LazyLoader does not do it: on Python 3.12.1 the next import statement of a modul
 """
 
 import builtins
+import collections
 import functools
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,8 +32,8 @@ LATE_IMPORTS = {
     "maxtext.layers.engram": ("sympy",),  # 0.3 s: prime numbers, for a DeepSeek layer
     "pathwaysutils.profiling": ("fastapi",),  # 0.3 s: a profiling server
     "tunix.utils.trajectory_logger": ("pandas",),  # 0.5 s: a log of Tunix's agents
+    "transformers.utils.import_utils": (),  # reads what 230 distributions hold: 0.5 s, unused
 }
-DISTRIBUTIONS_READER = "transformers.utils.import_utils"  # reads what 230 distributions hold: 0.5 s, unused
 IMPORT_GC_THRESHOLD = 10_000  # objects; with Python's 700 all of them are searched 5 times for nothing: 0.4 s
 RUN_GC_THRESHOLD = gc.get_threshold()
 
@@ -54,7 +55,10 @@ def stand_in(name: str) -> ModuleType:
 
 
 class LateImports(SourceFileLoader):
-    """Runs a module of LATE_IMPORTS with an `__import__` of its own, by way of its `__builtins__`."""
+    """Runs a module of LATE_IMPORTS with an `__import__` of its own, by way of its `__builtins__`.
+
+    And with a late `packages_distributions`; drop that when transformers has one.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
         late = LATE_IMPORTS[module.__name__]
@@ -67,29 +71,6 @@ class LateImports(SourceFileLoader):
             return builtins.__import__(name, module, scope, fromlist, level)
 
         module.__builtins__ = vars(builtins) | {"__import__": import_late}
-        super().exec_module(module)
-
-
-class Distributions(Mapping[str, list[str]]):
-    """`importlib.metadata.packages_distributions()`, read when first asked."""
-
-    def __init__(self, read: Callable[[], Mapping[str, list[str]]]):
-        self.read = functools.cache(read)
-
-    def __getitem__(self, package: str) -> list[str]:
-        return self.read()[package]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
-
-    def __len__(self) -> int:
-        return len(self.read())
-
-
-class LateDistributions(SourceFileLoader):
-    """Runs DISTRIBUTIONS_READER with a late `packages_distributions`; drop when transformers has one."""
-
-    def exec_module(self, module: ModuleType) -> None:
         from importlib import metadata
 
         read = metadata.packages_distributions
@@ -100,6 +81,17 @@ class LateDistributions(SourceFileLoader):
             metadata.packages_distributions = read
 
 
+class Distributions(collections.UserDict):
+    """`importlib.metadata.packages_distributions()`, read when first asked."""
+
+    def __init__(self, read: Callable[[], dict[str, list[str]]]):
+        self.read = read
+
+    @functools.cached_property
+    def data(self) -> dict[str, list[str]]:
+        return self.read()
+
+
 class LateFinder:
     """Gives the modules named above their loaders; all others are left to Python."""
 
@@ -107,12 +99,9 @@ class LateFinder:
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in LATE_IMPORTS and name != DISTRIBUTIONS_READER:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
+        spec = PathFinder.find_spec(name, path, target) if name in LATE_IMPORTS else None
         if spec is not None:
-            loader = LateDistributions if name == DISTRIBUTIONS_READER else LateImports
-            spec.loader = loader(name, spec.origin)
+            spec.loader = LateImports(name, spec.origin)
         return spec
 
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import annotated_types
 import pydantic
 
 from parts import late_imports
@@ -130,7 +129,7 @@ def read[Constants](
         An instance of `kind`; the column follows from its MODEL.
 
     Raises:
-        UserError: an unknown name (lists the nearest) or a value of the wrong type.
+        UserError: an unknown name (lists the nearest) or a value of the wrong type or range.
         SystemExit: after `--help`.
     """
     if {"--help", "-h"} & set(arguments):
@@ -153,29 +152,8 @@ def read[Constants](
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise UserError(f"{name}={values[name]}: use {wanted(kind, name)}") from None
-
-
-def wanted(kind: type, name: str) -> str:
-    """What a constant takes, in words: "one of a, b", "a whole number, 1 or more"."""
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
-    marks = hint.__metadata__[0].metadata if typing.get_origin(hint) is Annotated else ()
-    hint = typing.get_type_hints(kind)[name]
-    if choices := typing.get_args(hint):
-        return f"one of {', '.join(filter(None, map(str, choices)))}"
-    words = [{int: "a whole number", float: "a finite number", bool: "True or False"}.get(hint, "a text")]
-    for mark in marks:
-        match mark:
-            case annotated_types.Ge(low):
-                words.append(f"{low} or more")
-            case annotated_types.Gt(low):
-                words.append(f"above {low}")
-            case annotated_types.Le(high):
-                words.append(f"at most {high}")
-            case annotated_types.Lt(high):
-                words.append(f"below {high}")
-    return ", ".join(words)
+        [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
 
 
 def blocks(kind: type) -> list[type]:
@@ -246,12 +224,6 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     except UserError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        if error.errno not in NOT_WRITABLE:
-            raise
-        path = shown(str(error.filename or "a file"))
-        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
-        sys.exit(2)
     except Stopped as stop:
         kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
         again = shlex.join(["python", sys.argv[0], *kept, f"RUN_DIR={stop.folder}"])
@@ -263,6 +235,12 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        path = shown(str(error.filename or "a file"))
+        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
+        sys.exit(2)
 
 
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:

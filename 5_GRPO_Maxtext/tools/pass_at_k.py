@@ -64,7 +64,7 @@ from parts.data import prompts, questions
 from parts.machine import process
 from parts.machine.versions import check_versions
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import run_files
 
 
@@ -112,7 +112,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     dataset, tiny = run["TEST_DATASET"] or run["DATASET"], settings.is_small(ask.MODEL)
     rows, _ = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"], tiny=tiny)
     rows = rows[: c.NUM_QUESTIONS]
-    grader = task_rewards.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
+    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     system_prompt = prompts.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT

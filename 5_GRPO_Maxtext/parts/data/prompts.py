@@ -1,18 +1,13 @@
 """Questions become prompts: read, put into the template and the tokenizer's chat template, cut to a limit."""
 
-import contextlib
 import csv
 import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from parts import settings
 from parts.data.questions import read_questions, read_validation, say_overlap
 from parts.settings import UserError
-
-TEMPLATE_SECONDS = 5  # that a chat template may take for one question
 
 
 def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]], str]]:
@@ -63,8 +58,23 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
     kept, left_out = with_prompts(
         rows, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
     )
-    log_too_long(left_out, source, len(rows), c.MAX_PROMPT_LENGTH, too_long)
-    refuse_lost_sources(kept, left_out, c.MAX_PROMPT_LENGTH)
+    if left_out:
+        several = "," in source
+        named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in left_out[:3])
+        more = f", ... ({f'all in {too_long}' if too_long else 'and more'})" if left_out[3:] else ""
+        print(
+            f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than MAX_PROMPT_LENGTH="
+            f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
+        )
+    if left_out and too_long:
+        with open(too_long, "a", newline="") as file:
+            csv.writer(file).writerows(left_out)
+    for lost in {file for file, _, _ in left_out} - {row["source"] for row in kept}:
+        shortest = min(tokens for file, _, tokens in left_out if file == lost)
+        raise UserError(
+            f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: no question of {lost} is that short; "
+            f"the shortest takes {shortest} tokens, raise it"
+        )
     return kept
 
 
@@ -73,40 +83,17 @@ def think_prompt(system_prompt: str) -> str:
     return system_prompt.replace("reasoning>", "think>")
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in a block that takes longer.
-
-    By a Unix signal, which ends a loop for good. Only the main thread gets one: elsewhere there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number, frame):
-        raise TimeoutError(f"took more than {seconds:g} s")
-
-    old = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-
-
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
     """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
 
     Raises:
-        UserError: the chat template, a program that comes with MODEL, fails, loops, or drops the question.
+        UserError: the chat template, a program that comes with MODEL, fails, or drops the question.
     """
     content = template.format(system_prompt=system_prompt, question=question)
     try:
-        with time_limit(TEMPLATE_SECONDS):
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-            )
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
         fault = "" if question.strip() in prompt else "leaves the question out"  # many strip the message
     except Exception as error:  # whatever a program can raise
         fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
@@ -142,43 +129,3 @@ def with_prompts(
         else:
             too_long.append((row["source"], int(row["line"]), length))
     return kept, too_long
-
-
-def refuse_lost_sources(kept: list[dict[str, str]], too_long: list[tuple[str, int, int]], limit: int) -> None:
-    """Raises UserError if no question of a source is short enough; arguments as from `with_prompts`."""
-    held = {row["source"] for row in kept}
-    for lost in dict.fromkeys(source for source, _, _ in too_long if source not in held):
-        raise too_short_error(limit, lost, min(tokens for source, _, tokens in too_long if source == lost))
-
-
-def too_short_error(limit: int, source: str, shortest: int) -> UserError:
-    """For a MAX_PROMPT_LENGTH of `limit` tokens, where the shortest question of `source` takes more."""
-    return UserError(
-        f"MAX_PROMPT_LENGTH={limit}: no question of {source} is that short; "
-        f"the shortest takes {shortest} tokens, raise it"
-    )
-
-
-def log_too_long(
-    too_long: Sequence[tuple[str, int, int]], source: str, total: int, limit: int, path: Path | None
-) -> None:
-    """Says which questions are left out because they are too long, and keeps all of them in a CSV file.
-
-    Args:
-        too_long: (file, row, tokens) of each.
-        source: where the questions come from.
-        total: how many there are.
-        limit: MAX_PROMPT_LENGTH, in tokens.
-        path: of the CSV file; None writes none.
-    """
-    if not too_long:
-        return
-    several = "," in source
-    named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in too_long[:3])
-    print(
-        f"{source}: {len(too_long):,} of {total:,} questions are longer than MAX_PROMPT_LENGTH={limit} and "
-        f"left out: {named}" + (f", ... ({f'all in {path}' if path else 'and more'})" if too_long[3:] else "")
-    )
-    if path:
-        with open(path, "a", newline="") as file:
-            csv.writer(file).writerows(too_long)

@@ -18,44 +18,27 @@ A DATASET is one source, or several with their shares of the training questions:
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from parts.plain_text import shown
 from parts.rewards.grading import extract_hash_answer
-from parts.settings import HERE, UserError, find_path
+from parts.settings import HERE, PROBE_SECONDS, UserError, find_path
 
 if TYPE_CHECKING:
     import grain
-    import pyarrow
 
 EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
-PROBE_SECONDS = 5  # until the network counts as unreachable
-MAX_BYTES = 2**30  # of a file as it is read; Parquet packs gigabytes into a few kilobytes
-MAX_VALUES = 10**8  # in all columns of a Parquet file; a billion nulls take no bytes there at all
-BATCH_ROWS = 1024  # of a Parquet file that are unpacked at once
-MAX_TEXT = 1_000_000  # characters of a question, or of GSM8K's answer
-MAX_DEPTH = 50  # lists and objects inside one another; far deeper ones overflow Python's own json
+MAX_BYTES = 2**30  # of a file as it is read, by its own figures
 TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
-TOO_DEEP = f"nested more than {MAX_DEPTH} lists and objects deep"
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # "\ud800" in JSON: half a character, in no encoding
 Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 
 
 class OutOfReach(UserError):
     """A data set that another machine may reach: a dry run says so and goes on."""
-
-
-class BadRow(NamedTuple):
-    """A row that cannot be used."""
-
-    source: str
-    row: int  # from 1; in a JSON-lines file the number of the line
-    reason: str
 
 
 # %% Sources ---------------------------------------------------------------------------------------------
@@ -98,8 +81,8 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     """Rows of a JSON array, a JSON-lines or a Parquet file, numbered from 1.
 
-    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON, or
-    nested too deep, is returned as the exception that says why; the caller counts it among the bad rows.
+    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
+    returned as the exception that says why; the caller counts it among the bad rows.
 
     Args:
         path: the file.
@@ -109,21 +92,15 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         UserError: no such file, or one that cannot be read at all, or is larger than MAX_BYTES.
     """
     try:
+        if path.suffix == ".parquet":
+            return list(enumerate(parquet_rows(path), start=1))
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(TOO_LARGE)
-        if path.suffix == ".parquet":
-            with path.open("rb") as file:
-                return list(enumerate(parquet_rows(file), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
     except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
-        if isinstance(error, UnicodeDecodeError):
-            reason = "not UTF-8 text"
-        elif isinstance(error, RecursionError):
-            reason = TOO_DEEP
-        else:
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
     rows = []
     # Not splitlines(): it also breaks at U+2028 and the like, which may occur inside a JSON string.
@@ -136,88 +113,43 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     return rows
 
 
-def parquet_rows(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, a few at a time.
-
-    Texts that repeat are stored once, and are kept so until their size is known: the file's own figures say
-    nothing of it.
-
-    Raises:
-        ValueError: not a Parquet file, or more than MAX_BYTES or MAX_VALUES.
-    """
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet file; raises ValueError if it is none, or too large."""
     import pyarrow.parquet
 
-    metadata = pyarrow.parquet.read_metadata(file)
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(metadata.num_columns)]
-    lengths = [metadata.schema.column(i).length for i in range(metadata.num_columns)] * len(groups)
-    stored = (
-        max(column.total_uncompressed_size, column.num_values * length)  # 0 but for texts of fixed length
-        for column, length in zip(columns, lengths, strict=True)
-    )
-    if sum(stored) > MAX_BYTES:
+    file = pyarrow.parquet.ParquetFile(path)
+    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    if sum(group.total_byte_size for group in groups) > MAX_BYTES:  # unpacked
         raise ValueError(TOO_LARGE)
-    if sum(column.num_values for column in columns) > MAX_VALUES:
-        raise ValueError(f"has more than {MAX_VALUES:,} values")
-    texts = [column for column in columns if column.physical_type == "BYTE_ARRAY"]
-    # A text may be stored as what it adds to the one before. pyarrow then cannot keep what repeats once.
-    delta = {text.path_in_schema for text in texts if any("DELTA" in name for name in text.encodings)}
-    once = {text.path_in_schema for text in texts} - delta
-    opened, size = pyarrow.parquet.ParquetFile(file, read_dictionary=once), 0
-    for i in range(len(groups)):  # pyarrow cannot make one batch of the nested texts of two groups
-        for batch in opened.iter_batches(1 if delta else BATCH_ROWS, row_groups=[i]):
-            size += sum(map(unpacked_bytes, batch.columns))
-            if size > MAX_BYTES:
-                raise ValueError(TOO_LARGE)
-            yield from batch.to_pylist()
+    return file.read().to_pylist()
 
 
-def unpacked_bytes(array: "pyarrow.Array") -> int:
-    """What the values of a column take when each has its own text; an object of Python's takes 64 beside."""
-    import pyarrow.compute
+def checked_object(row: Any) -> dict[str, Any]:
+    """A row from `read_file` without its nulls: Parquet has one in every column that a row lacks.
 
-    size = 64 * len(array)
-    if pyarrow.types.is_dictionary(array.type):
-        lengths = pyarrow.compute.binary_length(array.dictionary)
-        return size + (pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0)
-    if pyarrow.types.is_map(array.type):
-        return size + unpacked_bytes(array.keys) + unpacked_bytes(array.items)
-    if pyarrow.types.is_struct(array.type):
-        return size + sum(map(unpacked_bytes, array.flatten()))
-    if pyarrow.types.is_nested(array.type):  # lists
-        return size + unpacked_bytes(array.flatten())
-    return size + array.nbytes
-
-
-def too_deep(value: Any) -> bool:
-    """Whether lists and objects stand inside one another more than MAX_DEPTH deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level if isinstance(outer, (list, tuple, dict))
-                 for inner in (outer.values() if isinstance(outer, dict) else outer)]  # fmt: skip
-    return bool(level)
-
-
-def row_fault(row: Any) -> str | None:
-    """What a row from `read_file` is in place of an object that can be used, or None."""
-    if isinstance(row, RecursionError) or too_deep(row):
-        return TOO_DEEP
+    Raises:
+        ValueError: it is no object, or holds half a character ("\\ud800"), which has no encoding.
+    """
     if isinstance(row, Exception):
-        return f"not JSON ({row})"
+        raise ValueError(f"not JSON ({row})")
     if not isinstance(row, dict):
-        return "not an object with named columns"
-    if LONE_SURROGATE.search(json.dumps(row, ensure_ascii=False, default=str)):
-        return "not all text: it holds half a character (a lone surrogate)"
-    return None
+        raise ValueError("not an object with named columns")
+    json.dumps(row, ensure_ascii=False, default=str).encode()
+    return {name: value for name, value in row.items() if value is not None}
 
 
-def text_fault(column: str, text: Any) -> str | None:
-    """Why the value of a column is no text to work with, or None."""
-    if not isinstance(text, str) or not text.strip():
-        return f"{column} is {text!r:.40}, not a text"
-    if len(text) > MAX_TEXT:
-        return f"{column} has {len(text):,} characters, more than {MAX_TEXT:,}"
-    return None
+def checked_text(row: dict[str, Any], column: str) -> str:
+    """The text in a column of a row; raises ValueError if there is none."""
+    if column not in row:
+        raise ValueError(f"no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})")
+    if not isinstance(row[column], str) or not row[column].strip():
+        raise ValueError(f"{column} is {row[column]!r:.40}, not a text")
+    return row[column]
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, "" for None: columns of all sources are texts, and so stack into one batch."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def to_question(row: Any) -> dict[str, str]:
@@ -228,48 +160,31 @@ def to_question(row: Any) -> dict[str, str]:
 
     Returns:
         `question`, `answer` (the ground truth; lists and objects as JSON), `data_source`, `extra_info` (JSON,
-        or empty). All are texts, so that rows of all sources stack into one batch.
+        or empty), all texts.
 
     Raises:
         ValueError: says what is wrong with the row.
     """
-    if fault := row_fault(row):
-        raise ValueError(fault)
-    # Parquet has null in every column that a row lacks: both sets of columns may be there.
-    gsm8k = row.get("question") is not None or not row.keys() & {"prompt", "ground_truth"}
-    needed = ("question", "answer") if gsm8k else ("prompt", "ground_truth", "data_source")
-    for column in needed:
-        if column not in row:
-            named = ", ".join(map(repr, row)) or "none"
-            raise ValueError(f"no column {column!r} (it has {named})")
-        if row[column] is None:
-            raise ValueError(f"{column} is null")
-    question, answer = row[needed[0]], row[needed[1]]
-    data_source = "gsm8k" if row.get("data_source") is None else row["data_source"]
-    texts = {needed[0]: question, "data_source": data_source} | ({"answer": answer} if gsm8k else {})
-    for column, value in texts.items():
-        if fault := text_fault(column, value):
-            raise ValueError(fault)
-    if gsm8k:
-        answer = extract_hash_answer(answer)
+    row = checked_object(row)
+    if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
+        question, answer = checked_text(row, "question"), extract_hash_answer(checked_text(row, "answer"))
         if answer is None:
             raise ValueError("the answer does not end in '#### N'")
-    elif not isinstance(answer, str):
-        answer = json.dumps(answer, ensure_ascii=False, default=str)
-    if not answer.strip():
-        raise ValueError(f"{needed[1]} is empty")
-    extra = row.get("extra_info")
+        row = {"data_source": "gsm8k"} | row
+    else:
+        question, answer = checked_text(row, "prompt"), row.get("ground_truth")
+        answer = checked_text(row, "ground_truth") if isinstance(answer, str | None) else as_json(answer)
     return {
         "question": question,
         "answer": answer,
-        "data_source": data_source,
-        "extra_info": "" if extra is None else json.dumps(extra, ensure_ascii=False, default=str),
+        "data_source": checked_text(row, "data_source"),
+        "extra_info": as_json(row.get("extra_info")),
     }
 
 
 def to_questions(
     rows: list[tuple[int, Any]], source: str, fault: Fault | None
-) -> tuple[list[dict[str, str]], list[BadRow]]:
+) -> tuple[list[dict[str, str]], list[str]]:
     """Sorts numbered rows into questions and bad rows.
 
     Args:
@@ -278,31 +193,20 @@ def to_questions(
         fault: says what is wrong with a ground truth; None accepts all.
 
     Returns:
-        Questions as from `to_question`, with `source` and `line` added; and the bad rows.
+        Questions as from `to_question`, with `source` and `line` added; and of each bad row file, number and
+        reason, in words.
     """
     good, bad = [], []
     for number, row in rows:
         try:
             question = to_question(row)
             named = [question[name] for name in ("data_source", "answer", "extra_info")]
-            reason = fault(*named) if fault else None
-        except ValueError as error:
-            reason = str(error)
-        if reason:
-            bad.append(BadRow(source, number, reason))
-        else:
+            if reason := fault and fault(*named):
+                raise ValueError(reason)
             good.append(question | {"source": source, "line": str(number)})
+        except (ValueError, RecursionError) as error:
+            bad.append(f"{source}, row {number}: {error}")
     return good, bad
-
-
-def describe_bad_rows(bad: list[BadRow], total: int) -> str:
-    """One line: how many of `total` rows are bad, and the first of them with file, row and reason."""
-    shown, last = [], None
-    for row in bad[:SHOWN_BAD_ROWS]:
-        shown.append(f"{'' if row.source == last else row.source + ', '}row {row.row}: {row.reason}")
-        last = row.source
-    more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
-    return f"{len(bad):,} of {total:,} rows cannot be used: {'; '.join(shown)}{more}"
 
 
 def interleave(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
@@ -349,7 +253,9 @@ def read_questions(
         parts.append([row | {"weight": str(weight)} for row in good])
         names.append(source)
     if bad:
-        described = describe_bad_rows(bad, total)
+        more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
+        named = "; ".join(bad[:SHOWN_BAD_ROWS]) + more
+        described = f"{len(bad):,} of {total:,} rows cannot be used: {named}"
         if bad_rows == "refuse":
             raise UserError(f"{constant}={dataset}: {described}. Fix them, or set BAD_ROWS=skip")
         print(shown(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)"))
@@ -488,34 +394,22 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
     """
     rows = []
     for number, row in read_file(find_path(name), constant):
-        place = f"{constant}={name}: line {number}"
-        if fault := row_fault(row):
-            raise UserError(f"{place} is {fault}; each line has a text in a column 'question' or 'prompt'")
-        text = row.get("question") or row.get("prompt")
-        if text is None or text == "":
-            raise UserError(f"{place} has no text in a column 'question' or 'prompt'; add one")
-        texts = {"question or prompt": text, "data_source": row.get("data_source")}
-        for column, value in texts.items():
-            if value is not None and (fault := text_fault(column, value)):
-                raise UserError(f"{place}: {fault}; fix it")
-        gold = row.get("ground_truth")
-        if gold is None or gold == "":
-            gold = extract_hash_answer(str(row.get("answer", "")))
-        elif not isinstance(gold, str):
-            gold = json.dumps(gold, ensure_ascii=False, default=str)
-        extra = row.get("extra_info")
-        rows.append(
-            {
-                "question": text,
-                "gold": gold,
-                "answer": gold,
-                "data_source": row.get("data_source"),
-                "extra_info": "" if extra is None else json.dumps(extra, ensure_ascii=False, default=str),
-                "source": name,
-                "line": str(number),
-                "row": row,
-            }
-        )
+        try:
+            given = checked_object(row)
+            column = "question" if given.get("question") else "prompt"
+            texts = {"question": checked_text(given, column), "data_source": given.get("data_source")}
+            if texts["data_source"] is not None:
+                checked_text(given, "data_source")
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
+            ) from None
+        gold = given.get("ground_truth", "")
+        gold = gold if isinstance(gold, str) else as_json(gold)
+        gold = gold or extract_hash_answer(str(given.get("answer", "")))
+        extra = as_json(given.get("extra_info"))
+        place = {"source": name, "line": str(number), "row": row}
+        rows.append(texts | {"gold": gold, "answer": gold, "extra_info": extra} | place)
     if not rows:
         raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
     return rows

@@ -5,7 +5,7 @@ it the trained weights by MaxText's map: it unstacks the scanned layers, applies
 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What the map does
 not name, Tunix only logs: the engine would go on with random numbers in that place. Here that is an error.
 
-`VllmRollout` needs the packages of requirements-tpu.txt; nothing else in this file does.
+`VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
 """
 
 import dataclasses

@@ -388,13 +388,14 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
     return sum(passed) / len(passed)
 
 
-def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float) -> list[float]:
-    """The scores of many answers, as many at once as there are processors, with a progress bar after 5 s.
+def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
+    """The scores of many answers, with a progress bar after 5 s.
 
     Args:
         score (function): of one answer; its errors are raised.
         answers (list): one argument of `score` each.
         seconds (float): of all of them together.
+        at_once (int): in so many threads; 1 stays in this one.
 
     Returns:
         list of float; 0.0 for those that had not begun after `seconds`, which is said.
@@ -408,8 +409,8 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float)
         late.append(answer)
         return 0.0
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        running = pool.map(in_time, answers)
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        running = (pool.map if at_once > 1 else map)(in_time, answers)
         scores = list(tqdm(running, "grading", len(answers), leave=False, delay=5, unit="answer"))
     if late:
         tqdm.write(

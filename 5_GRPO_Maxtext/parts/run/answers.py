@@ -89,7 +89,7 @@ def question_rows(
 
     Args:
         tokenizer: Tunix's adapter.
-        grader: from `task_rewards.make_grader`.
+        grader: from `run_grader.make_grader`.
         num_generations: G.
         completions: int32 [N, T], right-padded; the G answers to a question side by side.
         graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].

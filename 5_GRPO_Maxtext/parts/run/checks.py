@@ -7,12 +7,11 @@ they are known.
 
 import importlib.util
 import itertools
-import string
 
 from parts.constants import LORA_TARGETS, lora_targets
 from parts.data import questions
-from parts.rewards import task_rewards
-from parts.settings import UserError, find_path
+from parts.rewards import run_grader
+from parts.settings import UserError
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
@@ -105,14 +104,9 @@ def paths(c) -> None:
                 f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "
                 "only CHECKPOINT_DIR may be in a bucket"
             )
-    for name, _ in questions.parse_sources(c.DATASET, "DATASET"):
-        if not c.TEST_DATASET and find_path(name).is_file():
-            raise UserError(
-                f"TEST_DATASET is empty and DATASET={c.DATASET} is one file: the test would ask what was "
-                "trained on; give TEST_DATASET a file of other questions"
-            )
     tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
-    for (test, _), (train, _) in itertools.product(tested, questions.parse_sources(c.DATASET)):
+    trained = questions.parse_sources(c.DATASET)
+    for (test, _), (train, _) in itertools.product(tested or trained, trained):
         file, other = questions.source_file(test, "test"), questions.source_file(train, "train")
         if file.exists() and other.exists() and file.samefile(other):
             raise UserError(
@@ -125,16 +119,11 @@ def paths(c) -> None:
 
 def template(c) -> None:
     """A TEMPLATE that leaves the question out would ask the same of the model every time."""
-    fields = set()
+    mark = "the question"
     try:
-        for _, name, form, conversion in string.Formatter().parse(c.TEMPLATE):
-            if name is not None:
-                fields.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
-        fault = "has no {question}" if "question" not in fields else ""
-        if unknown := sorted(fields - {"question", "system_prompt"}):
-            fault = f"has {{{unknown[0]}}}, which nothing fills in"
-    except ValueError as error:  # a brace that is not closed, or not opened
-        fault = str(error)
+        fault = "" if mark in c.TEMPLATE.format(question=mark, system_prompt="") else "has no {question}"
+    except (LookupError, AttributeError, ValueError) as error:  # another name in braces; a brace alone
+        fault = f"{type(error).__name__} {error}"
     if fault:
         raise UserError(
             f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs and "
@@ -144,12 +133,12 @@ def template(c) -> None:
 
 def rewards(c) -> None:
     """Rewards that are named twice, or want two forms of one answer."""
-    listed = task_rewards.reward_names(c.REWARDS)
+    listed = run_grader.reward_names(c.REWARDS)
     for name in listed:
         if listed.count(name) > 1:
             raise UserError(f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once")
     names = set(listed)
-    think, reasoning = names & task_rewards.WANT_THINK_TAGS, names & task_rewards.WANT_REASONING_TAGS
+    think, reasoning = names & run_grader.WANT_THINK_TAGS, names & run_grader.WANT_REASONING_TAGS
     if think and reasoning:
         raise UserError(
             f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
@@ -178,5 +167,5 @@ def rollout_engine(c) -> None:
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
-            "(requirements-tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+            "(requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
         )

@@ -6,8 +6,7 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
 
-8 s on one core of an AMD EPYC, imports included; one to three minutes more per TPU slice that is compiled for
-(only where libtpu is installed, and assets/fit_check.csv lacks this model or these constants).
+8 s on one core of an AMD EPYC, imports included.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from parts import settings
 from parts.data import prompts, questions
 from parts.machine import devices, versions
 from parts.model import llama
-from parts.rewards import task_rewards
+from parts.rewards import run_grader, task_rewards
 from parts.run import checkpoints, checks, memory, run_files, run_folder
 from parts.settings import UserError, find_path
 
@@ -175,7 +174,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             raise
         print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
-    grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
+    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
     if data and c.EVAL_EVERY:
         (train, source), (validation, _) = data["train"], data["validation"]
         held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
@@ -215,7 +214,7 @@ def check_paths(c, trained: int) -> None:
         f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
     )
     if on_target(c):
-        memory.check_checkpoint_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
+        memory.check_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
 
 
 def refuse_unwritable(constant: str, folder: Path) -> None:

@@ -31,7 +31,7 @@ def figures(
     """Grades an answer to each question.
 
     Args:
-        grader: from `task_rewards.make_grader`.
+        grader: from `run_grader.make_grader`.
         rows: the questions, Q of them.
         texts: the answers.
         lengths: of the answers, in tokens.

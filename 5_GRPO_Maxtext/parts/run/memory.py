@@ -1,8 +1,8 @@
 """Does it fit: a step into a chip's memory, the checkpoints onto a disk.
 
 A slice is judged by the TPU compiler's own figure where there is one: in FIT_FILES, which `make fit-check`
-writes, or from libtpu if it is installed. Elsewhere it is not known whether it fits. What is known is a bound
-below which it cannot:
+writes. Elsewhere it is not known whether it fits (tools/tpu_fit_check.py compiles it). What is known is a
+bound below which it cannot:
 
     bytes per chip >= (weights of actor and reference + moments + gradients) / chips
 
@@ -10,13 +10,8 @@ Nothing here imports jax before a function needs it.
 """
 
 import csv
-import importlib.util
 import math
-import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,26 +91,17 @@ def trained_parameters(c, hf, parameters: int) -> int:
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
 
 
-def check_disk(c, hf, model, checkpoints: str) -> None:
+def check_disk(c, trained: int, checkpoints: str) -> None:
     """Refuses to start a run whose checkpoints the disk cannot hold.
 
     Args:
         c: the constants of the run.
-        hf: the checkpoint's config.
-        model: the actor.
+        trained: from `trained_parameters`.
         checkpoints: their folder; a gs:// address is not checked.
 
     Raises:
         UserError: too little space.
     """
-    from parts.model import llama
-
-    # LoRA's count comes from `hf`, so A and B in `model` do no harm
-    check_checkpoint_disk(c, trained_parameters(c, hf, llama.count_parameters(model)), checkpoints)
-
-
-def check_checkpoint_disk(c, trained: int, checkpoints: str) -> None:
-    """`check_disk` for a number of trained parameters."""
     if checkpoints.startswith("gs://"):
         return
     needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)  # Orbax deletes the oldest after saving
@@ -230,10 +216,9 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
     numbers = weight_copies(c) * parameters + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)
     peak, said = numbers * BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB, "at least"
-    compiled = None
-    if peak <= limit and name.split("-")[0] in HBM_GIB:  # what cannot fit need not be compiled
-        compiled, by_whom = compiled_peak(c, hf, name)
-        peak, said = (peak, said) if compiled is None else (compiled, by_whom)
+    compiled = committed_peak(c, hf, name) if peak <= limit else None
+    if compiled is not None:
+        peak, said = compiled, "compiled earlier"
     if peak > limit:
         raise UserError(
             f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
@@ -313,8 +298,8 @@ def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit
     return f"vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"
 
 
-def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
-    """The TPU compiler's figure for this model and these constants.
+def committed_peak(c, hf, name: str) -> float | None:
+    """The TPU compiler's figure for this model and these constants, in FIT_FILES.
 
     Args:
         c: the constants of the run.
@@ -322,31 +307,8 @@ def compiled_peak(c, hf, name: str) -> tuple[float | None, str]:
         name: of the slice.
 
     Returns:
-        GiB per chip (None: not compiled), and where the figure comes from.
-
-    Raises:
-        UserError: libtpu is installed and does not compile it.
+        GiB per chip of the largest of the run's programs; None if they were not compiled.
     """
-    if (peak := committed_peak(c, hf, name)) is not None:
-        return peak, "compiled earlier"
-    if importlib.util.find_spec("libtpu") is None:
-        return None, ""
-    print(f"         compiling for {name}, one to three minutes ...", flush=True)
-    changed = [f"{constant}={getattr(c, constant)}" for constant in ("MODEL", *MEMORY_CONSTANTS)]
-    done = subprocess.run(
-        [sys.executable, HERE / "tool.py", "tpu_fit_check", f"TOPOLOGIES={name}", *changed],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    peaks = [float(gib) for gib in re.findall(r"^  peak ([\d.]+) of", done.stdout, re.M)]
-    if done.returncode or not peaks:
-        raise UserError(f"TOPOLOGIES={name}: the fit check failed ({(done.stderr or '?').splitlines()[-1]})")
-    return max(peaks), "compiled now"
-
-
-def committed_peak(c, hf, name: str) -> float | None:
-    """As `compiled_peak`, from FIT_FILES alone: GiB per chip of the largest of its programs."""
     same_sizes = {
         model
         for model, sizes in PUBLISHED.items()

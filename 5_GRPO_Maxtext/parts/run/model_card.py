@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from parts.data import prompts, questions
 from parts.plain_text import shown
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run.report import comparison_table
 from parts.run.run_files import read_constants, read_object
 from parts.settings import find_path
@@ -116,7 +116,7 @@ def model_card(run: Path, step: int, model: str, folder: Path) -> str:
     named = f"Its card names {code(licence['license'])}." if licence else "Its folder does not name it."
     base = None if find_path(model).is_dir() else model.partition("@")[0]  # without the hub's commit
     name = f"{Path(base or model).name}-grpo"
-    think = not task_rewards.WANT_THINK_TAGS.isdisjoint(task_rewards.reward_names(c["REWARDS"]))
+    think = not run_grader.WANT_THINK_TAGS.isdisjoint(run_grader.reward_names(c["REWARDS"]))
     system_prompt = prompts.think_prompt(c["SYSTEM_PROMPT"]) if think else c["SYSTEM_PROMPT"]
     content = c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)
     weights = f"LoRA of rank {c['LORA_RANK']}, merged" if c["LORA_RANK"] else "all weights"

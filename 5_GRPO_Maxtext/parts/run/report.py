@@ -47,7 +47,7 @@ def introduce(
         cluster: Tunix's, with the model that is trained.
         folder: of the checkpoint.
         hf: its config.
-        grader: from `task_rewards.make_grader`.
+        grader: from `run_grader.make_grader`.
         rows: the questions by what they are for: train, validation (there may be none), test.
         sources: where they come from.
         done: steps that an earlier process has done.

@@ -1,10 +1,10 @@
 """What each change of faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
 
-    python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]     # constants of the main script
+    python 5_GRPO_Maxtext/studies/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]    # the main script's
 
 The loss and its gradient are compiled once per variant, for a batch of random answers of 10 to 22 tokens, and
 then run in turn in one process: a machine that changes its speed slows all of them alike. Writes
-benchmarks/gradient_on_cpu.csv: medians, and processor seconds as a share of the first variant's.
+5_GRPO_Maxtext/assets/gradient_on_cpu.csv: medians, and processor seconds as a share of the first variant's.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
+FOLDER = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "benchmarks")]
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from parts import settings
 from parts.model import faster_on_cpu, llama, log_probs
 
 WARM_UP = 3  # rounds left out
-TABLE = HERE / "gradient_on_cpu.csv"
+TABLE = FOLDER / "assets" / "gradient_on_cpu.csv"
 MAXTEXTS = {  # ours: the class it stands for
     "RotaryOnce": faster_on_cpu.LLaMARotaryEmbedding,
     "WalledDense": faster_on_cpu.DenseGeneral,

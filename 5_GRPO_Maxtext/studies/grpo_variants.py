@@ -1,7 +1,7 @@
 """Variants of GRPO side by side on the tiny Llama, and the sampler that is not the trainer.
 
-    python benchmarks/grpo_variants.py                      # 39 runs one after another
-    python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; continues where it stopped
+    python 5_GRPO_Maxtext/studies/grpo_variants.py                      # 39 runs
+    python 5_GRPO_Maxtext/studies/grpo_variants.py RUNS=runs/variants   # keeps the runs; goes on with them
 
 Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
 `variants.png`, and the same for `mismatch`. The constants are explained in folder 5's
@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
 import matplotlib
 import numpy as np
 from machine import processor
@@ -25,7 +28,6 @@ from machine import processor
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "5_GRPO_Maxtext" / "assets"
 SCRIPT = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
 SEEDS = (0, 1, 2)

@@ -1,6 +1,6 @@
 """The drawings of the course, and a dark twin of every picture of its pages.
 
-    python benchmarks/drawings.py
+    python tools/drawings.py
 
 Draws the map of the course, the loop of agent and environment, actor and critic, eight answers and their
 advantages, the programs that train the language model, and eight chips as a mesh. Then every `name.png`

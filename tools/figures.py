@@ -1,12 +1,14 @@
 """Makes every committed CSV file and picture anew, from the commands that made them: `make figures`.
 
-    python benchmarks/figures.py                       # everything: hours, see CONTRIBUTING.md
-    python benchmarks/figures.py 1_Q_Learning          # the files of one folder
-    python benchmarks/figures.py MNIST_PATH=mnist.npz SB3=/tmp/sb3/bin/python
+    python tools/figures.py --list                # every command, what it makes, and how long it takes
+    python tools/figures.py                       # everything: hours
+    python tools/figures.py 1_Q_Learning          # the files of one folder
+    python tools/figures.py MNIST_PATH=mnist.npz SB3=/tmp/sb3/bin/python
 
-JOBS below is the table: a command, and what of its run goes where. `NAME=value` replaces a path that a
-command names; a command whose path is not there is left out, with a line that says so. Seconds, and with them
-some columns, differ from machine to machine; the rest should come out as it is.
+JOBS below is the table: a command, and what of its run goes where. `NAME=PATH` in a command is a place on
+your machine, which you give as `NAME=value`; a command whose path is not there is left out, with a line that
+says so. Seconds, and with them some columns, differ from machine to machine; the rest should come out as it
+is.
 """
 
 import csv
@@ -21,9 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
 from machine import processor
 
-ROOT = Path(__file__).resolve().parent.parent
 HOME_OF_FILES = ROOT  # the tests write elsewhere
 
 
@@ -113,11 +117,7 @@ def into(folder: str, *names: str, prefix: str = "") -> dict[str, str]:
     return {name: f"{folder}/assets/{prefix}{name}" for name in names}
 
 
-PEERS = (
-    "SB3=/tmp/sb3/bin/python REJAX=/tmp/rejax/bin/python PUREJAXRL=/tmp/purejaxrl/bin/python "
-    "PUREJAXRL_CHECKOUT=/tmp/peers/purejaxrl "
-    "CLEANRL=/tmp/cleanrl/bin/python CLEANRL_CHECKOUT=/tmp/peers/cleanrl"
-)
+PEERS = "SB3=PATH REJAX=PATH PUREJAXRL=PATH PUREJAXRL_CHECKOUT=PATH CLEANRL=PATH CLEANRL_CHECKOUT=PATH"
 SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's docs/rungs.md says
     "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py MODEL=runs/smollm2 "
     "DATASET=5_GRPO_Maxtext/examples/small_numbers REWARD_FUNC=5_GRPO_Maxtext/examples/last_number.py "
@@ -126,7 +126,7 @@ SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's docs/run
     "LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
     "EVAL_QUESTIONS=64 EVAL_CONFIG=liberal NUM_TEST_QUESTIONS=256"
 )
-MNIST = "MNIST_PATH=../shared/data/mnist/mnist.npz"
+MNIST = "MNIST_PATH=PATH"  # all of it, as Keras distributes it
 JOBS = [
     Job(
         "python 1_Q_Learning/Q_Learning.py SEED=0",
@@ -139,12 +139,7 @@ JOBS = [
         0.5,
     ),
     Job("python 1_Q_Learning/Q_Learning.py", into("1_Q_Learning", "seeds.csv"), 0.2, rows=q_learning_rows),
-    Job(
-        "python benchmarks/mistakes.py 1_Q_Learning",
-        into("1_Q_Learning", "mistakes.csv", "exercises.csv"),
-        2,
-        writes_itself=True,
-    ),
+    Job("python 1_Q_Learning/mistakes.py", into("1_Q_Learning", "mistakes.csv", "exercises.csv"), 2),
     Job(
         "python 2_Cart_Pole_DQN/cart_pole_dqn.py SEED=0",
         into("2_Cart_Pole_DQN", "log.csv", "learning_curve.png", "cart_pole.gif"),
@@ -159,12 +154,7 @@ JOBS = [
     Job(
         "python 2_Cart_Pole_DQN/cart_pole_dqn.py", into("2_Cart_Pole_DQN", "seeds.csv"), rows=seeds_of_one_run
     ),
-    Job(
-        "python benchmarks/mistakes.py 2_Cart_Pole_DQN",
-        into("2_Cart_Pole_DQN", "mistakes.csv", "exercises.csv"),
-        6,
-        writes_itself=True,
-    ),
+    Job("python 2_Cart_Pole_DQN/mistakes.py", into("2_Cart_Pole_DQN", "mistakes.csv", "exercises.csv"), 6),
     Job(
         "python 3_Pendulum/pendulum.py SEED=0",
         into(
@@ -199,12 +189,7 @@ JOBS = [
         into("3_Pendulum", "seeds.csv", prefix="reinforce_"),
         rows=seeds_of_one_run,
     ),
-    Job(
-        "python benchmarks/mistakes.py 3_Pendulum",
-        into("3_Pendulum", "mistakes.csv", "exercises.csv"),
-        8,
-        writes_itself=True,
-    ),
+    Job("python 3_Pendulum/mistakes.py", into("3_Pendulum", "mistakes.csv", "exercises.csv"), 8),
     Job(
         f"python 4_GRPO_MNIST/study.py twins {MNIST}",
         into("4_GRPO_MNIST", "log.csv", "accuracy.png"),
@@ -259,7 +244,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/grpo_variants.py",
+        "python 5_GRPO_Maxtext/studies/grpo_variants.py",
         into(
             "5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png", "mismatch.csv",
             "mismatch_curves.csv", "mismatch.png",
@@ -284,13 +269,13 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/eight_answers.py",
+        "python tools/eight_answers.py",
         into("5_GRPO_Maxtext", "eight_answers.json"),
         1.7,
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/drawings.py",
+        "python tools/drawings.py",
         into("1_Q_Learning", "course_map.png", "agent_environment.png")
         | into("3_Pendulum", "actor_critic.png")
         | into("5_GRPO_Maxtext", "eight_answers.png", "stack.png", "mesh_4x2.png"),
@@ -299,8 +284,8 @@ JOBS = [
     ),
     Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv"), writes_itself=True),
     Job(
-        "python benchmarks/pendulum_optimum.py",
-        {"pendulum_optimum.csv": "benchmarks/pendulum_optimum.csv"},
+        "python 3_Pendulum/pendulum_optimum.py",
+        {"pendulum_optimum.csv": "3_Pendulum/assets/pendulum_optimum.csv"},
         0.3,
         writes_itself=True,
     ),
@@ -315,12 +300,12 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/grpo_step_against_trl.py PEER=/tmp/trl/bin/python",
+        "python benchmarks/grpo_step_against_trl.py PEER=PATH",
         {"grpo_step_against_trl.csv": "benchmarks/grpo_step_against_trl.csv"},
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python",
+        "python benchmarks/grpo_step_scaling.py PEER=PATH",
         {
             "grpo_step_scaling.csv": "benchmarks/grpo_step_scaling.csv",
             "scaling.png": "5_GRPO_Maxtext/assets/scaling.png",
@@ -328,18 +313,19 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/try_hostile_programs.py TABLE=benchmarks/hostile_programs.csv",
-        {"hostile_programs.csv": "benchmarks/hostile_programs.csv"},
+        "python 5_GRPO_Maxtext/studies/try_hostile_programs.py "
+        "TABLE=5_GRPO_Maxtext/assets/hostile_programs.csv",
+        {"hostile_programs.csv": "5_GRPO_Maxtext/assets/hostile_programs.csv"},
         1.5,
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/gradient_on_cpu.py",
-        {"gradient_on_cpu.csv": "benchmarks/gradient_on_cpu.csv"},
+        "python 5_GRPO_Maxtext/studies/gradient_on_cpu.py",
+        {"gradient_on_cpu.csv": "5_GRPO_Maxtext/assets/gradient_on_cpu.csv"},
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/golden_against_peers.py PEER=/tmp/peers/bin/python",
+        "python benchmarks/golden_against_peers.py PEER=PATH",
         {"golden_against_peers.csv": "benchmarks/golden_against_peers.csv"},
         writes_itself=True,
     ),
@@ -360,7 +346,7 @@ def words_of(command: str, options: dict[str, str]) -> list[str]:
     words = shlex.split(command)
     for i, word in enumerate(words):
         name, _, value = word.partition("=")
-        if "/" in value:
+        if "/" in value or value == "PATH":
             value = options.get(name, value)
             paths = [part.partition(":")[0] for part in value.split(",")]  # DATASET=one/path:0.7,another:0.3
             if not all((ROOT / path).exists() for path in paths):
@@ -408,16 +394,28 @@ def make(job: Job, options: dict[str, str]) -> None:
                 shutil.copyfile(Path(folder) / "run" / name, HOME_OF_FILES / committed)
 
 
+def listed(jobs: list[Job]) -> str:
+    """The commands, what each makes, and the minutes of those that were measured."""
+    lines = []
+    for job in jobs:
+        minutes = f"{job.minutes} minutes" if job.minutes else "minutes not measured"
+        lines += [job.command, f"  -> {', '.join(job.files.values())}  ({minutes})"]
+    known = [job.minutes for job in jobs if job.minutes]
+    return "\n".join([*lines, f"{len(known)} of {len(jobs)} commands are measured: {sum(known):.1f} minutes"])
+
+
 def main() -> None:
-    """Runs the jobs of the folder that is named, or all."""
+    """Runs or lists the jobs of the folder that is named, or all."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
-    folders = [argument.rstrip("/") for argument in sys.argv[1:] if "=" not in argument]
+    folders = [word.rstrip("/") for word in sys.argv[1:] if "=" not in word and word != "--list"]
     known = dict.fromkeys(name.split("/")[0] for job in JOBS for name in job.files.values())
     if set(folders) - set(known):
         sys.exit(f"error: {' '.join(folders)}: give one of {', '.join(known)}, or none for all")
-    for job in JOBS:
-        if folders and not any(name.split("/")[0] in folders for name in job.files.values()):
-            continue
+    jobs = [j for j in JOBS if not folders or any(f.split("/")[0] in folders for f in j.files.values())]
+    if "--list" in sys.argv:
+        print(listed(jobs))
+        return
+    for job in jobs:
         print(f"\n{job.command}\n  -> {', '.join(job.files.values())}", flush=True)
         try:
             make(job, options)

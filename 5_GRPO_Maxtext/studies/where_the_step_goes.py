@@ -1,6 +1,6 @@
 """Where the time of a GRPO step goes: the calls of a step, timed from inside, and the gradient's operations.
 
-    python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]     # constants of the main script
+    python 5_GRPO_Maxtext/studies/where_the_step_goes.py [STEPS=12] [NAME=value ...]    # the main script's
 
 It trains as the main script does, with a clock around each call, and leaves out the first steps, which
 compile. The update is one compiled program; the loss and its gradient are also compiled on their own.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "5_GRPO_Maxtext"))
+FOLDER = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "benchmarks")]
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from parts.machine import process
 from parts.model import cluster as clusters
 from parts.model import faster_on_cpu, llama
 from parts.model import rollout as rollouts
-from parts.rewards import task_rewards
+from parts.rewards import run_grader
 from parts.run import answers, checks, run_folder, train_log
 
 COMPILING = 3  # first steps, left out
@@ -124,7 +124,7 @@ def train(arguments: list[str], clock: Clock, batches: list):
         tokenizer = llama.load_tokenizer(model_folder)
         with run_folder.open_run(c) as run:
             rows, source = demo.read_data(c, None)["train"]
-            grader = task_rewards.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
+            grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
             rows = demo.make_prompts(c, rows, source, tokenizer, grader.think_tags, run.logs / "too_long.csv")
             sampling = functools.partial(demo.sampling, c)
             cluster = demo.make_cluster(c, model_folder, hf, tokenizer, sampling)

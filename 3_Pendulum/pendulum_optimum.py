@@ -4,8 +4,8 @@ Backwards from the last of 200 steps (Bellman 1957), without discount, over 241 
 torques, linear between the grid's points; then the policy that looks one step ahead with those values plays
 the episodes of folder 3's tables: gymnasium.make("Pendulum-v1"), environment seeds 0, 1, ... 99.
 
-    python benchmarks/pendulum_optimum.py                # 15 seconds; writes benchmarks/pendulum_optimum.csv
-    python benchmarks/pendulum_optimum.py 361 481 41     # another grid: prints only
+    python 3_Pendulum/pendulum_optimum.py               # 15 seconds; writes assets/pendulum_optimum.csv
+    python 3_Pendulum/pendulum_optimum.py 361 481 41    # another grid: prints only
 
 Near the best there is, not a proof: the finer grid of the second line gains 0.3.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.ndimage import map_coordinates
 from tqdm import tqdm
 
-NUM_ANGLES, NUM_SPEEDS, NUM_TORQUES = (int(n) for n in sys.argv[1:4]) if len(sys.argv) > 1 else (241, 321, 21)
+GRID = 241, 321, 21  # angles, speeds, torques
 NUM_STEPS = 200
 NUM_EPISODES = 100
 MAX_SPEED = 8.0  # rad/s
@@ -43,17 +43,17 @@ def cost(angle: np.ndarray, speed: np.ndarray, torque: np.ndarray) -> np.ndarray
 
 def lookup(table: np.ndarray, angle: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """A table [angles, speeds] read between its points."""
-    row = (wrapped(angle) + np.pi) / (2 * np.pi) * (NUM_ANGLES - 1)
-    column = (speed + MAX_SPEED) / (2 * MAX_SPEED) * (NUM_SPEEDS - 1)
+    row = (wrapped(angle) + np.pi) / (2 * np.pi) * (table.shape[0] - 1)
+    column = (speed + MAX_SPEED) / (2 * MAX_SPEED) * (table.shape[1] - 1)
     return map_coordinates(table, [row, column], order=1)
 
 
-def costs_to_go() -> list[np.ndarray]:
+def costs_to_go(num_angles: int, num_speeds: int, num_torques: int) -> list[np.ndarray]:
     """The least cost of the last 0, 1, ... NUM_STEPS steps, each [angles, speeds]."""
     angle, speed = np.meshgrid(
-        np.linspace(-np.pi, np.pi, NUM_ANGLES), np.linspace(-MAX_SPEED, MAX_SPEED, NUM_SPEEDS), indexing="ij"
+        np.linspace(-np.pi, np.pi, num_angles), np.linspace(-MAX_SPEED, MAX_SPEED, num_speeds), indexing="ij"
     )
-    torques = np.linspace(-2, 2, NUM_TORQUES)
+    torques = np.linspace(-2, 2, num_torques)
     moves = [move(angle, speed, torque) for torque in torques]
     costs = [cost(angle, speed, torque) for torque in torques]
     tables = [np.zeros_like(angle)]
@@ -62,10 +62,11 @@ def costs_to_go() -> list[np.ndarray]:
     return tables
 
 
-def main() -> None:
-    """Plays the episodes, prints their mean, writes the table."""
-    tables = costs_to_go()
-    torques = np.linspace(-2, 2, 4 * NUM_TORQUES)
+def main(arguments: list[str]) -> None:
+    """Plays the episodes, prints their mean; writes the table, unless another grid is given."""
+    grid = [int(n) for n in arguments] or GRID
+    tables = costs_to_go(*grid)
+    torques = np.linspace(-2, 2, 4 * grid[2])
     env, rows = gymnasium.make("Pendulum-v1"), []
     for seed in tqdm(range(NUM_EPISODES), desc="episodes"):
         env.reset(seed=seed)
@@ -78,12 +79,12 @@ def main() -> None:
         rows.append({"seed": seed, "return": total})
     returns = np.array([row["return"] for row in rows])
     print(f"{returns.mean():.2f} +- {returns.std():.2f} over {NUM_EPISODES} episodes")
-    if len(sys.argv) == 1:
-        with open(Path(__file__).with_suffix(".csv"), "w", newline="") as file:
+    if not arguments:
+        with open(Path(__file__).parent / "assets" / "pendulum_optimum.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

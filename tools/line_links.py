@@ -5,7 +5,7 @@ backticks. A block of Python under [`Q_Learning.py`](1_Q_Learning/Q_Learning.py#
 *is* these lines; a stretch that is left out is the line `# ...`. tests/test_pages.py keeps both promises.
 Text and block must stand at exactly one place of the file: so what has moved is found again.
 
-    python benchmarks/line_links.py      # or `make links`
+    python tools/line_links.py      # or `make links`
 """
 
 import re

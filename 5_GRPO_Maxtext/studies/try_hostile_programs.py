@@ -1,7 +1,7 @@
 """What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
 
-    python benchmarks/try_hostile_programs.py                                          # prints, 1.5 minutes
-    python benchmarks/try_hostile_programs.py TABLE=benchmarks/hostile_programs.csv    # and keeps the table
+    python 5_GRPO_Maxtext/studies/try_hostile_programs.py               # prints, 1.5 minutes
+    python 5_GRPO_Maxtext/studies/try_hostile_programs.py TABLE=path    # and keeps the table
 
 One line per protection and user, root or another: the walls are built differently for them. TABLE keeps the
 other user's lines. Columns:
@@ -19,13 +19,12 @@ import sys
 import time
 from pathlib import Path
 
-from machine import processor
-
-ROOT = Path(__file__).resolve().parent.parent
-for folder in ("5_GRPO_Maxtext", "tests"):
+ROOT = Path(__file__).resolve().parent.parent.parent
+for folder in ("5_GRPO_Maxtext", "tests", "benchmarks"):
     sys.path.insert(0, str(ROOT / folder))
 
 import hostile_programs
+from machine import processor
 
 
 def line(kind: str, user: str) -> dict[str, str | int]:

@@ -1,0 +1,67 @@
+# Environments of their own, and the files of pinned packages.
+.PHONY: demo-cuda lm-eval fit-setup fit-check requirements requirements-tpu
+
+# The packages bring CUDA 13 with them; the machine itself needs NVIDIA's driver, 580 or newer.
+demo-cuda: .venv-cuda/installed  ## the main job on an NVIDIA GPU, in an environment of its own (2.5 GB; not run by us)
+	.venv-cuda/bin/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py
+
+.venv-cuda/installed: requirements/build.txt requirements/cuda.txt
+	"$(PYTHON)" -m venv .venv-cuda
+	.venv-cuda/bin/python $(BUILD)
+	.venv-cuda/bin/python $(INSTALL) --no-build-isolation --requirement requirements/cuda.txt
+	touch $@
+
+# --no-deps: the file is complete, and two of its packages contradict each other (requirements/tpu.overrides.txt)
+.venv-vllm/installed: requirements/build.txt requirements/tpu.txt
+	"$(PYTHON)" -m venv .venv-vllm
+	.venv-vllm/bin/python $(BUILD)
+	.venv-vllm/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements/tpu.txt
+	touch $@
+
+# MODEL: a folder that the tool convert_checkpoint made. TASK: a task of 5_GRPO_Maxtext/lm_eval/. The answers go into MODEL/lm_eval.
+TASK ?= tiny_gsm8k
+ifeq ($(filter lm-eval,$(MAKECMDGOALS))$(MODEL),lm-eval)
+$(error MODEL is empty; give the folder that the tool convert_checkpoint made: make lm-eval MODEL=runs/mine_hf)
+endif
+lm-eval: .venv-eval/installed  ## an exported run, asked by EleutherAI's harness, in its own environment (6.2 GB): MODEL=runs/mine_hf
+	.venv-eval/bin/lm-eval run --model hf --model_args pretrained=$(MODEL) \
+	  --include_path 5_GRPO_Maxtext/lm_eval --tasks $(TASK) --apply_chat_template --batch_size 64 \
+	  --log_samples --output_path $(MODEL)/lm_eval
+
+# On Linux the package index has torch only with CUDA's libraries and Triton, 4 GB that a CPU does not need.
+# --no-deps: the file is complete, and pip would look beyond it for what it calls typepy[datetime].
+.venv-eval/installed: requirements/build.txt requirements/eval.txt
+	"$(PYTHON)" -m venv .venv-eval
+	.venv-eval/bin/python $(BUILD)
+	.venv-eval/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements/eval.txt
+	touch $@
+
+# Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
+fit-setup: .venv-fit/installed  ## the TPU's compiler: does the 8 B job fit? 5_GRPO_Maxtext/docs/tpu_and_gpu.md
+
+fit-check: fit-setup  ## compiles every row of both large tables anew and writes their CSV files: an hour and a half
+	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True
+	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True LARGEST=True
+
+.venv-fit/installed: requirements/fit.txt .venv/installed
+	"$(PYTHON)" -m venv .venv-fit
+	.venv-fit/bin/python $(INSTALL) --requirement requirements/fit.txt
+	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-fit/lib/python3.12/site-packages/default.pth
+	touch $@
+
+# Versions already in requirements.txt stay where they can. The set for a GPU comes last: requirements.txt constrains
+# it, so what both hold has one version.
+COMPILE = $(BIN)/uv pip compile --python-version 3.12 --generate-hashes --no-emit-index-url --quiet \
+  --custom-compile-command "make $@"
+requirements: setup  ## the files of pinned packages, after a change in pyproject.toml
+	$(COMPILE) pyproject.toml --extra dev --universal --output-file $(REQUIREMENTS)
+	$(COMPILE) --group build --constraint $(REQUIREMENTS) --universal --output-file requirements/build.txt
+	$(COMPILE) --group fit --universal --output-file requirements/fit.txt
+	$(COMPILE) --group eval --universal --output-file requirements/eval.txt
+	$(COMPILE) pyproject.toml --extra dev --group cuda --constraint $(REQUIREMENTS) --universal \
+	  --output-file requirements/cuda.txt
+
+# Folder 5 on a TPU VM. libtpu's wheels ask for glibc 2.31.
+requirements-tpu: setup  ## the same for a TPU, after a change in requirements/tpu.in
+	$(COMPILE) requirements/tpu.in --overrides requirements/tpu.overrides.txt \
+	  --python-platform x86_64-manylinux_2_31 --output-file requirements/tpu.txt
