@@ -158,7 +158,8 @@ def test_the_main_script_tells_its_story_in_order():
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     # the constants; what goes into an update; what a step draws
     bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
-    assert bases == {"Constants": ["Variants", "Machine"], "Batch": ["NamedTuple"], "Drawn": ["NamedTuple"]}
+    blocks = ["Asking", "Variants", "Machine"]
+    assert bases == {"Constants": blocks, "Batch": ["NamedTuple"], "Drawn": ["NamedTuple"]}
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     order = list(functions)
     story = [
@@ -194,10 +195,10 @@ def test_the_main_script_tells_its_story_in_order():
 def test_a_function_is_given_its_constants():
     """An upper-case name in the main script belongs to the module, or to the constants it was handed."""
     classes = [*TREES[MAIN].body, *TREES["parts.constants"].body]
-    names = ("Constants", "Variants", "Machine")
+    names = ("Constants", "Asking", "Variants", "Machine")
     blocks = [node for node in classes if isinstance(node, ast.ClassDef) and node.name in names]
     fields = {node.target.id for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)}
-    assert len(blocks) == 3 and len(fields) > 60
+    assert len(blocks) == 4 and len(fields) > 60
     page = [node for node in blocks[0].body if isinstance(node, ast.AnnAssign)]
     assert len(page) < 48  # what a reader turns; the rest stands beside the page
     for node in ast.walk(TREES[MAIN]):
