@@ -363,7 +363,8 @@ def test_the_examples_are_not_made_where_nothing_can_be_written(tmp_path):
     assert done.returncode == 2 and re.fullmatch(r"error: .*; run it where .*\n", done.stderr), done.stderr
 
 
-def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step():
+def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     Path("file").touch()
     with pytest.raises(UserError, match=r"^PROFILE_DIR=file/x: Not a directory; choose another folder$"):
         next(process.traced(range(9), "file/x"))
