@@ -237,10 +237,7 @@ def make_grader(c: Constants, rows: list[dict[str, Any]]):
 def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags: bool = False) -> None:
     """Adds `prompt` to the rows, and prints which words the tokenizer does not know.
 
-    Args:
-        rows: from `read_rows`.
-        tokenizer: of MODEL.
-        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
+    `think_tags`: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
 
     Raises:
         UserError: a question that is too long.
@@ -450,9 +447,7 @@ def make_rollout(
     """An engine with MODEL's weights, and LoRA's A and B where the run has them; `restore` fills them.
 
     Args:
-        folder: of MODEL.
-        hf: its config.
-        tokenizer: its tokenizer.
+        folder, hf, tokenizer: of MODEL.
         answers: to decode in all; at most BATCH_SIZE of them at once.
         checkpoint: that will be restored.
     """

@@ -371,7 +371,7 @@ def test_what_can_be_refused_before_the_imports_is(tmp_path):
     """A jax that cannot be imported shows it."""
     Path("jax.py").write_text("raise SystemExit('jax was imported')")
     Path("bad.jsonl").write_text("{")
-    for arguments, word in ((["--help"], "CHECKPOINT = ''"), (["INPUT=bad.jsonl"], "line 1 is not JSON")):
+    for arguments, word in ((["--help"], "CHECKPOINT = ''"), (["INPUT=bad.jsonl"], "line 1: not JSON")):
         done = subprocess.run(
             [sys.executable, HERE / "inference.py", *arguments],
             env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,

@@ -296,7 +296,6 @@ def weights_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], mod
     Of a checkpoint that holds LoRA's A and B alone: W + scale A B, with W out of MODEL's own files.
 
     Args:
-        c: the constants.
         checkpoint: from `find_checkpoints`.
         leaves: from `stored_leaves`.
         model: that the weights stem from.
@@ -337,10 +336,8 @@ def to_huggingface(c: Constants, read: Callable[[str], np.ndarray], model: Model
     """Writes a Hugging Face folder: weights, config, tokenizer.
 
     Args:
-        c: the constants.
         read: from `weights_reader`.
         model: that the weights stem from.
-        target: the folder.
 
     Returns:
         The number of parameters.
@@ -366,12 +363,7 @@ def write_weights(
 ) -> int:
     """Writes the *.safetensors of a Hugging Face model into `target`, and their index if there are several.
 
-    Args:
-        c: the constants.
-        tensors: names and weights, in the order of `shapes`; asked for one at a time.
-        shapes: of each.
-        dtype: of all.
-        target: the folder.
+    `tensors`, names and weights in the order of `shapes`, is asked for one at a time.
 
     Returns:
         The number of parameters.

@@ -110,15 +110,12 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     """
     run = checkpoint.constants
     dataset, tiny = run["TEST_DATASET"] or run["DATASET"], settings.is_small(ask.MODEL)
-    rows, _ = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"], tiny=tiny)
+    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"], tiny=tiny)
     rows = rows[: c.NUM_QUESTIONS]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    system_prompt = prompts.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT
-    rows, _ = prompts.with_prompts(
-        rows, tokenizer, ask.MAX_PROMPT_LENGTH, template=ask.TEMPLATE, system_prompt=system_prompt
-    )
+    rows = prompts.make_prompts(ask, rows, source, tokenizer, grader.think_tags, too_long=None)
     rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
         inference.restore(rollout, *inference.chosen_step(ask, checkpoint))
