@@ -527,14 +527,14 @@ def main(arguments: Sequence[str]) -> None:
     else:
         output = ask(c, rollout, rows, "after")
         show(rows, grader)
+    if path:
+        write_rows(path, rows, grader)
     if c.PAGE:
         untrained = (
             make_rollout(c, folder, hf, tokenizer, len(output.text), checkpoint) if checkpoint else None
         )
         path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
         write_page(c, path_of_page, rollout, untrained, rows, output, grader, about)
-    if path:
-        write_rows(path, rows, grader)
 
 
 if __name__ == "__main__":
