@@ -320,7 +320,7 @@ LONG = "Tom has 2 apples and " * 9
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
-        (["SAMPLING=wild"], ["SAMPLING=wild", "greedy, standard, liberal"]),
+        (["SAMPLING=wild"], ["SAMPLING=wild", "'greedy', 'standard' or 'liberal'"]),
         (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["COMPARE=True"], ["COMPARE=True", "run's folder"]),
