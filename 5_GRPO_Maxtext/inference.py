@@ -307,10 +307,21 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
     return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters, which end at a space or beside a tag where there is one."""
+    lines = [""]
+    for piece in re.findall(r"\s*(?:</?\w+>|[^<\s]+|<)", text):
+        if len(lines[-1] + piece) <= width:
+            lines[-1] += piece
+        else:
+            lines += textwrap.wrap(piece, width)
+    return lines if lines[0] else lines[1:]
+
+
 def in_columns(left: str, right: str) -> Iterator[str]:
-    """Lines of two texts side by side, as wide as the terminal."""
+    """Lines of two texts side by side, as wide as the terminal; no line ends inside a tag."""
     width = (shutil.get_terminal_size().columns - 3) // 2
-    columns = (textwrap.wrap(text, width) for text in (left, right))
+    columns = (wrapped(text, width) for text in (left, right))
     for lines in itertools.zip_longest(*columns, fillvalue=""):
         yield f"{lines[0]:<{width}} | {lines[1]}".rstrip()
 

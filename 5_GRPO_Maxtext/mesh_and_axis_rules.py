@@ -17,7 +17,6 @@ What is *not* here: speed. Virtual devices share one processor; on real ones the
 import functools
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -39,7 +38,7 @@ class Constants:
     MLP: int = 32  # columns of the weights, and of the output
     LEARNING_RATE: float = 0.1  # of the one SGD step
     SEED: settings.Seed = 0  # of weights, inputs and targets
-    RUN_DIR: str = ""  # for picture and tables (empty = runs/mesh_and_axis_rules/<time>_<process>)
+    RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
 
 
 DEVICES = 8  # virtual ones; every mesh below has as many, or one
@@ -98,6 +97,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 
 from parts.machine.versions import check_versions
 from parts.model import llama
+from parts.run import run_folder
 from parts.run.memory import HBM_GIB
 
 
@@ -458,8 +458,7 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     use_virtual_devices()
     started = time.perf_counter()
-    new = time.strftime(f"runs/mesh_and_axis_rules/%Y-%m-%d_%H-%M-%S_{os.getpid()}")  # two may start at once
-    run_dir = Path(c.RUN_DIR or new)
+    run_dir = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("mesh_and_axis_rules")
     run_dir.mkdir(parents=True, exist_ok=True)
 
     both = STRATEGIES["both"]

@@ -218,7 +218,7 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     assert tokenizer.encode("Tom has 2 apples") == original.encode("Tom has 2 apples")
     card = Path("hf/README.md").read_text()
     assert huggingface_hub.metadata_load("hf/README.md")["library_name"] == "transformers"
-    assert "after step 10 of 200" in card
+    assert "after step 10 of 100" in card
 
 
 FAULTS = {

@@ -431,11 +431,10 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_exported(finished, tmp_path, m
 
 def test_a_second_process_in_a_run_dir_is_refused(run):
     code = (
-        "import sys, grpo_llama3_1_8b_demo as demo\n"
-        "from parts import settings\n"
+        "import sys\n"
+        "from pathlib import Path\n"
         "from parts.run import run_folder\n"
-        f"c = settings.read(demo.Constants, {[*SHORT, 'RUN_DIR=run']!r})\n"
-        "with run_folder.open_run(c):\n    print('open', flush=True); sys.stdin.read()"
+        "with run_folder.locked(Path('run'), Path('run')):\n    print('open', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)}, text=True,

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -88,13 +89,23 @@ EXERCISES = [(folder, name) for folder in FOLDERS for name in load(folder).exerc
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_nothing_is_begun_as_it_comes(folder):
-    """And the command says so, imports nothing slow for it, and exits with 1."""
-    done = subprocess.run(
-        [sys.executable, ROOT / folder / "exercises.py"], capture_output=True, text=True, cwd=ROOT
-    )
+def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
+    """And the command says so, and exits with 1."""
+    monkeypatch.setattr(sys, "argv", ["exercises.py"])
+    with pytest.raises(SystemExit) as stopped, importable(folder):
+        sys.modules["exercise_checks"] = load(folder).exercise_checks
+        runpy.run_path(str(ROOT / folder / "exercises.py"), run_name="__main__")
     names = list(load(folder).exercise_checks.EXERCISES)
-    assert done.stdout.splitlines() == [f"{name:20s} not begun" for name in names]
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [f"{name:20s} not begun" for name in names]
+    assert (stopped.value.code, err) == (1, "")
+
+
+def test_the_command_as_a_process():
+    done = subprocess.run(
+        [sys.executable, ROOT / "1_Q_Learning" / "exercises.py"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == [f"{name:20s} not begun" for name in ("select_action", "q_update")]
     assert (done.returncode, done.stderr) == (1, "")
 
 

@@ -167,6 +167,6 @@ def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]
     Path("a\x1b[2J.jsonl").write_text(f"{shipped}\n[]\n")
-    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip", tiny=True)
+    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip")
     said = capsys.readouterr().out
     assert "a\\x1b[2J.jsonl, row 2" in said and not obeyed(said)

@@ -7,7 +7,6 @@ import decimal
 import functools
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -46,7 +45,7 @@ def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(HERE / "tiny_llama")
 
 
-read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault, tiny=True)
+read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault)
 
 
 def write(path, rows):
@@ -172,25 +171,18 @@ def test_gsm8k_through_tensorflow_datasets(data_dir):
                 return {split: self._generate_examples(local) for split in ("train", "test")}
 
     Gsm8k(data_dir=data_dir, file_format="array_record").download_and_prepare()
-    prepared, source = read("gsm8k", "test", tiny=False)
+    prepared, source = read("gsm8k", "test")
     assert "tensorflow-datasets" in source
     assert sorted(q["question"] for q in prepared) == sorted(row["question"] for row in rows)
     answers = {row["question"]: row["answer"].split("#### ")[1] for row in rows}
     assert {q["question"]: q["answer"] for q in prepared} == answers
 
 
-def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir, no_network, capsys):
-    replaced, source = read("gsm8k", "test", tiny=True)
-    assert len(replaced) == 512 and source.endswith("tiny_gsm8k/test.jsonl")
-    assert "embedded tiny_gsm8k" in capsys.readouterr().out
-    assert os.environ["HTTPS_PROXY"]
-
-
 @pytest.mark.parametrize("constant", ["DATASET", "TEST_DATASET"])
-def test_gsm8k_without_a_network_is_refused_for_any_other_model(constant, data_dir, no_network):
+def test_gsm8k_without_a_network_is_refused(constant, data_dir, no_network):
     """It used to train an 8 B model on tiny_gsm8k, and said so in one line among many."""
     with pytest.raises(UserError) as error:
-        read("gsm8k", "train", constant=constant, tiny=False)
+        read("gsm8k", "train", constant=constant)
     said = str(error.value)
     assert said.startswith(f"{constant}=gsm8k: no network, and nothing prepared in {data_dir}; ")
     assert "TFDS_DATA_DIR" in said and "Parquet" in said and "\n" not in said

@@ -1,5 +1,6 @@
 """What the READMEs say about the script is what the script says."""
 
+import ast
 import csv
 import dataclasses
 import inspect
@@ -42,7 +43,11 @@ def shown(value):
 
 def remarks(kind):
     """The remark beside each constant, as --help prints it."""
-    return dict(re.findall(r"^(\w+) = .*\n    (.*)$", settings.help_text(kind), re.M))
+    text = settings.help_text(kind)
+    lines = text.splitlines()
+    nodes = [node for block in ast.parse(text).body for node in block.body if isinstance(node, ast.AnnAssign)]
+    ends = {node.target.id: lines[node.end_lineno - 1].encode()[node.end_col_offset :] for node in nodes}
+    return {name: end.decode().strip(" #") for name, end in ends.items()}
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

@@ -109,8 +109,8 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
         By reading ("strict", "lenient"), the count for each question.
     """
     run = checkpoint.constants
-    dataset, tiny = run["TEST_DATASET"] or run["DATASET"], settings.is_small(ask.MODEL)
-    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"], tiny=tiny)
+    dataset = run["TEST_DATASET"] or run["DATASET"]
+    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"])
     rows = rows[: c.NUM_QUESTIONS]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
@@ -123,7 +123,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
-    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name):
+    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
         key = jax.random.fold_in(jax.random.key(c.SEED), start)
         sampling = inference.sampling(ask, inference.POLICY, key)

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from parts import settings
 from parts.data.questions import read_questions, read_validation, say_overlap
 from parts.settings import UserError
 
@@ -27,7 +26,6 @@ def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]]
         read_questions,
         bad_rows=c.BAD_ROWS,
         fault=fault,
-        tiny=settings.is_small(c.MODEL),
     )
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")

@@ -26,7 +26,6 @@ from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts.machine import versions
 from parts.model import faster_on_cpu
 from parts.settings import UserError, find_path
 
@@ -281,24 +280,19 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
     """Gives a MaxText model the checkpoint's rope scaling.
 
     MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
-
-    Raises:
-        UserError: the installed MaxText no longer looks the function up where it is replaced.
     """
     rope = hf.rope_parameters
     if rope["rope_type"] != "llama3":
         return
-    name = "_apply_scaling_factor"
-    versions.require(LLaMARotaryEmbedding, name, LLaMARotaryEmbedding.timescale.fget)
     scale = rope_scaling(
         rope["factor"],
         rope["low_freq_factor"],
         rope["high_freq_factor"],
         rope["original_max_position_embeddings"],
     )
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
-            setattr(module, name, scale)  # on the instance: other models in this process keep theirs
+            module._apply_scaling_factor = scale  # of the instance: other models here keep theirs
 
 
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
