@@ -6,9 +6,11 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +36,18 @@ jax.config.update(
 
 
 STOP = threading.Event()  # set by Ctrl-C while a training runs
+
+
+def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
+    """Not of a compiled program that a killed run left half written: it goes, and is kept anew."""
+    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
+    if not damaged:
+        return show(message, *where)
+    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
+        path.unlink(missing_ok=True)
+
+
+warnings.showwarning = show_warning
 
 
 class Stopped(KeyboardInterrupt):

@@ -542,7 +542,6 @@ def train(
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the module's docstring."""
-    started = time.perf_counter()
     c = settings.read(Constants, arguments)
     checks.refuse(c)
     settings.quiet()
@@ -564,7 +563,7 @@ def main(arguments: list[str]) -> None:
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         devices.check_attention(c)
-        with run_folder.open_run(c) as run:
+        with run_folder.open_run(c, arguments) as run:
             run.same_questions(data)
             prompts = functools.partial(
                 make_prompts,
@@ -590,9 +589,8 @@ def main(arguments: list[str]) -> None:
             before = run.once("before", ask_test, done)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask_test)
-            seconds = time.perf_counter() - started + train_log.seconds_before(log, done)
             lines = health.history(log, asdict(c))
-            report.write(c, run, before, after, log, arguments, sources["test"], seconds, lines)
+            report.write(c, run, before, after, log, sources["test"], lines, done)
 
 
 if __name__ == "__main__":

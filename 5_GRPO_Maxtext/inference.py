@@ -385,21 +385,22 @@ def token_log_probs(c: Constants, rollout: MaxTextRollout, output: RolloutOutput
     return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
 
 
-def write_page(c: Constants, path: Path, rollout, untrained, rows, output: RolloutOutput, grader, about: str):
+def write_page(
+    c: Constants, path: Path, rollout, rows, output: RolloutOutput, grader, about: str, before, now
+):
     """Writes the page: each question with its answers, points, advantages and tokens.
 
     Args:
         path: of the page.
         rollout: the engine that answered.
-        untrained: one with the weights from before training; None if those answered.
         rows: from `read_rows`.
         output: from `ask`.
         grader: from `make_grader`.
         about: which model answered.
+        before: from `token_log_probs` under the weights from before training; None if those answered.
+        now: the same under those that answered.
     """
     completions = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
-    now = token_log_probs(c, rollout, output)
-    before = token_log_probs(c, untrained, output) if untrained else None
     groups = []
     for i, row in enumerate(rows):
         part = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES)
@@ -541,11 +542,10 @@ def main(arguments: Sequence[str]) -> None:
     if path:
         write_rows(path, rows, grader)
     if c.PAGE:
-        untrained = (
-            make_rollout(c, folder, hf, tokenizer, len(output.text), checkpoint) if checkpoint else None
-        )
+        now = token_log_probs(c, rollout, output)
+        old = token_log_probs(c, engine(), output) if checkpoint else None  # the untrained model again
         path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
-        write_page(c, path_of_page, rollout, untrained, rows, output, grader, about)
+        write_page(c, path_of_page, rollout, rows, output, grader, about, old, now)
 
 
 if __name__ == "__main__":

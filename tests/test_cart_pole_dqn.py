@@ -337,13 +337,17 @@ def looking():
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """A whole run of the script: its folder, its result, what was printed, what was trained and looked at."""
-    folder, printed, trained = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), []
-    train_seeds = dqn.train_seeds
+    """A whole run of the script: folder, result, and what was printed, filmed, trained and looked at."""
+    folder, printed, trained, filmed = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), [], []
+    train_seeds, record_gif = dqn.train_seeds, pictures.record_gif
 
     def remember(c, report):
         trained.extend(train_seeds(c, report))
         return trained
+
+    def film(path, *networks):
+        filmed.extend(networks)
+        record_gif(path, *networks)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -352,9 +356,10 @@ def whole_run(tmp_path_factory):
         looking() as looked_at,
     ):
         patch.setattr(dqn, "train_seeds", remember)
+        patch.setattr(pictures, "record_gif", film)
         warnings.filterwarnings("ignore", "Mean of empty slice")  # no episode ended in some intervals
         result = dqn.main([*QUICK, f"RUN_DIR={folder}"])
-    return folder, result, printed.getvalue(), trained, looked_at
+    return folder, result, printed.getvalue(), filmed, trained, looked_at
 
 
 @pytest.fixture(scope="module")
@@ -447,7 +452,7 @@ def test_a_changed_constant_is_seen_by_the_next_training():
 
 def test_seeds_do_not_see_each_other(whole_run):
     """Seed 4 beside 3 and beside 5, which is the same program. And `train_seeds` takes SEED, SEED + 1, ..."""
-    together, log, _ = whole_run[3]
+    together, log, _ = whole_run[-2]
     with looking():
         others, log_of_others, _ = dqn.train_seeds(dqn.configure([*QUICK, "SEED=4"]), silent)
     for a, b in zip(params(together.online), params(others.online)):
@@ -720,7 +725,9 @@ def test_quick_evaluate_sums_and_discounts(monkeypatch):
     assert float(discounted) == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_evaluate_plays_cart_pole_v1():
+def test_evaluate_plays_cart_pole_v1(monkeypatch):
+    """With a time limit that some of the episodes reach: what is played after either end does not count."""
+    monkeypatch.setattr(env.gymnasium, "make_vec", partial(gymnasium.make_vec, max_episode_steps=20))
     keys = jax.random.split(jax.random.key(0), 3)
     networks = nnx.vmap(lambda key: dqn.make_network(C, key))(keys)
     returns, act = env.evaluate(networks, 4), jax.jit(lambda network, obs: network(obs).argmax())
@@ -728,13 +735,14 @@ def test_evaluate_plays_cart_pole_v1():
     for s in range(3):
         network = unstack(networks, s)
         for e in range(4):
-            world = gymnasium.make("CartPole-v1")
+            world = gymnasium.make("CartPole-v1", max_episode_steps=20)
             obs, _ = world.reset(seed=e)
             total, ended = 0.0, False
             while not ended:
                 obs, reward, terminated, truncated, _ = world.step(int(act(network, obs)))
                 total, ended = total + reward, terminated or truncated
             assert returns[s, e] == total
+    assert returns.min() < 20 == returns.max()
 
 
 def test_two_seeds_learn_to_balance():
@@ -768,7 +776,7 @@ def read(path):
 
 
 def test_the_script_runs_and_leaves_its_results(whole_run):
-    folder, result, printed, *_ = whole_run
+    folder, result, printed, filmed, (agents, *_), _ = whole_run
     assert json.loads((folder / "result.json").read_text()) == result
     assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
     assert len(result["eval_return"]) == 2
@@ -782,6 +790,11 @@ def test_the_script_runs_and_leaves_its_results(whole_run):
     for name in ("learning_curve.png", "cart_pole.gif", "constants.json"):
         assert (folder / name).stat().st_size > 100
     assert str(folder) in printed
+    # the GIF shows the first seed, before and after
+    first = dqn.make_network(dqn.configure(QUICK), jax.random.key(3)), unstack(agents.online)
+    for shown, network in zip(filmed, first, strict=True):
+        for a, b in zip(params(shown), params(network)):
+            np.testing.assert_array_equal(a, b)
     # the log's lines are means over the seeds
     line = re.search(r"^ +51 +\S+ +\S+ +(\S+) ", printed, re.M)
     assert float(line[1]) == pytest.approx(

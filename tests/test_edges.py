@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -212,3 +213,46 @@ def test_code_reward_says_which_tests_failed(tmp_path, capsys):
     (tmp_path / "answer.py").write_text("print(int(input()))\n")
     code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
     assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
+
+
+DAMAGED = """
+import pathlib, sys
+import jax
+sys.path.insert(0, sys.argv[1])
+if "Maxtext" in sys.argv[1]:
+    from parts.machine import process
+    process.keep_compiled()
+else:
+    import runs
+jax.config.update("jax_compilation_cache_dir", sys.argv[2])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+def program(x):
+    return x + 1
+
+jax.jit(program)(1.0)
+[path] = pathlib.Path(sys.argv[2]).glob("jit_program-*-cache")
+whole = path.read_bytes()
+path.write_bytes(whole[:100])
+jax.clear_caches()
+jax.jit(program)(1.0)
+print(len(path.read_bytes()) > 100)
+"""
+
+
+@pytest.mark.parametrize("folder", ["2_Cart_Pole_DQN", "5_GRPO_Maxtext"])
+def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    command = [sys.executable, "-c", DAMAGED, settings.HERE.parent / folder, tmp_path / "compiled"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_one_method_of_folder_4_is_trained_alone(tmp_path, monkeypatch):
+    study = load("4_GRPO_MNIST", "study")
+    trained = []
+    monkeypatch.setattr(study, "train_rows", lambda path, rows, *_, **__: trained.append((path.name, rows)))
+    words = ["one", "METHOD=ppo", "BETA=0.0", "MNIST_PATH=subset", f"RUN_DIR={tmp_path / 'run'}"]
+    study.main(words)
+    assert trained == [("compare.csv", [("ppo", [])])]

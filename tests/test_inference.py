@@ -155,7 +155,8 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     ("arguments", "message"),
     [(["ANSWER=3"], "ANSWER=3: there is no question"),
      (["PAGE=True", "SAMPLING=greedy"], "PAGE=True: greedy"),
-     (["--page"], "'--page': no such constant; write NAME=value, nearest names: PAGE")],
+     (["--page"], "'--page': no such constant; write NAME=value, nearest names: PAGE"),
+     (["ANSWER=seven", "3 + 4?"], "ANSWER=seven: .* graded by its number")],
 )  # fmt: skip
 def test_a_page_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):

@@ -109,7 +109,7 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
     assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
     pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_0", "SEED=1"])  # other draws: none is kept
     assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES
-    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_1", "SEED=1"])
+    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_1,", "SEED=1"])
     assert len(texts) == 4 * NUM_QUESTIONS * SAMPLES  # another run of the same model: it alone is asked
 
 

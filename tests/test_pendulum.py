@@ -562,6 +562,23 @@ def test_seeds_do_not_see_each_other(whole_run):
     np.testing.assert_array_equal(log.env_step, [[1000, 2000]] * 2)
 
 
+def test_every_update_has_a_key_of_its_own(monkeypatch):
+    """Two rollouts in each interval; the log has the mean of what each of them drew."""
+
+    def update(c, agent, rng):
+        figures = dict.fromkeys(ppo.Log._fields[3:], (jax.random.uniform(rng), jnp.float32(1)))
+        return agent._replace(env_step=agent.env_step + 1000, num_updates=agent.num_updates + 1), figures
+
+    monkeypatch.setattr(ppo, "update", update)
+    c = ppo.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=2000", "HIDDEN_SIZE=8", "NUM_SEEDS=1", "SEED=7"])
+    _, log, _ = ppo.train_seeds(c, silent)
+    learning_rng = jax.random.split(jax.random.key(7), 5)[4]
+    drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(4)]
+    expected = np.reshape(drawn, (2, 2)).mean(axis=1)
+    np.testing.assert_allclose(log.value_loss[0], expected, rtol=1e-6)  # float32
+    np.testing.assert_array_equal(log.num_updates[0], [2, 4])
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_the_learning_rates_fall_to_their_share(share):
     """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""

@@ -386,15 +386,21 @@ def test_the_file_that_is_trained_on_is_no_test(train, test):
     check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
 
 
-def test_questions_that_are_trained_on_and_tested_are_counted(capsys):
-    train = [{"question": text} for text in ("1 + 1?", "2 + 2?", "3 + 3?")]
-    questions.say_overlap(train, [{"question": "4 + 4?"}])
-    assert capsys.readouterr().out == ""
-    questions.say_overlap(train, [{"question": text} for text in (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")])
-    said = capsys.readouterr().out
-    assert said.startswith("note: 2 of 4 test questions are in DATASET, too, word for word") and (
-        said.count("\n") == 1
+def test_questions_that_stand_in_two_sets_are_counted(capsys):
+    def said(**texts):
+        questions.say_overlap({use: [{"question": text} for text in part] for use, part in texts.items()})
+        return [line.split(", too")[0] for line in capsys.readouterr().out.splitlines()]
+
+    train, test = ("1 + 1?", "2 + 2?", "3 + 3?"), (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")
+    assert (
+        said(train=train, test=["4 + 4?"]) == [] == said(train=train, test=["4 + 4?"], validation=["5 + 5?"])
     )
+    assert said(train=train, test=test) == ["note: 2 of 4 test questions are training questions"]
+    assert said(train=train, test=test, validation=["3 + 3?", "3 + 3?", "?", "5 + 5?", "6 + 6?"]) == [
+        "note: 2 of 4 test questions are training questions",
+        "note: 2 of 5 held-out questions are training questions",
+        "note: 1 of 5 held-out questions are test questions",
+    ]
 
 
 # ---------------------------------------------------------------- several sources

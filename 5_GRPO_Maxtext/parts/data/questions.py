@@ -18,7 +18,7 @@ A DATASET is one source, or several with their shares of the training questions:
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import grain
 
 EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
+NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
 MAX_BYTES = 2**30  # of a file as it is read, by its own figures
@@ -295,15 +296,22 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
 
 
-def say_overlap(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
-    """Prints how many test questions are training questions, too, if any are; from `read_questions`."""
-    trained = {row["question"].strip() for row in train}
-    count = sum(row["question"].strip() in trained for row in test)
-    if count:
-        print(
-            f"note: {count:,} of {len(test):,} test questions are in DATASET, too, word for word; the test "
-            "flatters a model that was trained on them"
-        )
+def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Prints how many questions of a set stand in another one, too, which should have none of them.
+
+    Args:
+        rows: questions by what they are for: train, validation (there may be none), test.
+    """
+    texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
+    for use, other, harm in (
+        ("test", "train", "the test flatters a model that was trained on them"),
+        ("validation", "train", "they flatter it, too"),
+        ("validation", "test", "what is chosen by them is chosen by the test"),
+    ):
+        known = set(texts[other])
+        if count := sum(text in known for text in texts[use]):
+            some = f"{count:,} of {len(texts[use]):,} {NAMES[use]}"
+            print(f"note: {some} are {NAMES[other]}, too, word for word; {harm}")
 
 
 def validation_file(source: str) -> Path | None:

@@ -168,6 +168,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         (train, source), (validation, _) = data["train"], data["validation"]
         held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
         data |= {"train": (train, source), "validation": (held, held_source)}
+    questions.say_overlap({split: read for split, (read, _) in data.items()})
     for split, (read, source) in data.items():
         lengths = "lengths unchecked (no tokenizer)"
         if tokenizer is not None and read:
