@@ -237,6 +237,8 @@ JOBS = [
         into("5_GRPO_Maxtext", "pass_at_k.csv", "pass_at_k.png"),
         11,
     ),
+    Job("make playground", into("5_GRPO_Maxtext", "playground.html"), 0.1, writes_itself=True),
+    Job("make playground-seeds", into("5_GRPO_Maxtext", "playground_seeds.csv"), 3.3, writes_itself=True),
     Job(
         "make page-pictures RUN=runs/seed_0",
         into("5_GRPO_Maxtext", "page_group.png", "page_time.png", "page_phone.png"),

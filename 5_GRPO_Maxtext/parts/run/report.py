@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
