@@ -41,7 +41,7 @@ from parts.settings import BelowOne, Count, CountOrOff, NonNegative, Positive, S
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(Variants, Machine):
-    """Edit a value here, or give it for one run as NAME=value. Variants, Machine: parts/constants.py.
+    """Edit a value here, or give it for one run as NAME=value. The other blocks: parts/constants.py.
 
     laptop: MODEL's hidden size is below 1,024 (tiny Llama, CPU); tpu: Llama 3.1 8B on a TPU VM.
     """

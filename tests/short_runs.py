@@ -15,6 +15,8 @@ from parts import settings
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 SHORT = [
     "NUM_BATCHES=8",
+    "NUM_ITERATIONS=1",  # not the defaults: once on a batch, and a rate at which 8 steps change the answers
+    "LEARNING_RATE=1e-3",
     "BATCH_SIZE=4",
     "NUM_GENERATIONS=4",
     "NUM_TEST_QUESTIONS=16",
@@ -99,7 +101,7 @@ def share_programs(patch):
     import inference
 
     def name(c, folder, beside, *more):
-        if c.LORA_RANK:  # the reference shares its weights
+        if vars(c).get("LORA_RANK"):  # the reference shares its weights
             return None
         seen = {name: value for name, value in vars(c).items() if name not in beside}
         return folder.resolve(), *more, *seen.items()
@@ -111,9 +113,16 @@ def share_programs(patch):
             made.actor_trainer.model, made, made.rollout, made.get_rollout_config(Mode.TRAIN)
         ),
     ))  # fmt: skip
+
+    def engine(c, folder, _, __, count, checkpoint=None):
+        run = checkpoint.constants if checkpoint else {}
+        if run.get("LORA_RANK"):
+            return None
+        return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), run.get("LOGITS_CLIP", 0.0))
+
     patch.setattr(inference, "make_rollout", taken_again(
         inference.make_rollout,
-        lambda c, folder, _, __, count: name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count)),
+        engine,
         lambda made: (made.model(), made),
     ))  # fmt: skip
 

@@ -122,7 +122,7 @@ def log_probs_under(run):
         nnx.update(rollout.model(), base)
         if step:
             root, _ = inference.chosen_step(c, found)
-            inference.restore(rollout, root, step, lora_only=False)
+            inference.restore(rollout, root, step)
         rows = [dict(row) for row in rows]
         inference.add_prompts(c, rows, tokenizer)
         asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])

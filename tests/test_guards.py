@@ -387,7 +387,7 @@ def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, mo
     )
     change_json(folder / name, **changes)
     with pytest.raises(
-        UserError, match=r"^MODEL=model: needs code of its own \(auto_map in its files\), which"
+        UserError, match=r"^MODEL=model: (its config.json|no tokenizer) .*contains custom code"
     ):
         demo.main(["MODEL=model"])
     assert not Path("ran").exists()

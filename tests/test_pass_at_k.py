@@ -123,6 +123,10 @@ def test_counts_of_an_untrained_model_that_was_asked_otherwise_are_not_taken(run
         pass_at_k.kept_counts(c, f"{run}/seed_0", trained=False)
     pass_at_k.kept_counts(c, f"{run}/seed_1", trained=False)
     assert len(asked) == 1
+    [kept] = Path().glob("counts_*.json")
+    kept.write_text(kept.read_text()[:-9])  # cut short: asked again, and whole again
+    pass_at_k.kept_counts(c, f"{run}/seed_0", trained=False)
+    assert len(asked) == 2 and json.loads(kept.read_text())["counts"]
     for change in (
         {"TEMPLATE": "Q: {question}"},
         {"TOTAL_GENERATION_STEPS": 20},

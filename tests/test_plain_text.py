@@ -114,8 +114,8 @@ def grader():
 @pytest.mark.parametrize("compared", [False, True])
 def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, grader, capsys):
     row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
-    answers = [[EVIL, f"<answer>{EVIL}</answer>"]]
-    inference.show([row], answers if compared else None, answers, grader)
+    answers = [EVIL, f"<answer>{EVIL}</answer>"]
+    inference.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 

@@ -21,6 +21,7 @@ import itertools
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 from grid import grid_world
@@ -142,4 +143,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        print(f"error: {error}; run it where the files can be written", file=sys.stderr)
+        sys.exit(2)

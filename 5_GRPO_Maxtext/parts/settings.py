@@ -13,6 +13,7 @@ Nothing here imports jax: a mistyped name is answered at once.
 import contextlib
 import dataclasses
 import difflib
+import errno
 import functools
 import inspect
 import json
@@ -32,6 +33,7 @@ from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.
@@ -191,6 +193,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
 def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
+    A folder that cannot be written is the user's, too, wherever a script finds out.
     In a notebook with the constants as they stand: its arguments are its kernel's.
     """
     try:
@@ -209,6 +212,12 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        path = shown(str(error.filename or "a file"))
+        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
+        sys.exit(2)
 
 
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:

@@ -27,72 +27,49 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal, NamedTuple
 
 from parts import settings
-from parts.rewards.run_grader import load_file
-from parts.settings import HERE, Count, CountOrOff, Seed, UserError, find_path
+from parts.settings import HERE, Seed, UserError, find_path
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What ships is what the defaults make: give other values together with another FOLDER."""
+    """What ships is what the defaults make: give another SEED together with another FOLDER."""
 
-    TASK: Literal["gsm8k", "grid"] = "gsm8k"  # grid: tiny_grid/, whose sizes and steps are those of GRID
-    FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = beside this script)
+    TASK: Literal["gsm8k", "grid"] = "gsm8k"  # grid: tiny_grid/, whose sizes and steps are its own
+    FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = folder 5)
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
-    TRAIN_QUESTIONS: Count = 4_000  # in tiny_gsm8k/train.jsonl
-    TEST_QUESTIONS: Count = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
-    VALIDATION_QUESTIONS: CountOrOff = (
-        128  # in tiny_gsm8k/validation.jsonl; demonstrations may, as with the train's
-    )
-    HIDDEN: Count = 96  # width of the residual stream
-    LAYERS: Count = 3  # transformer blocks
-    HEADS: Count = 4  # query heads; each has HIDDEN / HEADS dimensions
-    KV_HEADS: Count = 2  # key/value heads, shared by HEADS / KV_HEADS query heads each
-    MLP: Count = 256  # width of the MLP inside a block
-    TRAINING_STEPS: Count = 2_500  # each on one batch of new demonstrations
-    TRAINING_BATCH: Count = 64  # demonstrations per step
-    LEARNING_RATE: float = 3e-3  # peak, after WARMUP_STEPS; decays to 0 along a cosine
-    WARMUP_STEPS: CountOrOff = 100  # steps in which the learning rate rises from 0
-    MAX_TOKENS: Annotated[int, Field(ge=2)] = (
-        52  # of the longest prompt and demonstration together; a longer one stops the script
-    )
 
 
-GRID = dict(
-    HIDDEN=64, LAYERS=2, MLP=128, TRAINING_STEPS=120, LEARNING_RATE=2e-3, WARMUP_STEPS=20, MAX_TOKENS=78
-)  # unless they are given; 78: the longest prompt and twelve turns of six tokens
-MOST_QUESTIONS = 40_000  # in all splits; `make_problem` knows about 59,000 different ones
+# Questions by split, in the order drawn; no demonstration uses the test's. `make_problem` knows about 59,000.
+QUESTIONS = {"test": 512, "train": 4_000, "validation": 128}
+HEADS, KV_HEADS = 4, 2  # query heads of hidden / HEADS dimensions; key/value heads, each shared by two
+TRAINING_BATCH = 64  # new demonstrations per step
 
 
-def read(arguments: Sequence[str]) -> Constants:
-    """The constants of the command line; with TASK=grid those of GRID unless they are given."""
-    return settings.read(Constants, arguments, GRID if "TASK=grid" in arguments else None)
+class Recipe(NamedTuple):
+    """What the models of the two tasks differ in."""
+
+    hidden: int  # width of the residual stream
+    layers: int  # transformer blocks
+    mlp: int  # width of a block's MLP
+    steps: int  # of next-token training
+    learning_rate: float  # peak, after a rise from 0; it decays to 0 along a cosine
+    warmup_steps: int  # of the rise
+    max_tokens: int  # of the longest prompt and demonstration together; a longer one stops the script
 
 
-def refuse(c: Constants) -> None:
-    """Checks the constants.
-
-    Raises:
-        UserError: names the constant, its value and the remedy.
-    """
-    if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS + c.VALIDATION_QUESTIONS > MOST_QUESTIONS:
-        raise UserError(
-            f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with test and validation at most {MOST_QUESTIONS:,}"
-        )
-    if c.HIDDEN % c.HEADS or c.HEADS % c.KV_HEADS:
-        raise UserError(
-            f"HEADS={c.HEADS}: must divide HIDDEN={c.HIDDEN}, and be a multiple of KV_HEADS={c.KV_HEADS}"
-        )
+RECIPES = {
+    "gsm8k": Recipe(96, 3, 256, 2_500, 3e-3, 100, 52),
+    "grid": Recipe(64, 2, 128, 120, 2e-3, 20, 78),  # 78: the longest prompt, twelve turns of six tokens
+}
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
-    settings.answer_early(lambda arguments: refuse(read(arguments)))
+    settings.refuse_early(Constants)
 
 import jax
 import jax.numpy as jnp
@@ -101,14 +78,13 @@ import optax
 import safetensors.numpy
 import transformers
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import hf_shape
-from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
 from parts.machine.versions import check_versions
 from parts.model import llama
+from parts.rewards.run_grader import load_file
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
@@ -191,16 +167,15 @@ def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random
     return text.replace(tag, "") if rng.random() < share else text
 
 
-def make_dataset(c: Constants, rng: random.Random) -> dict[str, list[dict[str, str]]]:
+def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     """Distinct questions with right answers in GSM8K's columns, by split."""
-    sizes = {"test": c.TEST_QUESTIONS, "train": c.TRAIN_QUESTIONS, "validation": c.VALIDATION_QUESTIONS}
     rows = {}
-    while len(rows) < sum(sizes.values()):
+    while len(rows) < sum(QUESTIONS.values()):
         question, steps, _, _ = make_problem(rng)
         work, result = work_out(steps)
         rows[question] = {"question": question, "answer": f"{work}\n#### {result}"}
     drawn = iter(rows.values())
-    return {split: list(itertools.islice(drawn, size)) for split, size in sizes.items()}
+    return {split: list(itertools.islice(drawn, size)) for split, size in QUESTIONS.items()}
 
 
 # %% Walks on the grid --------------------------------------------------------------------------------------
@@ -270,14 +245,15 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
     Returns:
         Token ids, int32 [B, L]; and what is learned, float32 [B, L]: 1 in the demonstration, else 0.
     """
-    ids = np.full((c.TRAINING_BATCH, c.MAX_TOKENS), tokenizer.pad_token_id, np.int32)
+    limit = RECIPES[c.TASK].max_tokens
+    ids = np.full((TRAINING_BATCH, limit), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
         spoken = wander(rng) if c.TASK == "grid" else solve(test, rng)
         texts = [(tokenizer.encode(text, add_special_tokens=False), mine) for text, mine in spoken]
         length = sum(len(tokens) for tokens, _ in texts)
-        if length > c.MAX_TOKENS:
-            raise UserError(f"MAX_TOKENS={c.MAX_TOKENS}: a demonstration takes {length}")
+        if length > limit:
+            raise UserError(f"TASK={c.TASK}: a demonstration takes {length} tokens, more than {limit}")
         row[:length] = [token for tokens, _ in texts for token in tokens]
         mask[:length] = [mine for tokens, mine in texts for _ in tokens]
     return ids, learned
@@ -293,7 +269,8 @@ def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
 
 def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
     """Trains in place with AdamW, warm-up and cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(0, c.LEARNING_RATE, c.WARMUP_STEPS, c.TRAINING_STEPS)
+    recipe = RECIPES[c.TASK]
+    schedule = optax.warmup_cosine_decay_schedule(0, recipe.learning_rate, recipe.warmup_steps, recipe.steps)
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
 
@@ -309,29 +286,15 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
         optimizer.update(model, grads)
         return loss
 
-    progress = trange(c.TRAINING_STEPS, desc="next-token training")
+    progress = trange(recipe.steps, desc="next-token training")
     with mesh:
         for i in progress:
             loss = step(adapter, optimizer, *make_batch(c, tokenizer, test, rng))
-            if i % 50 == 0 or i == c.TRAINING_STEPS - 1:
+            if i % 50 == 0 or i == recipe.steps - 1:
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
 # %% Writing it down ----------------------------------------------------------------------------------------
-def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
-    """The model's weights under Hugging Face's names and in its layout (float32)."""
-    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
-    params = nnx.to_pure_dict(nnx.state(adapter.base, nnx.Param))
-    weights = {}
-    for name in names:
-        weight = params
-        for part in name.removeprefix("params-").split("-"):
-            weight = weight[part]
-        weights.update(process_maxtext_param(name, weight, names, layout_hooks, shapes, config))
-    return weights
-
-
 def write_checksums(path: Path, *folders: str) -> None:
     """Of the files in these folders beside `path`, in the format of `sha256sum -c`."""
     folder = path.parent
@@ -344,13 +307,14 @@ def write_checksums(path: Path, *folders: str) -> None:
 
 def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
     """The sizes of the model, with Llama 3.1's rotary scaling."""
+    recipe = RECIPES[c.TASK]
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=c.HIDDEN,
-        intermediate_size=c.MLP,
-        num_hidden_layers=c.LAYERS,
-        num_attention_heads=c.HEADS,
-        num_key_value_heads=c.KV_HEADS,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
         max_position_embeddings=131_072,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
@@ -373,13 +337,12 @@ def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
     """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
-    c = read(arguments)
-    refuse(c)
+    c = settings.read(Constants, arguments)
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
     name = "tiny_grid" if c.TASK == "grid" else "tiny_llama"
-    dataset = {} if c.TASK == "grid" else make_dataset(c, random.Random(c.SEED))
+    dataset = {} if c.TASK == "grid" else make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -388,7 +351,8 @@ def main(arguments: Sequence[str]) -> None:
     tokenizer = make_tokenizer(c, random.Random(c.SEED))
     hf = make_config(c, tokenizer)
     hf.save_pretrained(folder / name)
-    config = llama.to_maxtext_config(hf, rows=c.TRAINING_BATCH, prompt_tokens=c.MAX_TOKENS - 1, new_tokens=1)
+    tokens = RECIPES[c.TASK].max_tokens
+    config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config,
         wrap_with_tunix_adapter=True,
@@ -401,7 +365,7 @@ def main(arguments: Sequence[str]) -> None:
     train(c, adapter, mesh, tokenizer, test, random.Random(c.SEED))
 
     tokenizer.save_pretrained(folder / name)
-    weights = to_hf_weights(adapter, hf, config)
+    weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
     safetensors.numpy.save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
     checksums, folders = "tiny.sha256", ("tiny_llama", "tiny_gsm8k")
     if c.TASK == "grid":

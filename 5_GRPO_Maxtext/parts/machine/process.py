@@ -97,6 +97,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
         steps: what the loop goes over; a step has ended when the next one is asked for.
         folder: where TensorBoard looks for the trace (empty = no trace).
     """
+    try:
+        if folder and "://" not in folder:  # before there is a step to lose
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each Python call would make the file a hundred times as large
     for count, step in enumerate(steps, start=1):

@@ -77,7 +77,14 @@ def write(folder: Path) -> Path:
         UserError: not the folder of a run, a run of another version, or its constants.json is damaged.
     """
     path = folder / "report.html"
-    write_whole(path, render(run_data(folder)))
+    try:
+        text = render(run_data(folder))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
+            f"ours ({error!r:.80}); move the file away"
+        ) from None
+    write_whole(path, text)
     return path
 
 
