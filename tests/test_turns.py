@@ -532,12 +532,13 @@ def test_what_does_not_go_with_turns_is_refused(arguments):
 
 def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):
     (tmp_path / "constants.json").write_text(json.dumps({"MODEL": "tiny_grid", "ENVIRONMENT": GRID}))
+    c = pass_at_k.Constants(RUN_DIR=str(tmp_path / "out"))
     for ask in (
-        inference.read_arguments,
-        lambda given: pass_at_k.named_run(pass_at_k.Constants(), str(tmp_path)),
+        lambda: inference.read_arguments([f"CHECKPOINT={tmp_path}"]),
+        lambda: pass_at_k.kept_counts(c, str(tmp_path), trained=False),
     ):
         with pytest.raises(UserError, match=r"was trained by turns with ENVIRONMENT=.* nobody answers"):
-            ask([f"CHECKPOINT={tmp_path}"])
+            ask()
 
 
 def test_a_dry_run_loads_the_world(tmp_path, capsys):
