@@ -437,7 +437,7 @@ def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
 
 
 def check_paths(**changed):
-    names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR")
+    names = ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR")
     checks.paths(SimpleNamespace(**dict.fromkeys(names, "") | {"DATASET": "tiny_gsm8k"} | changed))
 
 
@@ -561,7 +561,7 @@ def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
     import make_examples
 
     files = make_examples.make_data()
-    assert {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.glob("*/*.json*")} == set(files)
+    assert {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.json*")} == set(files)
     for name, text in files.items():
         assert (EXAMPLES / name).read_text() == text, name
     make_examples.make_think_model(Path("runs/tiny_think"))
