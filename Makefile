@@ -24,12 +24,16 @@ setup: .venv/installed  ## the environment .venv: two to four minutes
 # the isolation that is pip's default it would fetch the newest one, unchecked.
 INSTALL = -m pip install --quiet --require-hashes
 BUILD = $(INSTALL) --requirement requirements/build.txt
+# What pip does, in a dozen lines instead of six hundred.
+COUNTED = awk '/^Collecting/ && ++n % 20 == 0 {print n " packages fetched"; fflush()} \
+  /^Installing/ {print "unpacking them, about a minute"; fflush()} /^ERROR/'
 
 # The stamp is written last: an installation that broke off, or lost its programs, is begun anew.
 .venv/installed: requirements/build.txt $(REQUIREMENTS) $(if $(BUILT),,again)
 	"$(PYTHON)" -m venv $(if $(BUILT),,--clear) .venv
 	$(BIN)/python $(BUILD)
-	$(BIN)/python $(INSTALL) --no-build-isolation --requirement $(REQUIREMENTS)
+	@echo "installing the $$(grep -c '^[a-z].*==' $(REQUIREMENTS)) packages of $(REQUIREMENTS) into .venv"
+	$(BIN)/python $(subst --quiet,,$(INSTALL)) --no-build-isolation --requirement $(REQUIREMENTS) | $(COUNTED)
 	touch $@
 
 .PHONY: again

@@ -1,8 +1,11 @@
 """What serves a run and changes nothing that is learned: its folder and its files."""
 
+import contextlib
 import csv
 import dataclasses
+import itertools
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +15,18 @@ from tensorboardX import SummaryWriter
 
 from settings import UserError
 
+RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # wherever a script is called
+
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or runs/NAME/TIME, and writes the constants into it.
+    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes the constants into it.
 
     Raises:
         UserError: the folder cannot be written, or holds another run.
     """
-    folder = Path(c.RUN_DIR or time.strftime(f"runs/{name}/%Y-%m-%d_%H-%M-%S"))
+    folder = Path(c.RUN_DIR or RUNS / name)
     try:
+        folder = folder if c.RUN_DIR else new_folder(folder / time.strftime("%Y-%m-%d_%H-%M-%S"))
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "result.json").exists():
             raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
@@ -28,6 +34,15 @@ def open_run(name: str, c: Any) -> Path:
     except OSError as error:
         raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
     return folder
+
+
+def new_folder(path: Path) -> Path:
+    """Makes it, or path_2, path_3, ...: two runs may start in the same second."""
+    for count in itertools.count(1):
+        folder = path.with_name(f"{path.name}_{count}") if count > 1 else path
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

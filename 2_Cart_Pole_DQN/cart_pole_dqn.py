@@ -21,6 +21,7 @@ Read first: `update` (two steps of environment, one of gradient), `train_step`, 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -29,7 +30,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -135,7 +135,7 @@ def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
     (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, jax.tree.map(np.asarray, log), compile_seconds
+    return agents, runs.trained_rows(log), compile_seconds
 
 
 def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
@@ -146,7 +146,7 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
     Args:
         c: the constants.
         rng: everything random follows from it.
-        report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
+        report: called on the host with each row of the log, averaged over the seeds.
 
     Returns:
         The agent at the end, and the log [rows].
@@ -168,14 +168,13 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
             end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
             loss.mean(), mean_q.mean(),
         )  # fmt: skip
-        jax.debug.callback(report, jax.lax.pmean(log, "seed"))
         return agent, log
 
     agent = make_agent(c, network_rng, reset_rng)
     warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
     agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
     steps = jnp.arange(c.LEARNING_STARTS, c.NUM_STEPS, c.EVAL_INTERVAL)
-    return jax.lax.scan(learn_and_evaluate, agent, (steps, jax.random.split(learning_rng, len(steps))))
+    return runs.scan(learn_and_evaluate, agent, (steps, jax.random.split(learning_rng, len(steps))), report)
 
 
 def make_agent(c: Constants, network_rng: jax.Array, reset_rng: jax.Array) -> Agent:
@@ -350,7 +349,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
         f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
     )
-    with runs.progress(c.NUM_STEPS, ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]) as report:
+    shown = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
+    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
         agents, log, compile_seconds = train_seeds(c, report)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")

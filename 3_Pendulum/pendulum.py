@@ -26,6 +26,7 @@ weighing two losses against each other), no early stop by KL.
     python 3_Pendulum/study.py                    # every row of the ablation table: 9 minutes
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -189,7 +190,7 @@ def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
     (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, jax.tree.map(np.asarray, log), compile_seconds
+    return agents, runs.trained_rows(log), compile_seconds
 
 
 def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
@@ -200,7 +201,7 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
     Args:
         c: the constants.
         rng: everything random follows from it.
-        report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
+        report: called on the host with each row of the log, averaged over the seeds.
 
     Returns:
         The agent at the end, and the log [rows].
@@ -220,12 +221,11 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
         means = {name: part / whole for name, (part, whole) in total.items()}
         eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
         log = Log(agent.env_step, agent.num_updates, eval_return, **means)
-        jax.debug.callback(report, jax.lax.pmean(log, "seed"))
         return agent, log
 
     agent = make_agent(c, actor_rng, critic_rng, reset_rng)
     until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
-    return jax.lax.scan(learn_and_evaluate, agent, until)
+    return runs.scan(learn_and_evaluate, agent, until, report)
 
 
 def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
@@ -423,7 +423,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
     )
     shown = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
-    with runs.progress(c.NUM_STEPS, shown) as report:
+    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
         agents, log, compile_seconds = train_seeds(c, report)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")

@@ -57,7 +57,7 @@ def costs_to_go(num_angles: int, num_speeds: int, num_torques: int) -> list[np.n
     moves = [move(angle, speed, torque) for torque in torques]
     costs = [cost(angle, speed, torque) for torque in torques]
     tables = [np.zeros_like(angle)]
-    for _ in tqdm(range(NUM_STEPS), desc="backwards"):
+    for _ in tqdm(range(NUM_STEPS), desc="backwards", disable=None):
         tables.append(np.min([c + lookup(tables[-1], *m) for c, m in zip(costs, moves)], axis=0))
     return tables
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
     tables = costs_to_go(*grid)
     torques = np.linspace(-2, 2, 4 * grid[2])
     env, rows = gymnasium.make("Pendulum-v1"), []
-    for seed in tqdm(range(NUM_EPISODES), desc="episodes"):
+    for seed in tqdm(range(NUM_EPISODES), desc="episodes", disable=None):
         env.reset(seed=seed)
         total = 0.0
         for steps_left in range(NUM_STEPS, 0, -1):

@@ -3,15 +3,23 @@
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import os
+import re
+import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
@@ -20,18 +28,41 @@ from settings import UserError
 # XLA splits even the smallest matrix product over all cores; here the hand-over costs more than it saves, and
 # a product in one thread makes a run repeatable bit for bit. (jax looks at it when it makes its first array.)
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # wherever a script is called
 # What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
-jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", "runs/compiled"))
+jax.config.update(
+    "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
+)
+
+
+STOP = threading.Event()  # set by Ctrl-C while a training runs
+
+
+def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
+    """Not of a compiled program that a killed run left half written: it goes, and is kept anew."""
+    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
+    if not damaged:
+        return show(message, *where)
+    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
+        path.unlink(missing_ok=True)
+
+
+warnings.showwarning = show_warning
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C has ended a training early; what was trained until then is whole."""
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or runs/NAME/TIME, and writes the constants into it.
+    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes the constants into it.
 
     Raises:
         UserError: the folder cannot be written, or holds another run.
     """
-    folder = Path(c.RUN_DIR or time.strftime(f"runs/{name}/%Y-%m-%d_%H-%M-%S"))
+    folder = Path(c.RUN_DIR or RUNS / name)
     try:
+        folder = folder if c.RUN_DIR else new_folder(folder / time.strftime("%Y-%m-%d_%H-%M-%S"))
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "result.json").exists():
             raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
@@ -39,6 +70,15 @@ def open_run(name: str, c: Any) -> Path:
     except OSError as error:
         raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
     return folder
+
+
+def new_folder(path: Path) -> Path:
+    """Makes it, or path_2, path_3, ...: two runs may start in the same second."""
+    for count in itertools.count(1):
+        folder = path.with_name(f"{path.name}_{count}") if count > 1 else path
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -90,16 +130,71 @@ def progress(num_steps: int, shown: Sequence[str]) -> Iterator[Callable[[Any], N
                 columns = (f"{getattr(row, name):{len(name)}.4g}" for name in shown)
                 tqdm.write(f"{int(row.env_step):9,}   " + "   ".join(columns))
 
+        STOP.clear()
         yield report
+        if STOP.is_set():
+            raise Stopped
+
+
+def scan(body: Callable, agent: Any, xs: Any, report: Callable[[Any], None]) -> tuple[Any, Any]:
+    """jax.lax.scan, which calls report(row), means over the seeds, after each row, and ends once STOP is set.
+
+    Args:
+        body: (agent, x) -> (agent, row of the log), mapped with `jax.vmap(..., axis_name="seed")`.
+        agent, xs: as those of jax.lax.scan.
+        report: called on the host.
+
+    Returns:
+        The agent, and the log; rows that were not trained any more are 0.
+    """
+
+    def go_on(row: Any) -> np.bool_:
+        report(row)
+        return np.bool_(not STOP.is_set())
+
+    def one_row(carry: tuple) -> tuple:
+        i, _, agent, log = carry
+        agent, row = body(agent, jax.tree.map(lambda x: x[i], xs))
+        log = jax.tree.map(lambda rows, new: rows.at[i].set(new), log, row)
+        going = io_callback(go_on, jax.ShapeDtypeStruct((), bool), jax.lax.pmean(row, "seed"))
+        return i + 1, going, agent, log
+
+    count = len(jax.tree.leaves(xs)[0])
+    _, row = jax.eval_shape(body, agent, jax.tree.map(lambda x: x[0], xs))
+    log = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), row)
+    start = (jnp.int32(0), jnp.bool_(True), agent, log)
+    *_, agent, log = jax.lax.while_loop(lambda carry: (carry[0] < count) & carry[1], one_row, start)
+    return agent, log
+
+
+def trained_rows(log: Any) -> Any:
+    """The log as numpy arrays [NUM_SEEDS, rows], without the rows that `scan` has left out."""
+    log = jax.tree.map(np.asarray, log)
+    return jax.tree.map(lambda values: values[:, log[0][0] > 0], log)  # the first column counts what was seen
 
 
 def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float]:
-    """What `function` returns of jax arrays, and the seconds of compiling it."""
+    """What `function` returns of jax arrays, and the seconds of compiling it.
+
+    Ctrl-C while it runs ends its `scan` at the next report. Once more: nothing is kept.
+    """
     started = time.perf_counter()
     program = jax.jit(function).lower(*arguments).compile()
     compile_seconds = time.perf_counter() - started
-    result = jax.block_until_ready(program(*arguments))
-    jax.effects_barrier()  # the last report has been made
+
+    def stop(number: int, frame: Any) -> None:
+        STOP.set()
+        tqdm.write("stopping at the next report (Ctrl-C once more: nothing is kept)")
+        signal.signal(number, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with ThreadPoolExecutor(
+            1
+        ) as pool:  # Python hears Ctrl-C only in a thread that XLA does not keep busy
+            result = pool.submit(lambda: jax.block_until_ready(program(*arguments))).result()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return result, compile_seconds
 
 

@@ -11,7 +11,7 @@ surrogate objective, with an advantage counted inside the group (DeepSeekMath, a
 The clip plays the part of a trust region around the policy that guessed; the KL holds the policy near a
 frozen reference.
 
-Read first: `update`, the four phases; `group_advantage`; `policy_loss`. The file is folder 3's ppo.py with
+Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's ppo.py with
 critic, GAE and mini-batches taken out; `diff 3_Pendulum/ppo.py 4_GRPO_MNIST/grpo_mnist.py` shows how much.
 
 What is *not* here, and why: no tokens (one guess is a whole answer, so length normalization has nothing to
@@ -26,6 +26,7 @@ the KL, and three twins (PPO with a critic, REINFORCE, cross-entropy) are in var
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -34,7 +35,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
@@ -53,9 +53,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- data
-    MNIST_PATH: str = (
-        ""  # empty: tensorflow-datasets (offline: the subset); subset: that one; or Keras's .npz
-    )
+    MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
     BATCH_SIZE: int = 128  # images per rollout; the guesses are G times as many
@@ -71,7 +69,7 @@ class Constants:
     # --- networks
     HIDDEN_SIZE: int = 128  # width of the two hidden layers
     # --- the run
-    SEED: int = 0  # of the first seed: draws weights, order of the images, guesses
+    SEED: int = 0  # of the first seed
     NUM_SEEDS: int = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
     LOGS_PER_EPOCH: int = 2  # rows of log.csv per epoch, each with a look at the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
@@ -151,7 +149,7 @@ def train_seeds(c: Constants, data: mnist.Data, report: Callable[[Log], None]) -
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     train_all = jax.vmap(functools.partial(train, c, report=report), in_axes=(0, None), axis_name="seed")
     (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs, data)
-    return agents, jax.tree.map(np.asarray, log), compile_seconds
+    return agents, runs.trained_rows(log), compile_seconds
 
 
 def train(c: Constants, rng: jax.Array, data: mnist.Data, report: Callable[[Log], None]) -> tuple[Agent, Log]:
@@ -183,14 +181,13 @@ def train(c: Constants, rng: jax.Array, data: mnist.Data, report: Callable[[Log]
         agent, figures = jax.lax.scan(one_update, agent, (index, rngs))
         accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
         log = Log(images, *accuracies, **{name: figure.mean() for name, figure in figures.items()})
-        jax.debug.callback(report, jax.lax.pmean(log, "seed"))
         return agent, log
 
     epochs = jax.random.split(learning_rng, c.NUM_EPOCHS)
     epochs = jax.vmap(lambda rng: env.shuffled(c, rng, len(data.images)))(epochs)
     index, rngs = (x.reshape(-1, *x.shape[2:]) for x in epochs)  # [rows, updates, B] and [rows, updates]
     images = (1 + jnp.arange(len(index))) * index[0].size
-    return jax.lax.scan(learn_and_evaluate, agent, (images, index, rngs))
+    return runs.scan(learn_and_evaluate, agent, (images, index, rngs), report)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
@@ -311,7 +308,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
     Returns:
         What result.json holds: test_accuracy (greedy, a list over the seeds), data (which was used), seconds
-        (wall time after imports, data and compiling included), compile_seconds.
+        (wall time after imports, data included), of which compile_seconds.
 
     Raises:
         settings.UserError: see `settings.read`, `read_mnist`, `updates_per_row`, `runs.open_run`.
@@ -323,9 +320,12 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("grpo_mnist", c)
     print(
         f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
-        f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side"
+        f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
-    with runs.progress("grpo", c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report:
+    with (
+        contextlib.suppress(runs.Stopped),
+        runs.progress("grpo", c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report,
+    ):
         agents, log, compile_seconds = train_seeds(c, data, report)
     runs.write_log(run_dir, {"grpo": log}, c.SEED)
     final = env.final_rows(c, policy, "grpo", agents, log, data)
@@ -334,7 +334,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     greedy, sampled = (
         runs.percent(row[name] for row in final) for name in ("test_accuracy", "test_sampled_accuracy")
     )
-    print(f"\ntest accuracy after {c.NUM_EPOCHS} epochs: greedy {greedy}, sampled {sampled}")
+    epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
+    print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
     result = {
         "test_accuracy": [row["test_accuracy"] for row in final],
         "data": source,
@@ -342,7 +343,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         "compile_seconds": compile_seconds,
     }
     runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.1f} s, {compile_seconds:.1f} s of it compiling; the run is in {run_dir}")
+    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result
 
 

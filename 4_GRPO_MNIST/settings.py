@@ -56,9 +56,12 @@ def read[C](kind: type[C], arguments: Sequence[str], checks: Callable[[C], Itera
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C."""
+    """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
+
+    In a notebook with the constants as they stand: its arguments are its kernel's.
+    """
     try:
-        main(sys.argv[1:])
+        main([] if "ipykernel" in sys.modules else sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

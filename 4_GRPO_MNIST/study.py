@@ -3,6 +3,7 @@
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz         # 24 rows of five seeds: 33 minutes
     python 4_GRPO_MNIST/study.py tune MNIST_PATH=mnist.npz    # chooses constants on the validation images: 44
     python 4_GRPO_MNIST/study.py twins MNIST_PATH=mnist.npz   # GRPO beside its three twins: 2 minutes
+    python 4_GRPO_MNIST/study.py one METHOD=ppo BETA=0.0      # a row alone: method, constants
 
 Both measured with much other work on the same 2 cores.
 
@@ -273,10 +274,11 @@ def memory_ledgers() -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> Path:
     """The study: compare.csv (COMPARISON), gradient.csv, memory.csv, pull.png.
 
-    With `tune` tune.csv (GRID), with `twins` log.csv, accuracy.csv, accuracy.png and result.json.
+    With `one` compare.csv alone, of METHOD; with `tune` tune.csv (GRID); with `twins` log.csv, accuracy.csv,
+    accuracy.png and result.json.
 
     Args:
-        arguments: `tune`, `twins` or nothing, then `NAME=value` each, constants of variants.py.
+        arguments: `one`, `tune`, `twins` or nothing, then `NAME=value` each, constants of variants.py.
 
     Returns:
         The run's folder.
@@ -285,11 +287,11 @@ def main(arguments: list[str]) -> Path:
         settings.UserError: see `grpo_mnist.main`, for every row.
     """
     what, arguments = (
-        (arguments[0], arguments[1:]) if arguments[:1] in (["tune"], ["twins"]) else ("", arguments)
+        (arguments[0], arguments[1:]) if arguments[:1] in (["tune"], ["twins"], ["one"]) else ("", arguments)
     )
     arguments = [*TUNING_SEEDS, *arguments] if what == "tune" else arguments
-    rows = {"": COMPARISON, "tune": GRID, "twins": []}[what]
     c = variants.configure(arguments)
+    rows = {"": COMPARISON, "tune": GRID, "twins": [], "one": [(c.METHOD, [])]}[what]
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
     for method, changes in [("grpo", []), *rows]:
         # one that clashes with the command line is refused before anything is trained
@@ -301,6 +303,8 @@ def main(arguments: list[str]) -> Path:
         twins(run_dir, c, data, source)
     elif what == "tune":
         train_rows(run_dir / "tune.csv", rows, arguments, data, testing=False)
+    elif what == "one":
+        train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
     else:
         draw_pull(run_dir / "pull.png")
         runs.write_csv(run_dir / "memory.csv", memory_ledgers())

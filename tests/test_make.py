@@ -64,3 +64,36 @@ def test_git_ignores_every_environment_that_make_builds():
     for stamp in stamps:  # its folder: git looks at nothing behind a link, and .venv may be one
         command = ["git", "check-ignore", "--quiet", Path(stamp).parent]
         subprocess.run(command, cwd=ROOT, check=True)
+
+
+def make(folder, *words):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    command = ["make", f"PYTHON={sys.executable}", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_an_environment_that_lost_its_programs_is_built_anew(tmp_path):
+    copy_makefiles(tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "installed").touch()
+    assert "-m venv --clear .venv" in make(tmp_path, "--dry-run", "demo").stdout
+    said = make(tmp_path, "demo", "PYTHON=/nowhere/python3.12").stderr
+    assert "PYTHON=/nowhere/python3.12 is not Python 3.12; install it, or set its path" in said
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    assert "-m venv" not in make(tmp_path, "--dry-run", "demo").stdout
+
+
+@pytest.mark.index
+def test_setup_says_how_far_it_is(tmp_path):
+    copy_makefiles(tmp_path)
+    blocks = re.split(r"^(?=\w)", (ROOT / "requirements.txt").read_text(), flags=re.M)
+    [one] = [block for block in blocks if block.startswith("iniconfig==")]
+    (tmp_path / "one.txt").write_text(one)
+    done = make(tmp_path, "setup", "REQUIREMENTS=one.txt")
+    assert done.returncode == 0, done.stderr
+    assert "installing the 1 packages of one.txt into .venv" in done.stdout
+    assert "unpacking them, about a minute" in done.stdout and (tmp_path / ".venv" / "installed").exists()
+    (tmp_path / "one.txt").write_text(one.replace("sha256:", "sha256:0"))
+    (tmp_path / ".venv" / "installed").unlink()
+    done = make(tmp_path, "setup", "REQUIREMENTS=one.txt")
+    assert done.returncode == 2 and not (tmp_path / ".venv" / "installed").exists()  # not hidden by the pipe

@@ -123,7 +123,7 @@ SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's docs/run
     "DATASET=5_GRPO_Maxtext/examples/small_numbers REWARD_FUNC=5_GRPO_Maxtext/examples/last_number.py "
     "REWARDS=compute_score,last_number 'TEMPLATE={question} Answer in one short sentence.' "
     "MAX_PROMPT_LENGTH=60 TOTAL_GENERATION_STEPS=24 TEMPERATURE=0.7 BATCH_SIZE=4 LORA_RANK=16 "
-    "LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
+    "NUM_ITERATIONS=1 LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
     "EVAL_QUESTIONS=64 EVAL_CONFIG=liberal NUM_TEST_QUESTIONS=256"
 )
 MNIST = "MNIST_PATH=PATH"  # all of it, as Keras distributes it

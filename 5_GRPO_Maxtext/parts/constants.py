@@ -1,4 +1,4 @@
-"""The main script's constants that a first reading does not need: variants of the method; the machine.
+"""The main script's constants that a first reading does not need: variants; the machine.
 
 They are the main script's like those on its page: the same names, `NAME=value`, `--help`.
 """
@@ -36,13 +36,19 @@ class Variants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Where a run runs, and what its arrays and programs are like there."""
+class Arrays:
+    """What a model's arrays and programs are like; inference.py and pass_at_k take over a run's."""
 
-    ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
     WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # an update of 3e-6 vanishes in bfloat16
     SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Arrays):
+    """Where a run runs, and what its arrays and programs are like there."""
+
+    ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
     ] = pair(laptop="minimal", tpu="full")  # what the backward pass computes again, to save memory

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parts import settings
-from parts.rewards.code_grading import compute_score
+from parts.plain_text import shown
+from parts.rewards import code_grading
 from sandbox import box
 
 
@@ -33,8 +34,17 @@ def read_text(name: str, path: str) -> str:
         raise settings.UserError(f"{name}={path}: cannot be read ({error}); give a text file") from None
 
 
+def tests_of(text: str) -> list[str]:
+    """Each test as one line."""
+    tests = code_grading.read_tests(text)
+    if isinstance(tests, str):
+        statements, _, _ = code_grading.read_statements(tests, None)
+        return [source for source, is_test in statements if is_test]
+    return [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
+
+
 def main(arguments: list[str]) -> None:
-    """Prints the protection of this machine and, with ANSWER and TESTS, the score."""
+    """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
     if bool(c.ANSWER) != bool(c.TESTS):
         raise settings.UserError(
@@ -45,7 +55,11 @@ def main(arguments: list[str]) -> None:
     try:
         print(f"protection: {box.describe(box.protection())}")
         if files:
-            print(f"score: {compute_score(*files):.3f}")
+            passed = code_grading.verdicts(*files)
+            print(f"score: {sum(passed) / len(passed):.3f}")
+            for test, held in zip(tests_of(files[1]), passed, strict=True):
+                if not held:
+                    print(shown(f"failed: {test}"))
     except (ValueError, RuntimeError) as error:
         raise settings.UserError(str(error)) from None
 

@@ -3,9 +3,13 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +35,16 @@ def keep_compiled() -> None:
     jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    warnings.showwarning = show_warning
+
+
+def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
+    """Not of a compiled program that a killed run left half written: it goes, and is kept anew."""
+    damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
+    if not damaged:
+        return show(message, *where)
+    for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -72,6 +86,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
         steps: what the loop goes over; a step has ended when the next one is asked for.
         folder: where TensorBoard looks for the trace (empty = no trace).
     """
+    try:
+        if folder and "://" not in folder:  # before there is a step to lose
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each Python call would make the file a hundred times as large
     for count, step in enumerate(steps, start=1):
@@ -79,6 +98,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
             if folder and count == PROFILED_STEP:
                 stack.enter_context(jax.profiler.trace(folder, profiler_options=options))
             yield step
+
+
+def seconds_since_start() -> float:
+    """How long this process has lived: with its imports, which take longer than some runs' steps."""
+    return time.time() - psutil.Process().create_time()
 
 
 def memory_gib() -> dict[str, float]:

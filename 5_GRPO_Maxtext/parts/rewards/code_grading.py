@@ -357,7 +357,17 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
-    """The share of the tests that the program in a completion passes.
+    """The share of the tests that the program in a completion passes; see `verdicts`.
+
+    Returns:
+        float in [0, 1]; 0.0 for a program that does not run, ends with an error or reaches a limit.
+    """
+    passed = verdicts(solution_str, ground_truth, extra_info)
+    return sum(passed) / len(passed)
+
+
+def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
+    """Which of the tests the program in a completion passes.
 
     Args:
         solution_str (str): a completion; `extract_code` finds the program in it.
@@ -365,7 +375,7 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
         extra_info (dict or None): "entry_point" names the function under test, see `read_statements`.
 
     Returns:
-        float in [0, 1]; 0.0 for a program that does not run, ends with an error or reaches a limit.
+        One bool per test, in their order; False for those that were not reached.
 
     Raises:
         ValueError: the tests cannot be read, or this machine offers no protection; one line.
@@ -379,13 +389,11 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
         return min(end, time.monotonic() + box.WALL_SECONDS)
 
     if isinstance(tests, str):
-        passed = _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
-    else:
-        passed = [
-            time.monotonic() < end and _passes(code, given, expected, protection, deadline())
-            for given, expected in tests
-        ]
-    return sum(passed) / len(passed)
+        return _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
+    return [
+        time.monotonic() < end and _passes(code, given, expected, protection, deadline())
+        for given, expected in tests
+    ]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
@@ -411,7 +419,9 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         running = (pool.map if at_once > 1 else map)(in_time, answers)
-        scores = list(tqdm(running, "grading", len(answers), leave=False, delay=5, unit="answer"))
+        scores = list(
+            tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
+        )
     if late:
         tqdm.write(
             f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "

@@ -20,6 +20,7 @@ import json
 import numbers
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -249,6 +250,13 @@ def make_grader(
     return Grader(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
 
 
+def place_of(error: BaseException) -> str:
+    """ " (my_reward.py, line 7)": where it was raised, or where the library was called that raised it."""
+    ours = str(Path(__file__).parent), sys.prefix, sys.base_prefix
+    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*ours, "<"))]
+    return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+
+
 def load_file(path: Path) -> ModuleType:
     """Runs a file of rewards and returns it as a module.
 
@@ -264,7 +272,9 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it") from error
+        raise UserError(
+            f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
+        ) from error
     return module
 
 
@@ -309,7 +319,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
 
 def guarded(name: str, reward_fn: Reward) -> Reward:
-    """`reward_fn` under its name in REWARDS, its faults turned into UserError (Tunix counts NaN as 0)."""
+    """`reward_fn` under its name in REWARDS, its faults turned into UserError."""
     import numpy as np
 
     @functools.wraps(reward_fn)
@@ -318,7 +328,7 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
             rewards = reward_fn(prompts=prompts, completions=completions, **columns)
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"reward function {name} raised {type(error).__name__}: {error}; fix it"
+                f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
             ) from error
         try:
             values = np.asarray(rewards)

@@ -1,7 +1,7 @@
 """The folder of a run: its constants, its lock, what was asked before and after training.
 
 RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
-RUN_DIR/run.json          its number, and the checksum of its questions
+RUN_DIR/run.json          its number, its command, and the checksum of its questions
 RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
 RUN_DIR/tensorboard/      the same figures
 RUN_DIR/evaluations.jsonl the evaluations during training, one per line
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,15 +101,19 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(c) -> Iterator[Run]:
+def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
+
+    Args:
+        c: the constants of the run.
+        arguments: those the script was started with; kept for the report.
 
     Raises:
         UserError: other constants; a folder that cannot be written, that another process is using, or whose
             constants.json is damaged; another run's checkpoints.
         Stopped: Ctrl-C in the block.
     """
-    folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder()
+    folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
     root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
     with contextlib.ExitStack() as stack:
@@ -116,7 +121,8 @@ def open_run(c) -> Iterator[Run]:
             logs.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(logs, folder))
             new = not (logs / "constants.json").exists()
-            mine = {"run_id": secrets.token_hex(8)} if new else read_run_file(logs, root)
+            command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+            mine = {"run_id": secrets.token_hex(8), "command": command} if new else read_run_file(logs, root)
             if devices.is_first():
                 checkpoints.claim(root, mine["run_id"], folder, c.CHECKPOINT_DIR)
             if new:
@@ -126,21 +132,24 @@ def open_run(c) -> Iterator[Run]:
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
         except OSError as error:
             raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
-        check_same_constants(c, read_constants(logs), folder)
+        saved = read_constants(logs)
+        check_same_constants(c, saved, folder)
+        if saved["NUM_BATCHES"] < c.NUM_BATCHES:
+            train_longer(c.NUM_BATCHES, saved, logs)
         try:
             yield Run(folder, logs, root)
         except KeyboardInterrupt:
             raise settings.Stopped(folder) from None
 
 
-def new_folder() -> Path:
+def new_folder(script: str) -> Path:
     """Makes a folder named after the time that no other run has: two may start in the same second.
 
     Raises:
         UserError: it cannot be made.
     """
-    started = time.localtime(devices.start_time())
-    name = time.strftime("runs/grpo_llama3_1_8b_demo/%Y-%m-%d_%H-%M-%S", started)
+    started = time.localtime(devices.of_first(int(time.time())))
+    name = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started)
     count = 1
     while devices.is_first():
         try:
@@ -155,7 +164,7 @@ def new_folder() -> Path:
 
 
 def read_run_file(logs: Path, root: str) -> dict[str, str]:
-    """What run.json says: `run_id`, and `questions_sha256`.
+    """What run.json says: `run_id`, `command`, and `questions_sha256`.
 
     Raises:
         UserError: it is lost or damaged.
@@ -187,8 +196,26 @@ def locked(logs: Path, folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def train_longer(steps: int, saved: Mapping[str, Any], logs: Path) -> None:
+    """Gives a run more steps than it was started with, and forgets what was asked after the old last one.
+
+    The optimizer has counted its updates, so the new schedule goes on at the step in progress. It is another
+    run than one that was as long from the start: its first steps followed the shorter schedule.
+    """
+    print(
+        f"NUM_BATCHES raised from {saved['NUM_BATCHES']} to {steps}: from the next step on, the learning "
+        f"rate (and TEMPERATURE_END) follows the schedule of {steps} steps; at the old end it had fallen to 0"
+    )
+    for name in ("after.json", "result.json"):
+        (logs / name).unlink(missing_ok=True)
+    constants = dict(saved) | {"NUM_BATCHES": steps}
+    settings.write_whole(logs / "constants.json", json.dumps(constants, indent=1) + "\n")
+
+
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
     """Refuses to go on with a run that was started with other constants, or by another version.
+
+    NUM_BATCHES may be more.
 
     Raises:
         UserError: names the constant and both values.
@@ -203,7 +230,7 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         old = saved[name]
         if name == "MODEL" and ("@" in old) != ("@" in value):  # a dry run does not know the hub's commit
             old, value = old.partition("@")[0], value.partition("@")[0]
-        if old != value:
+        if old != value and not (name == "NUM_BATCHES" and value > old):
             raise UserError(
                 f"{name}={value}: the run in RUN_DIR={folder} was started with {old}; use that, or "
                 "another RUN_DIR"

@@ -125,7 +125,7 @@ class TrainingLog:
         with open(partial, "w", newline="") as file:
             writer = csv.DictWriter(file, self._columns, restval="nan")
             writer.writeheader()
-            writer.writerows(self.rows)
+            writer.writerows(map(in_whole_numbers, self.rows))
         partial.rename(self._path)
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -138,7 +138,7 @@ class TrainingLog:
             self._rewrite()
         else:
             with open(self._path, "a", newline="") as file:
-                csv.DictWriter(file, self._columns, restval="nan").writerow(row)
+                csv.DictWriter(file, self._columns, restval="nan").writerow(in_whole_numbers(row))
         for name, value in row.items():
             scalar = summary.scalar(name, np.asarray(value))
             self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
@@ -173,6 +173,11 @@ class TrainingLog:
         """Closes the progress bar and TensorBoard's file."""
         self._progress.close()
         self._events.close()
+
+
+def in_whole_numbers(row: Mapping[str, float]) -> dict[str, float]:
+    """A row for the CSV file: counts as 1, 2, not as 1.0, 2.0."""
+    return row | {name: int(row[name]) for name in ("step", "answers") if name in row}
 
 
 def seconds_before(log: Sequence[Mapping[str, float]], first_step: int) -> float:

@@ -1,0 +1,258 @@
+"""What happens at the edges of a run: two at once, Ctrl-C in the middle, a notebook, a damaged program."""
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import short_runs
+from folders import load
+
+import inference
+from parts import settings
+from parts.data import questions
+from parts.rewards import run_grader
+from parts.run import run_folder
+from tools import code_reward
+
+FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
+COMPILED = FOLDERS[1:]  # the training is one program
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    RUN_DIR: str = ""
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(folder, tmp_path, monkeypatch):
+    runs = load(folder, "runs")
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda form: "noon")
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: runs.open_run("script", Constants()), range(24)))
+    assert set(folders) == set((tmp_path / "script").iterdir()) and len(set(folders)) == 24
+    assert {"noon", "noon_2", "noon_24"} <= {path.name for path in folders}
+    assert all((path / "constants.json").exists() for path in folders)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_runs_lie_in_the_repository_wherever_the_script_is_called(folder, tmp_path):
+    runs = load(folder, "runs")
+    assert runs.RUNS.resolve() == (tmp_path / __file__).resolve().parent.parent / "runs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a log, as a tree."""
+
+    count: jax.Array
+    value: jax.Array
+
+    def __getitem__(self, i):
+        return (self.count, self.value)[i]
+
+
+jax.tree_util.register_dataclass(Row)
+
+
+@pytest.mark.parametrize("folder", COMPILED)
+def test_ctrl_c_stops_a_training_at_the_next_report_and_keeps_what_was_trained(folder, capsys):
+    runs, reported = load(folder, "runs"), []
+
+    def report(row):
+        reported.append(float(row.value))
+        if len(reported) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            runs.STOP.wait(10)  # the signal is on its way to the main thread
+
+    def body(agent, x):
+        agent = agent + x
+        return agent, Row(agent.astype(int), 10.0 * agent)
+
+    def train(start):
+        return runs.scan(body, start, jnp.ones(1_000), report)
+
+    runs.STOP.clear()
+    handler = signal.getsignal(signal.SIGINT)
+    train_all = jax.vmap(train, axis_name="seed")
+    (agents, log), _ = runs.compile_and_run(train_all, jnp.array([0.0, 2.0]))
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert reported == [20.0, 30.0, 40.0]  # means over both seeds
+    assert agents.tolist() == [3.0, 5.0]
+    log = runs.trained_rows(log)
+    assert log.count.tolist() == [[1, 2, 3], [3, 4, 5]] and isinstance(log.value, np.ndarray)
+    assert "stopping at the next report" in capsys.readouterr().out
+    runs.STOP.clear()
+    (agents, log), _ = runs.compile_and_run(train_all, jnp.array([0.0, 2.0]))  # nobody stops this one
+    assert agents.tolist() == [1_000.0, 1_002.0] and log.count.shape == (2, 1_000)
+
+
+@pytest.mark.parametrize("folder", COMPILED)
+def test_a_study_keeps_no_row_that_was_stopped(folder):
+    runs = load(folder, "runs")
+    shown = ("grpo", 10, 1) if folder[0] == "4" else (10, ["loss"])
+    with pytest.raises(KeyboardInterrupt), runs.progress(*shown):
+        runs.STOP.set()
+    with runs.progress(*shown):  # and the next training is not stopped by it
+        assert not runs.STOP.is_set()
+
+
+def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
+    dqn = load("2_Cart_Pole_DQN", "cart_pole_dqn")
+    rows = []
+
+    def stop_at_the_second(log):
+        rows.append(int(log.env_step))
+        if len(rows) >= 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            dqn.runs.STOP.wait(10)
+
+    train_seeds = dqn.train_seeds
+    monkeypatch.setattr(dqn, "train_seeds", lambda c, report: train_seeds(c, stop_at_the_second))
+    small = ["NUM_SEEDS=1", "HIDDEN_SIZE=4", "REPLAY_CAPACITY=1000", "EVAL_EPISODES=1"]
+    result = dqn.main([*small, f"RUN_DIR={tmp_path / 'run'}"])
+    assert rows == [2_000, 3_000] and result["env_steps"] == [3_000]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["env_steps"] == [3_000]
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 1 + 2
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+# --- folder 5
+
+
+def test_module_6_makes_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form, *when: f"{form.rpartition('/')[0]}/noon")
+    made = [run_folder.new_folder("mesh_and_axis_rules") for _ in range(3)]
+    assert [path.name for path in made] == ["noon", "noon_2", "noon_3"]
+    assert {path.parent.name for path in made} == {"mesh_and_axis_rules"}
+
+
+@pytest.mark.parametrize("run", [settings.run, *(load(folder, "settings").run for folder in FOLDERS)])
+def test_the_last_cell_of_a_script_runs_in_a_notebook(run, monkeypatch):
+    """Its kernel's arguments are no constants of the reader's."""
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    given = []
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    run(given.append)
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    run(given.append)
+    assert given == [[], ["-f", "kernel.json"]]
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    before = json.loads((tmp_path / "run" / "result.json").read_text())
+    short = [argument for argument in short_runs.SHORT if not argument.startswith("NUM_BATCHES")]
+    with pytest.raises(settings.UserError, match="NUM_BATCHES=7: the run in RUN_DIR=run was started with 8"):
+        short_runs.run_here(tmp_path, *short, "NUM_BATCHES=7")
+    said = short_runs.run_here(tmp_path, *short, "NUM_BATCHES=9")
+    assert "NUM_BATCHES raised from 8 to 9" in said and "the schedule of 9 steps" in said
+    rows = rows_of(tmp_path / "run" / "train_log.csv")
+    assert [row["step"] for row in rows] == [str(step) for step in range(1, 10)]
+    assert {row["answers"] for row in rows} == {"16"}
+    assert float(rows[-1]["grad_norm"]) > 0
+    after = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (before["steps"], after["steps"]) == (8, 9)
+    assert json.loads((tmp_path / "run" / "constants.json").read_text())["NUM_BATCHES"] == 9
+
+
+def test_columns_of_answers_break_at_tags_and_spaces():
+    text = "before: <reasoning>14-7=7 coins</reasoning><answer>7</answer> [right]"
+    lines = inference.wrapped(text, 20)
+    assert lines == [
+        "before: <reasoning>", "14-7=7 coins", "</reasoning><answer>", "7</answer> [right]",
+    ]  # fmt: skip
+    assert inference.wrapped("a" * 25 + " < b", 10) == ["a" * 10, "a" * 10, "aaaaa < b"]
+    assert inference.wrapped("", 10) == []
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
+def test_a_csv_file_is_called_one(tmp_path, name):
+    (tmp_path / name).write_text("question,answer\n1+1,2\n")
+    with pytest.raises(settings.UserError, match=r"a table of texts.*; give a JSON, JSONL or Parquet file"):
+        questions.read_file(tmp_path / name)
+
+
+def test_a_faulty_reward_function_is_named_with_its_file_and_line(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import json\n\ndef broken(prompts, completions, **columns):\n    json.loads('{')\n")
+    broken = run_grader.guarded("broken", run_grader.load_file(path).broken)
+    with pytest.raises(settings.UserError, match=rf"JSONDecodeError.*; fix it \({path}, line 4\)$"):
+        broken([""], [""])
+    path.write_text("\nimport json\njson.loads('{')\n")
+    with pytest.raises(settings.UserError, match=rf"; fix it \({path}, line 3\)$"):
+        run_grader.load_file(path)
+
+
+def test_code_reward_says_which_tests_failed(tmp_path, capsys):
+    (tmp_path / "answer.py").write_text("def add(a, b):\n    return abs(a) + b\n")
+    tests = tmp_path / "tests.py"
+    tests.write_text("assert add(1, 2) == 3\nfor i in range(3):\n    assert add(-i, 0) == -i\n")
+    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
+    said = capsys.readouterr().out
+    assert "score: 0.500" in said and "add(1, 2)" not in said
+    assert "failed: for i in range(3):" in said and "assert add(-i, 0) == -i" in said
+    tests.write_text(json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "4\n"]}))
+    (tmp_path / "answer.py").write_text("print(int(input()))\n")
+    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
+    assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
+
+
+DAMAGED = """
+import pathlib, sys
+import jax
+sys.path.insert(0, sys.argv[1])
+if "Maxtext" in sys.argv[1]:
+    from parts.machine import process
+    process.keep_compiled()
+else:
+    import runs
+jax.config.update("jax_compilation_cache_dir", sys.argv[2])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+def program(x):
+    return x + 1
+
+jax.jit(program)(1.0)
+[path] = pathlib.Path(sys.argv[2]).glob("jit_program-*-cache")
+whole = path.read_bytes()
+path.write_bytes(whole[:100])
+jax.clear_caches()
+jax.jit(program)(1.0)
+print(len(path.read_bytes()) > 100)
+"""
+
+
+@pytest.mark.parametrize("folder", ["2_Cart_Pole_DQN", "5_GRPO_Maxtext"])
+def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    command = [sys.executable, "-c", DAMAGED, settings.HERE.parent / folder, tmp_path / "compiled"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_one_method_of_folder_4_is_trained_alone(tmp_path, monkeypatch):
+    study = load("4_GRPO_MNIST", "study")
+    trained = []
+    monkeypatch.setattr(study, "train_rows", lambda path, rows, *_, **__: trained.append((path.name, rows)))
+    words = ["one", "METHOD=ppo", "BETA=0.0", "MNIST_PATH=subset", f"RUN_DIR={tmp_path / 'run'}"]
+    study.main(words)
+    assert trained == [("compare.csv", [("ppo", [])])]
