@@ -52,4 +52,4 @@ lint: setup  ## ruff check and ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-include make/tests.mk make/pages.mk make/environments.mk
+include make/tests.mk make/pages.mk make/site.mk make/environments.mk

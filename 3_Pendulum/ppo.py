@@ -177,7 +177,7 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
     Args:
         c: the constants.
         rng: everything random follows from it.
-        report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
+        report: called on the host with each row of the log, averaged over the seeds.
 
     Returns:
         The agent at the end, and the log [rows].

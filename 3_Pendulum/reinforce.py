@@ -127,7 +127,7 @@ class Agent(NamedTuple):
     actor_optimizer: nnx.Optimizer
     critic_optimizer: nnx.Optimizer
     env_step: jax.Array  # int32 [], environment steps so far; padding is not counted
-    num_updates: jax.Array  # int32 [], rollouts so far: gradient steps of the actor
+    num_updates: jax.Array  # int32 [], rollouts so far
 
 
 class Rollout(NamedTuple):
@@ -180,7 +180,7 @@ def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[
     Args:
         c: the constants.
         rng: everything random follows from it.
-        report: called on the host after each EVAL_INTERVAL with the log row, averaged over the seeds.
+        report: called on the host with each row of the log, averaged over the seeds.
 
     Returns:
         The agent at the end, and the log [rows].

@@ -11,7 +11,7 @@ surrogate objective, with an advantage counted inside the group (DeepSeekMath, a
 The clip plays the part of a trust region around the policy that guessed; the KL holds the policy near a
 frozen reference.
 
-Read first: `update`, the four phases; `group_advantage`; `policy_loss`. The file is folder 3's ppo.py with
+Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's ppo.py with
 critic, GAE and mini-batches taken out; `diff 3_Pendulum/ppo.py 4_GRPO_MNIST/grpo_mnist.py` shows how much.
 
 What is *not* here, and why: no tokens (one guess is a whole answer, so length normalization has nothing to
@@ -53,9 +53,7 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- data
-    MNIST_PATH: str = (
-        ""  # empty: tensorflow-datasets (offline: the subset); subset: that one; or Keras's .npz
-    )
+    MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
     BATCH_SIZE: int = 128  # images per rollout; the guesses are G times as many
@@ -71,7 +69,7 @@ class Constants:
     # --- networks
     HIDDEN_SIZE: int = 128  # width of the two hidden layers
     # --- the run
-    SEED: int = 0  # of the first seed: draws weights, order of the images, guesses
+    SEED: int = 0  # of the first seed
     NUM_SEEDS: int = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
     LOGS_PER_EPOCH: int = 2  # rows of log.csv per epoch, each with a look at the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
@@ -310,7 +308,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
     Returns:
         What result.json holds: test_accuracy (greedy, a list over the seeds), data (which was used), seconds
-        (wall time after imports, data and compiling included), compile_seconds.
+        (wall time after imports, data included), of which compile_seconds.
 
     Raises:
         settings.UserError: see `settings.read`, `read_mnist`, `updates_per_row`, `runs.open_run`.
@@ -322,7 +320,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     run_dir = runs.open_run("grpo_mnist", c)
     print(
         f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
-        f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side"
+        f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
     with (
         contextlib.suppress(runs.Stopped),
@@ -345,7 +343,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         "compile_seconds": compile_seconds,
     }
     runs.write_json(run_dir / "result.json", result)
-    print(f"{result['seconds']:.1f} s, {compile_seconds:.1f} s of it compiling; the run is in {run_dir}")
+    print(f"{result['seconds']:.0f} s; everything of this run is in {run_dir}")
     return result
 
 

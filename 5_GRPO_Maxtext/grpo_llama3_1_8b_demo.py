@@ -10,8 +10,8 @@ The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to
     A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
 
 Not here, and why: no critic (the group's mean reward is the baseline: that is GRPO), no reward model (the
-rewards are functions in reward_func.py), no replay (each answer is trained on once, NUM_ITERATIONS=1, so
-ratio = 1 and the clip never binds), no loss on the prompt (only the answer is trained).
+rewards are functions in reward_func.py), no replay (an answer is trained on NUM_ITERATIONS times and then
+thrown away; with 1 ratio = 1 and the clip never binds), no loss on the prompt (only the answer is trained).
 
 Read `group_advantage`, `grpo_loss`, `update` and `train`, the loop, first. What only serves the run is in
 parts/; the tools are in tools/.
@@ -33,15 +33,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from parts import settings
-from parts.constants import Machine, Variants
+from parts.constants import Asking, Machine, Variants
 from parts.run import checks
 from parts.settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, Share, TwoOrMore, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants(Variants, Machine):
-    """Edit a value here, or give it for one run as NAME=value. Variants, Machine: parts/constants.py.
+class Constants(Asking, Variants, Machine):
+    """Edit a value here, or give it for one run as NAME=value. The other blocks: parts/constants.py.
 
     laptop: MODEL's hidden size is below 1,024 (tiny Llama, CPU); tpu: Llama 3.1 8B on a TPU VM.
     """
@@ -56,31 +56,21 @@ class Constants(Variants, Machine):
     RUN_DIR: str = ""  # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
     SEED: Seed = 0  # orders the questions and draws the answers; the weights come from MODEL
     DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
-    SYSTEM_PROMPT: str = (
-        "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
-    )  # what the model is asked to write; rewards that want <think> tags change the tags here, too
-    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
-        laptop="{question}", tpu="{system_prompt}\n\n{question}"
-    )  # the user's message, put inside the tokenizer's chat template
     # --- sampling
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
     TEMPERATURE: Positive = 1.0  # 1 = the policy itself; lower makes the G answers agree
     TOP_P: Share = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
     TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
     # --- GRPO
     BATCH_SIZE: Count = pair(laptop=16, tpu=64)  # questions per step; more: less noise, more memory and time
     NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with 2 most groups agree and teach nothing
-    NUM_BATCHES: Count = pair(laptop=200, tpu=116)  # training steps, each on one batch of questions
-    NUM_ITERATIONS: Count = 1  # mu, optimizer updates per batch; above 1 the clip begins to bind
+    NUM_BATCHES: Count = pair(laptop=100, tpu=116)  # training steps, each on one batch of questions
+    NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, optimizer updates per batch; above 1 the clip binds
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
     BETA: NonNegative = pair(laptop=0.08, tpu=0.001)  # weight of the KL to the starting model (0 = none)
     SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
     # --- optimizer: AdamW, linear warm-up, cosine decay to 0
     LEARNING_RATE: NonNegative = pair(
-        laptop=1e-3, tpu=3e-5
+        laptop=5e-4, tpu=3e-5
     )  # peak; for all weights of 8 B (LORA_RANK=0) 1e-6
     WARMUP_FRACTION: BelowOne = 0.1  # share of all steps (0 = off); the rest is for the decay
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
@@ -552,7 +542,6 @@ def train(
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the module's docstring."""
-    started = time.perf_counter()
     c = settings.read(Constants, arguments)
     checks.refuse(c)
     settings.quiet()
@@ -574,7 +563,7 @@ def main(arguments: list[str]) -> None:
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
         devices.check_attention(c)
-        with run_folder.open_run(c) as run:
+        with run_folder.open_run(c, arguments) as run:
             run.same_questions(data)
             prompts = functools.partial(
                 make_prompts,
@@ -600,9 +589,8 @@ def main(arguments: list[str]) -> None:
             before = run.once("before", ask_test, done)
             log = train(c, cluster, grader, rows["train"], run, rows["validation"])
             after = run.once("after", ask_test)
-            seconds = time.perf_counter() - started + train_log.seconds_before(log, done)
             lines = health.history(log, asdict(c))
-            report.write(c, run, before, after, log, arguments, sources["test"], seconds, lines)
+            report.write(c, run, before, after, log, sources["test"], lines, done)
 
 
 if __name__ == "__main__":

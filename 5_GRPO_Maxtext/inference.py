@@ -2,18 +2,19 @@
 
     python 5_GRPO_Maxtext/inference.py "Kim has 8 cards and loses 6. How many cards are there now?"
     python 5_GRPO_Maxtext/inference.py                                     # the built-in questions
-    python 5_GRPO_Maxtext/inference.py --samples 8 "Tom has 3 boxes with 5 coins in each box. How many?"
+    python 5_GRPO_Maxtext/inference.py SAMPLES=8 "Tom has 3 boxes with 5 coins in each box. How many?"
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine COMPARE=True   # before and after, side by side
-    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine --page ANSWER=15 "Tom has 3 boxes with 5 ..."
+    python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes with 5 ..."
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl OUTPUT=answers.jsonl
 
 A question of your own is answered token by token as it is decoded. Decoding is greedy unless SAMPLING or
 SAMPLES says otherwise. MODEL, prompt, lengths, rewards and LoRA are the run's, from its constants.json, where
-the command line does not give them. `--page` writes a page for the browser: eight answers to each question,
-their rewards and advantages, and which of their tokens training raised or lowered.
+the command line does not give them. PAGE writes a page for the browser: eight answers to each question, their
+rewards and advantages, and which of their tokens training raised or lowered.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -22,62 +23,41 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from parts import settings
+from parts.constants import Asking
 from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import run_grader
 from parts.rewards.grading import parse_number
 from parts.run import checks, run_files
-from parts.settings import Count, CountOrOff, Seed, UserError, pair
+from parts.settings import Count, Seed, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants:
-    """Edit a value here, or give it for one run as NAME=value."""
+class Constants(Asking):
+    """Edit a value here, or give it for one run as NAME=value. Asking: parts/constants.py."""
 
     CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
     COMPARE: bool = False  # True: the answers from before training beside those of CHECKPOINT
-    SAMPLES: Count = 1  # answers per question, as --samples N; above 1 the most frequent answer is the vote
-    PAGE: bool = False  # True, or --page: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
+    SAMPLES: Count = 1  # answers per question; above 1 the most frequent answer is the vote
+    PAGE: bool = False  # True: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
     SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""  # (empty = greedy; standard if SAMPLES > 1)
     SEED: Seed = 0  # draws the samples; greedy answers do not depend on it
     INPUT: str = ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
     OUTPUT: str = ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
     BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory
-    # --- the run's, where there is a run; the defaults are those of the main script
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens, chat template included
-    TOTAL_GENERATION_STEPS: Count = pair(laptop=28, tpu=768)  # tokens per answer; longer answers are cut off
-    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
-        laptop="{question}", tpu="{system_prompt}\n\n{question}"
-    )  # the user's message, put inside the tokenizer's chat template
-    SYSTEM_PROMPT: str = (
-        "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
-    )  # what the model is asked to write; rewards that want <think> tags change the tags here, too
-    DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
-    WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of weights; bfloat16 takes half the memory
-    SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # layout of the weights; a checkpoint has the run's
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
     REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
-    LOGITS_CLIP: float = 0.0  # largest absolute logit (0 = off)
-    LORA_RANK: CountOrOff = 0  # r of the run's A [in, r] and B [r, out] (0 = the run trained all weights)
-    LORA_ALPHA: float = 16.0  # A B is added times LORA_ALPHA / LORA_RANK
-    LORA_TARGETS: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"  # weights that have A and B
 
 
 # What is taken over from a run. Its BATCH_SIZE and SEED mean something else. Its REWARD_FUNC would be code of
 # whoever made the folder: only what the command line names is run.
-RUNS_CONSTANTS = (
-    "MODEL", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "TEMPLATE", "SYSTEM_PROMPT", "DTYPE",
-    "WEIGHT_DTYPE", "SCAN_LAYERS", "REWARDS", "LOGITS_CLIP", "LORA_RANK", "LORA_ALPHA", "LORA_TARGETS",
-)  # fmt: skip
-
+RUNS_CONSTANTS = ("MODEL", "REWARDS", *(field.name for field in dataclasses.fields(Asking)))
 PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
 
 QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with their answers
@@ -87,26 +67,19 @@ QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with thei
 )
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of a run.
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run."""
 
-    Attributes:
-        run: RUN_DIR.
-        step: its number; None for the last one.
-        constants: the run's, from constants.json.
-    """
-
-    run: Path
-    step: int | None
-    constants: dict[str, Any]
+    run: Path  # RUN_DIR
+    step: int | None  # its number; None for the last one
+    constants: dict[str, Any]  # the run's, from constants.json
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint | None]:
     """The command line, and what it says about the run.
 
     Args:
-        arguments: `NAME=value`, `--samples N`, `--page`, `--help`, and the words of a question.
+        arguments: `NAME=value`, `--help`, and the words of a question.
 
     Returns:
         The constants, those of the run included; the question, empty if there is none; the checkpoint, None
@@ -129,8 +102,6 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         raise UserError(
             f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out, or these"
         )
-    if c.COMPARE and c.CHECKPOINT == "base":
-        raise UserError("COMPARE=True: CHECKPOINT=base has nothing to be compared with; give a run's folder")
     checkpoint = find_checkpoint(c)
     if c.COMPARE and not checkpoint:
         raise UserError("COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder")
@@ -150,29 +121,16 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The question, empty if there is none, and the `NAME=value` texts of a command line.
 
     Raises:
-        UserError: an unknown option, or an empty question.
+        UserError: an empty question.
     """
-    words, given, rest = [], [], iter(arguments)
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        if name == "--samples":
-            given.append(f"SAMPLES={value or next(rest, '')}")
-        elif argument == "--page":
-            given.append("PAGE=True")
-        elif argument in ("--help", "-h"):
-            given.append(argument)
-        elif argument.startswith("--"):
-            raise UserError(
-                f'{argument!r}: no such option; write "question", --samples N, --page or NAME=value'
-            )
-        elif equals and (re.fullmatch("[A-Z_]+", name) or name.upper() in Constants.__annotations__):
-            given.append(argument)
-        else:
-            words.append(argument)
+    names = "|".join(field.name for field in dataclasses.fields(Constants))
+    constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")  # a name in small letters is a slip
+    words = [argument for argument in arguments if not constant.match(argument)]
     question = " ".join(words).strip()
     if words and not question:
         raise UserError("the question is empty; write one, or none at all for the built-in batch")
-    return question, [argument for argument in given if argument != "MODEL="]  # empty: not given
+    # MODEL= is the same as none
+    return question, [given for given in arguments if constant.match(given) and given != "MODEL="]
 
 
 # %% Which checkpoint ---------------------------------------------------------------------------------------
@@ -256,7 +214,7 @@ import numpy as np
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.algo_core import compute_advantages
-from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
+from tunix.rl.rollout.base_rollout import RolloutOutput
 
 import reward_func
 from parts.machine import process
@@ -266,9 +224,11 @@ from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, right_padded
 from parts.rewards.grading import grade, grade_lenient
 from parts.run import answers, checkpoints, page
 
+POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # sampling from the policy itself
+
 
 # %% Answers out --------------------------------------------------------------------------------------------
-def make_grader(c: Constants, rows: list[dict[str, Any]]) -> run_grader.Grader:
+def make_grader(c: Constants, rows: list[dict[str, Any]]):
     """The run's rewards, which grade the rows with a right answer and a data_source."""
     graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
     return run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
@@ -277,10 +237,7 @@ def make_grader(c: Constants, rows: list[dict[str, Any]]) -> run_grader.Grader:
 def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags: bool = False) -> None:
     """Adds `prompt` to the rows, and prints which words the tokenizer does not know.
 
-    Args:
-        rows: from `read_rows`.
-        tokenizer: of MODEL.
-        think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
+    `think_tags`: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
 
     Raises:
         UserError: a question that is too long.
@@ -305,7 +262,7 @@ def add_prompts(c: Constants, rows: list[dict[str, Any]], tokenizer, think_tags:
         print(f"note: {c.MODEL} has no token for {' '.join(dict.fromkeys(unknown))!r}, and cannot see it")
 
 
-def vote(grader: run_grader.Grader, completions: list[str]) -> tuple[str, str]:
+def vote(grader, completions: list[str]) -> tuple[str, str]:
     """The completion with the most frequent answer, and that answer in words with its count."""
     winner, votes = grader.majority(completions), grader.votes(completions)
     if votes[winner] is None:
@@ -313,47 +270,41 @@ def vote(grader: run_grader.Grader, completions: list[str]) -> tuple[str, str]:
     return completions[winner], f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
 
 
-def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]]) -> RolloutOutput:
-    """SAMPLES completions of each row's prompt, side by side."""
-    return rollout.generate([row["prompt"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
+def ask(c: Constants, rollout: MaxTextRollout, rows: list[dict[str, Any]], name: str) -> RolloutOutput:
+    """SAMPLES completions of each row's prompt; also as a list in the row, under `name`."""
+    output = rollout.generate([row["prompt"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
+    for i, row in enumerate(rows):
+        row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
+    return output
 
 
-def by_question(c: Constants, output: RolloutOutput) -> list[list[str]]:
-    """The texts of `ask`, a list for each question."""
-    return [output.text[i : i + c.SAMPLES] for i in range(0, len(output.text), c.SAMPLES)]
-
-
-def sampling(c: Constants) -> RolloutConfig:
-    """How to sample: SAMPLING, or what fits SAMPLES."""
+def sampling(c: Constants, how: dict[str, float] | None = None, seed: jax.Array | None = None):
+    """How to sample, as a `RolloutConfig`: `how`, such as POLICY; else SAMPLING, or what fits SAMPLES."""
+    name = c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")
     return rollout_config(
-        GENERATION_CONFIGS[c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")],
+        how or GENERATION_CONFIGS[name],
         prompt_tokens=c.MAX_PROMPT_LENGTH,
         new_tokens=c.TOTAL_GENERATION_STEPS,
-        seed=jax.random.key(c.SEED),
+        seed=jax.random.key(c.SEED) if seed is None else seed,
     )
 
 
-def is_right(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> bool:
-    """Whether a completion is right: as the run grades the row's data_source, else by its number."""
+def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a completion is right, and whether it is by its last number, wherever that stands.
+
+    As the run grades the row's data_source; where there is none, by number.
+    """
     if row["data_source"] is None:
-        return grade(completion, row["gold"])
-    columns = ([row[name]] for name in ("gold", "data_source", "extra_info"))
-    return bool(grader.score([completion], *columns)[0] >= 1)
+        return grade(completion, row["gold"]), grade_lenient(completion, row["gold"])
+    columns = [[completion], *([row[name]] for name in ("gold", "data_source", "extra_info"))]
+    return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
 
 
-def is_right_lenient(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> bool:
-    """Whether a completion is right by its last number, wherever that stands."""
-    if row["data_source"] is None:
-        return grade_lenient(completion, row["gold"])
-    columns = ([row[name]] for name in ("gold", "data_source", "extra_info"))
-    return bool(grader.right_lenient([completion], *columns)[0])
-
-
-def judged(grader: run_grader.Grader, completion: str, row: dict[str, Any]) -> str:
+def judged(grader, completion: str, row: dict[str, Any]) -> str:
     """ " [right]", " [wrong, right: 7]", or nothing where the right answer is not known."""
     if row["gold"] is None:
         return ""
-    return " [right]" if is_right(grader, completion, row) else f" [wrong, right: {row['gold']}]"
+    return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -375,140 +326,103 @@ def in_columns(left: str, right: str) -> Iterator[str]:
         yield f"{lines[0]:<{width}} | {lines[1]}".rstrip()
 
 
-def show(
-    rows: list[dict[str, Any]],
-    before: list[list[str]] | None,
-    after: list[list[str]],
-    grader: run_grader.Grader,
-) -> None:
+def show(rows: list[dict[str, Any]], grader) -> None:
     """Prints questions and answers, and how many of those with a known answer are right.
 
     Args:
-        rows: from `read_rows`.
-        before: for each row, the completions of the untrained model; None without COMPARE.
-        after: for each row, the completions of CHECKPOINT.
+        rows: from `read_rows`, with the completions `after`, and with COMPARE those of `before` training.
         grader: from `make_grader`.
     """
-    for i, row in enumerate(rows):
+    for row in rows:
         print(shown(f"\nquestion: {row['question']}"))
-        for old, new in zip(before[i] if before else after[i], after[i], strict=True):
-            if before:
+        for old, new in zip(row.get("before", row["after"]), row["after"], strict=True):
+            if "before" in row:
                 left, right = (text + judged(grader, text, row) for text in (old, new))
                 print(*in_columns(shown(f"before: {left}"), shown(f"after: {right}")), sep="\n")
             else:
                 print(shown(f"answer:   {new}{judged(grader, new, row)}"))
-        if len(after[i]) > 1:
-            old = f"before {vote(grader, before[i])[1]}, after " if before else ""
-            winner, words = vote(grader, after[i])
+        if len(row["after"]) > 1:
+            old = f"before {vote(grader, row['before'])[1]}, after " if "before" in row else ""
+            winner, words = vote(grader, row["after"])
             print(shown(f"vote:     {old}{words}{judged(grader, winner, row)}"))
-    known = [i for i, row in enumerate(rows) if row["gold"] is not None]
-    if known:
+    if known := [row for row in rows if row["gold"] is not None]:
         print()
-        for words, judge in (("right:    ", is_right), ("by the last number: ", is_right_lenient)):
+        for words, reading in (("right:    ", 0), ("by the last number: ", 1)):
             counts = [
-                sum(judge(grader, vote(grader, texts[i])[0], rows[i]) for i in known)
-                for texts in (before, after)
-                if texts
+                sum(is_right(grader, vote(grader, row[name])[0], row)[reading] for row in known)
+                for name in ("before", "after")
+                if name in known[0]
             ]
             print(f"{words}{', after '.join(f'{count} of {len(known)}' for count in counts)}")
 
 
-def write_rows(
-    path: Path,
-    rows: list[dict[str, Any]],
-    before: list[list[str]] | None,
-    after: list[list[str]],
-    grader: run_grader.Grader,
-) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. The other arguments are
-    those of `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. Arguments as in `show`.
     """
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        for i, row in enumerate(rows):
-            completion, words = vote(grader, after[i])
-            out = row["row"] | {"completion": completion}
-            if len(after[i]) > 1:
-                out |= {"completions": after[i], "vote": words}
-            if before:
-                out["before"] = vote(grader, before[i])[0]
-            if row["gold"] is not None:
-                out["correct"] = is_right(grader, completion, row)
-                out["correct_lenient"] = is_right_lenient(grader, completion, row)
-            # default=str: a Parquet file can hold dates
-            file.write(json.dumps(out, ensure_ascii=False, default=str) + "\n")
-    partial.rename(path)  # whole or not at all
+    lines = []
+    for row in rows:
+        completion, words = vote(grader, row["after"])
+        out = row["row"] | {"completion": completion}
+        if len(row["after"]) > 1:
+            out |= {"completions": row["after"], "vote": words}
+        if "before" in row:
+            out["before"] = vote(grader, row["before"])[0]
+        if row["gold"] is not None:
+            out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
+        lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file
+    settings.write_whole(path, "".join(lines))
     print(f"answers:  {path}")
 
 
 # %% Page ---------------------------------------------------------------------------------------------------
-def token_log_probs(
-    c: Constants, rollout: MaxTextRollout, prompts: np.ndarray, completions: np.ndarray
-) -> np.ndarray:
-    """Log-probs [N, T] of completions [N, T] to prompts [N, P] under the weights of now, at temperature 1."""
-    parts = [
-        rollout.get_per_token_logps(
-            prompts[start : start + c.BATCH_SIZE],
-            completions[start : start + c.BATCH_SIZE],
-        )
-        for start in range(0, len(completions), c.BATCH_SIZE)
-    ]
-    return np.concatenate(parts)
+def token_log_probs(c: Constants, rollout: MaxTextRollout, output: RolloutOutput) -> np.ndarray:
+    """Log-probs [N, T] of the tokens in `output`, from `ask`, under an engine's weights at temperature 1."""
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
+    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
+    prompts = output.left_padded_prompt_tokens  # [N, P]
+    return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
 
 
 def write_page(
-    c: Constants,
-    path: Path,
-    rollout: MaxTextRollout,
-    rows: list[dict[str, Any]],
-    texts: list[list[str]],
-    completions: np.ndarray,
-    grader: run_grader.Grader,
-    *,
-    about: str,
-    before: np.ndarray | None,
-    now: np.ndarray,
-) -> None:
+    c: Constants, path: Path, rollout, rows, output: RolloutOutput, grader, about: str, before, now
+):
     """Writes the page: each question with its answers, points, advantages and tokens.
 
     Args:
         path: of the page.
-        rollout: gives tokenizer and lengths.
+        rollout: the engine that answered.
         rows: from `read_rows`.
-        texts: the answers to each question, from `by_question`.
-        completions: their tokens, int32 [N, T].
+        output: from `ask`.
         grader: from `make_grader`.
         about: which model answered.
-        before: log-probs [N, T] of the answers before training; None where the model is the untrained one.
-        now: those under the model that answered.
+        before: from `token_log_probs` under the weights from before training; None if those answered.
+        now: the same under those that answered.
     """
+    completions = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
     groups = []
     for i, row in enumerate(rows):
         part = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES)
-        answered = np.array(texts[i], dtype=object)
         known = row["gold"] is not None
         columns = {"question": row["question"], "answer": row["gold"] if known else "",
                    "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
         columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
-        points = {}
-        if known:
-            points = {f.__name__: np.array(f(None, answered, **columns)) for f in grader.functions}
+        texts = np.array(row["after"], dtype=object)
+        points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
         [group] = answers.question_rows(
             rollout.tokenizer,
             grader,
             c.SAMPLES,
             completions[part],
-            columns | {"completions": answered, "points": points, "rewards": rewards},
+            columns | {"completions": texts, "points": points, "rewards": rewards},
             advantages=compute_advantages(rewards, c.SAMPLES),
             counts=np.ones(c.SAMPLES, bool),
             log_prob=(now if before is None else before)[part],
             log_prob_after=None if before is None else now[part],
         )
-        group |= {"step": 0, "graded": known} | ({} if known else {"answer": None})
-        groups.append(group)
+        groups.append(group | {"step": 0, "graded": known} | ({} if known else {"answer": None}))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
@@ -539,14 +453,15 @@ def chosen_step(c: Constants, checkpoint: Checkpoint) -> tuple[str, int]:
     return root, checkpoint.step
 
 
-def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> MaxTextRollout:
-    """An engine with MODEL's weights, and LoRA's A and B where the run has them.
+def make_rollout(
+    c: Constants, folder: Path, hf, tokenizer, answers: int, checkpoint: Checkpoint | None = None
+) -> MaxTextRollout:
+    """An engine with MODEL's weights, and LoRA's A and B where the run has them; `restore` fills them.
 
     Args:
-        folder: of MODEL.
-        hf: its config.
-        tokenizer: its tokenizer.
+        folder, hf, tokenizer: of MODEL.
         answers: to decode in all; at most BATCH_SIZE of them at once.
+        checkpoint: that will be restored.
     """
     devices = jax.device_count()
     rows = -(-min(c.BATCH_SIZE, answers) // devices) * devices  # a multiple: each device gets as many
@@ -560,48 +475,31 @@ def make_rollout(c: Constants, folder: Path, hf, tokenizer, answers: int) -> Max
         scan_layers=c.SCAN_LAYERS,
     )
     adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-    merge = None
-    if c.LORA_RANK:  # with the run's shapes; its A and B are restored later, so any seed will do
-        adapter, merge = lora.add_lora(
-            adapter, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, seed=0
-        )
-    whole = dict(temperature=1.0, top_k=-1, top_p=1.0)  # the page's log-probs are the policy's own
+    merge, run = None, checkpoint.constants if checkpoint else {}
+    if run.get("LORA_RANK"):  # any seed will do: A and B are restored
+        numbers = (run[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
+        adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
     return MaxTextRollout(
         adapter,
         TokenizerAdapter(tokenizer),
         mesh,
-        rollout_config(whole, prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS),
+        sampling(c, POLICY),  # the page's log-probs are the policy's own
         maxtext_config=config,
         hf=hf,
         current_step=lambda: 0,
         seed=c.SEED,
-        logits_clip=c.LOGITS_CLIP,
+        logits_clip=run.get("LOGITS_CLIP", 0.0),
         merge=merge,
     )
 
 
-def restore(rollout: MaxTextRollout, root: str, step: int, lora_only: bool) -> None:
-    """Puts a checkpoint into the engine's model.
-
-    Args:
-        rollout: from `make_rollout`.
-        root: of the checkpoints.
-        step: its number; both from `chosen_step`.
-        lora_only: whether it has A and B alone.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    weights = nnx.to_pure_dict(nnx.state(rollout.model(), nnx.LoRAParam if lora_only else nnx.Param))
+def restore(rollout: MaxTextRollout, root: str, step: int) -> None:
+    """Puts a checkpoint, from `chosen_step`, into the engine's model; raises UserError."""
+    adapted = nnx.state(rollout.model(), nnx.LoRAParam)  # a run with LoRA saved A and B alone
+    weights = nnx.to_pure_dict(adapted or nnx.state(rollout.model(), nnx.Param))
     with checkpoints.open_manager(root) as manager:
         restored, _, _ = checkpoints.restore(manager, step, weights)
     nnx.update(rollout.model(), restored)
-
-
-def describe(c: Constants, root: str, step: int) -> str:
-    """A checkpoint in words: its folder, and what it was trained from."""
-    trained = f" (LoRA of rank {c.LORA_RANK})" if c.LORA_RANK else ""
-    return f"{root}/{step}{trained}, trained from {c.MODEL}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -612,43 +510,42 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     process.keep_compiled()
     grader = make_grader(c, rows)
-    root, step = chosen_step(c, checkpoint) if checkpoint else ("", 0)
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
-        about = describe(c, root, step)
+        root, step = chosen_step(c, checkpoint)
+        rank = checkpoint.constants.get("LORA_RANK")
+        about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(shown(f"checkpoint: {about}"))
     if own := not_run(c, checkpoint):
         words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
         print(shown(words))
     add_prompts(c, rows, tokenizer, grader.think_tags)
 
-    rollout = make_rollout(c, folder, hf, tokenizer, len(rows) * c.SAMPLES)
-    before = by_question(c, ask(c, rollout, rows)) if c.COMPARE else None
+    engine = functools.partial(make_rollout, c, folder, hf, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+    rollout = engine()
+    if c.COMPARE:
+        ask(c, rollout, rows, "before")
     if checkpoint:
-        restore(rollout, root, step, lora_only=bool(c.LORA_RANK))
+        restore(rollout, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         pieces = []
         for piece in rollout.stream(rows[0]["prompt"], sampling(c)):
             print(shown(piece), end="", flush=True)
             pieces.append(piece)
-        print(shown(judged(grader, "".join(pieces), rows[0])))
-        after = [["".join(pieces)]]
+        rows[0]["after"] = ["".join(pieces)]
+        print(shown(judged(grader, *rows[0]["after"], rows[0])))
     else:
-        output = ask(c, rollout, rows)
-        after = by_question(c, output)
-        show(rows, before, after, grader)
-    if c.PAGE:
-        completions = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)
-        tokens = output.left_padded_prompt_tokens, completions
-        now, old = token_log_probs(c, rollout, *tokens), None
-        if checkpoint:  # the untrained model again, for the same tokens
-            old = token_log_probs(c, make_rollout(c, folder, hf, tokenizer, len(output.text)), *tokens)
-        path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
-        write_page(c, path_of_page, rollout, rows, after, tokens[1], grader, about=about, before=old, now=now)
+        output = ask(c, rollout, rows, "after")
+        show(rows, grader)
     if path:
-        write_rows(path, rows, before, after, grader)
+        write_rows(path, rows, grader)
+    if c.PAGE:
+        now = token_log_probs(c, rollout, output)
+        old = token_log_probs(c, engine(), output) if checkpoint else None  # the untrained model again
+        path_of_page = (checkpoint.run if checkpoint else Path()) / "answers.html"
+        write_page(c, path_of_page, rollout, rows, output, grader, about, old, now)
 
 
 if __name__ == "__main__":

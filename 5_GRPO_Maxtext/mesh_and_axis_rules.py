@@ -19,7 +19,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -365,13 +365,16 @@ def show_layer(strategy: Strategy, result: dict[str, Any]) -> None:
         jax.debug.visualize_array_sharding(array, use_color=False)
 
 
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first column has no name."""
+    head = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
 def strategy_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy: shards, messages, agreement with one device; Markdown."""
     expected = results["one device"]["results"]
-    lines = [
-        "| | mesh | rules | weights on a device | forward pass | training step | difference |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, result in results.items():
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
         rules = ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut"
@@ -379,58 +382,49 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
         messages = ["; ".join(map(str, result[part])) or "silent" for part in ("forward", "step")]
         mesh = " x ".join(map(str, strategy.mesh_shape))
         difference = f"{largest_difference(result['results'], expected):.1e}"
-        lines.append(f"| {' | '.join([name, mesh, rules, shard, *messages, difference])} |")
-    return "\n".join(lines)
+        rows.append([name, mesh, rules, shard, *messages, difference])
+    columns = ["mesh", "rules", "weights on a device", "forward pass", "training step", "difference"]
+    return markdown(columns, rows)
 
 
 def ledger_table(axes: dict) -> str:
     """Training memory per device, in GB (1e9 bytes); Markdown."""
-    lines = [
-        "| | parameters per device | bfloat16: weights + gradients + Adam | float32 | float32 fits, alone |",
-        "|---|---|---|---|---|",
-    ]
-    rows = [(name, ledger(axes, strategy)) for name, strategy in STRATEGIES.items()]
-    rows.append(
-        ("both, three rules only", ledger(axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"}))
-    )
-    for name, parameters in rows:
+    held = {name: ledger(axes, strategy) for name, strategy in STRATEGIES.items()}
+    held["both, three rules only"] = ledger(axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
+    rows = []
+    for name, parameters in held.items():
         cells = []
         for parts in BYTES.values():
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
             cells.append(f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB")
         total = parameters * sum(BYTES["float32"]) / 2**30  # GiB, as the limits are
         fits = ", ".join(chip for chip, limit in HBM_GIB.items() if total < limit) or "none"
-        lines.append(f"| {name} | {parameters:,} | {cells[0]} | {cells[1]} | {fits} |")
-    return "\n".join(lines)
+        rows.append([name, f"{parameters:,}", *cells, fits])
+    summed = "bfloat16: weights + gradients + Adam"
+    return markdown(["parameters per device", summed, "float32", "float32 fits, alone"], rows)
 
 
 def llama_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy; Markdown."""
-    lines = ["| | weights on a device | forward pass | difference |", "|---|---|---|---|"]
-    expected = results["one device"]["logits"]
+    rows, expected = [], {"logits": results["one device"]["logits"]}
     for name, result in results.items():
         held = sum(math.prod(shape) for shape in result["shards"].values())
         messages = ", ".join(f"{count} x {kind}" for kind, count in result["forward"].items()) or "silent"
-        difference = np.abs(result["logits"] - expected).max() / np.abs(expected).max()
-        lines.append(f"| {name} | {held:,} | {messages} | {difference:.1e} |")
-    return "\n".join(lines)
+        rows.append([name, f"{held:,}", messages, f"{largest_difference(result, expected):.1e}"])
+    return markdown(["weights on a device", "forward pass", "difference"], rows)
 
 
 def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
     """Each array as a rectangle with its shards, and the numbers of the devices that hold each."""
     names = [name for name in results if name != "one device"]
-    figure, axes = plt.subplots(
-        3, len(names), figsize=(13, 6.5), facecolor="white", layout="constrained", squeeze=False
-    )
+    figure, axes = plt.subplots(3, len(names), figsize=(13, 6.5), facecolor="white", layout="constrained")
     for column, name in zip(axes.T, names):
         column[0].set_title(f"{name}\nmesh {' x '.join(map(str, STRATEGIES[name].mesh_shape))}", fontsize=10)
         for panel, (array_name, array) in zip(column, results[name]["arrays"].items()):
             shards = {}  # corner and size -> devices
             for shard in array.addressable_shards:
-                (top, bottom), (left, right) = (
-                    part.indices(size)[:2] for part, size in zip(shard.index, array.shape)
-                )
-                shards.setdefault((left, top, right - left, bottom - top), []).append(shard.device.id)
+                y, x = (part.start or 0 for part in shard.index)
+                shards.setdefault((x, y, *shard.data.shape[::-1]), []).append(shard.device.id)
             for (x, y, width, height), ids in shards.items():
                 color = plt.cm.Set3(min(ids)) if len(shards) > 1 else "#dddddd"
                 panel.add_patch(plt.Rectangle((x, y), width, height, facecolor=color, edgecolor="black"))

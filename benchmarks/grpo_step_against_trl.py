@@ -105,7 +105,7 @@ def main() -> None:
     rows, ratios = [], {beta: [] for beta in BETAS}
     constants = {
         "MODEL": FOLDER / "tiny_llama", "NUM_BATCHES": STEPS, "BATCH_SIZE": 16, "NUM_GENERATIONS": 8,
-        "TOTAL_GENERATION_STEPS": 28, "LEARNING_RATE": 1e-3,
+        "TOTAL_GENERATION_STEPS": 28, "NUM_ITERATIONS": 1, "LEARNING_RATE": 1e-3,
     }  # fmt: skip
     for number in range(rounds):
         for beta in BETAS:

@@ -108,7 +108,8 @@ def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
                 constants = {
                     "MODEL": folder, "NUM_BATCHES": steps_of(point, parameters),
                     "BATCH_SIZE": point.questions, "NUM_GENERATIONS": ANSWERS,
-                    "TOTAL_GENERATION_STEPS": point.tokens, "BETA": 0.08, "LEARNING_RATE": NO_LEARNING,
+                    "TOTAL_GENERATION_STEPS": point.tokens, "NUM_ITERATIONS": 1, "BETA": 0.08,
+                    "LEARNING_RATE": NO_LEARNING,
                 }  # fmt: skip
                 quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
                 results = {

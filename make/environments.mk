@@ -57,6 +57,7 @@ requirements: setup  ## the files of pinned packages, after a change in pyprojec
 	$(COMPILE) pyproject.toml --extra dev --universal --output-file $(REQUIREMENTS)
 	$(COMPILE) --group build --constraint $(REQUIREMENTS) --universal --output-file requirements/build.txt
 	$(COMPILE) --group fit --universal --output-file requirements/fit.txt
+	$(COMPILE) --group site --constraint $(REQUIREMENTS) --universal --output-file requirements/site.txt
 	$(COMPILE) --group eval --universal --output-file requirements/eval.txt
 	$(COMPILE) pyproject.toml --extra dev --group cuda --constraint $(REQUIREMENTS) --universal \
 	  --output-file requirements/cuda.txt

@@ -2,11 +2,11 @@
 .PHONY: test-browser test-slurm test-vllm
 
 # Installs nothing: without the browser, or before `make setup`, it says what is missing.
-test-browser:  ## the page of a run in a real browser (Debian's chromium and chromium-driver)
+test-browser:  ## the page of a run, and the playground, in a real browser (Debian's chromium and chromium-driver)
 	@test -x $(BIN)/python || { echo "make test-browser needs .venv; run make setup first" >&2; exit 2; }
 	@for program in chromium chromedriver; do command -v $$program > /dev/null || { echo "make test-browser \
 	needs $$program; on Debian: apt-get install chromium chromium-driver" >&2; exit 2; }; done
-	$(BIN)/python -m pytest tests/browser_page.py
+	$(BIN)/python -m pytest tests/browser_page.py tests/browser_playground.py
 
 # A SLURM of this machine alone, in a temporary folder; slurmd wants to be root. Installs nothing, as above.
 test-slurm:  ## two processes of the main script under a real SLURM (Debian's slurm-wlm and munge)

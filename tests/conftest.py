@@ -24,6 +24,17 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_programs():
+    """A run whose model and sizes are those of an earlier one takes over what that one has traced."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "grpo_llama3_1_8b_demo" in sys.modules:  # the tests of folders 1 to 4 alone spare its imports
+            import short_runs
+
+            short_runs.share_programs(patch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A finished run of short_runs.SHORT: its folder, with run/ and said.txt; copy it to change it."""

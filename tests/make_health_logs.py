@@ -1,4 +1,4 @@
-"""Makes tests/golden/health/*.csv: logs of real runs of the main script, each spoilt in one way.
+"""Makes tests/golden/health/*.csv: logs of real runs of the main script, all but HEALTHY spoilt in one way.
 
     python tests/make_health_logs.py            # all of them
     python tests/make_health_logs.py alike      # one
@@ -79,6 +79,10 @@ def pay_for_brevity() -> list[str]:
 # What is spoilt (a function above, which returns constants), and the constants of the run.
 CASES = {
     "healthy": (None, []),
+    "rloo": (
+        None,
+        ["ADVANTAGE=rloo", "LOSS_AGG_MODE=seq-mean-token-sum", "NUM_ITERATIONS=2", "LEARNING_RATE=5e-4"],
+    ),
     "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
     "no_signal": (unreadable_answers, ["BETA=0.0"]),
     "solved": (easy_questions, ["NUM_BATCHES=60"]),
@@ -93,6 +97,9 @@ CASES = {
     "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),
     "worse": (None, ["LEARNING_RATE=0.03", "WARMUP_FRACTION=0.9", "MAX_GRAD_NORM=100.0"]),
 }
+
+
+HEALTHY = ("healthy", "rloo")
 
 
 def run_case(name: str) -> None:

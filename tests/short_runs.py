@@ -26,6 +26,18 @@ SHORT = [
 ]
 HANGS = 900  # seconds; only against a process that never ends
 
+# What neither the model nor its engine sees: runs that differ in nothing else can take the same cluster.
+BESIDE_THE_CLUSTER = {
+    "RUN_DIR", "CHECKPOINT_DIR", "PROFILE_DIR", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC",
+    "NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "OFF_POLICY_STEPS",
+    "SAMPLER_CORRECTION", "TEMPERATURE_END", "NUM_TEST_QUESTIONS", "EVAL_CONFIG", "EVAL_EVERY",
+    "EVAL_QUESTIONS", "LOG_ANSWERS_EVERY", "SAVE_INTERVAL_STEPS", "MAX_TO_KEEP",
+}  # fmt: skip
+BESIDE_THE_ENGINE = {
+    "CHECKPOINT", "INPUT", "OUTPUT", "SAMPLES", "SAMPLING", "COMPARE", "PAGE", "ANSWER", "REWARDS",
+    "REWARD_FUNC", "BATCH_SIZE",
+}  # fmt: skip
+
 
 def made_once(tmp_path_factory, name, make):
     """A folder that `make(folder)` fills, once for all test files and all workers; copy it to change it."""
@@ -40,6 +52,77 @@ def made_once(tmp_path_factory, name, make):
             make(partial)
             partial.rename(folder)
     return folder
+
+
+def taken_again(make, name_of, parts_of):
+    """`make`, but a second call of the same name takes what the first one made, all of it as it was then.
+
+    To trace and lower its programs, and to read them back compiled, is two thirds of a short run.
+
+    Args:
+        make: makes a cluster, or an engine.
+        name_of: of the same arguments; None: it is made anew.
+        parts_of: its model, and the objects whose attributes a run changes.
+    """
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    made = {}
+
+    def take(*arguments):
+        name = name_of(*arguments)
+        if name is None:
+            return make(*arguments)
+        if name not in made:
+            new = make(*arguments)
+            model, *objects = parts_of(new)
+            weights = nnx.state(model, nnx.Param)
+            copies = jax.tree.map(np.array, weights)  # the first update gives the arrays themselves away
+            places = jax.tree.map(lambda x: x.sharding, weights)
+            made[name] = new, model, copies, places, [(part, dict(vars(part))) for part in objects]
+            return new
+        new, model, copies, places, objects = made[name]
+        nnx.update(model, jax.tree.map(jax.device_put, copies, places))
+        for part, values in objects:
+            vars(part).update(values)
+        return new
+
+    return take
+
+
+def share_programs(patch):
+    """Runs and engines of this process that have the same model and the same sizes share them."""
+    from tunix.rl.rl_cluster import Mode
+
+    import grpo_llama3_1_8b_demo as demo
+    import inference
+
+    def name(c, folder, beside, *more):
+        if vars(c).get("LORA_RANK"):  # the reference shares its weights
+            return None
+        seen = {name: value for name, value in vars(c).items() if name not in beside}
+        return folder.resolve(), *more, *seen.items()
+
+    patch.setattr(demo, "make_cluster", taken_again(
+        demo.make_cluster,
+        lambda c, folder, *_: name(c, folder, BESIDE_THE_CLUSTER),
+        lambda made: (
+            made.actor_trainer.model, made, made.rollout, made.get_rollout_config(Mode.TRAIN)
+        ),
+    ))  # fmt: skip
+
+    def engine(c, folder, _, __, count, checkpoint=None):
+        run = checkpoint.constants if checkpoint else {}
+        if run.get("LORA_RANK"):
+            return None
+        return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), run.get("LOGITS_CLIP", 0.0))
+
+    patch.setattr(inference, "make_rollout", taken_again(
+        inference.make_rollout,
+        engine,
+        lambda made: (made.model(), made),
+    ))  # fmt: skip
 
 
 def run_here(folder, *arguments):

@@ -15,7 +15,6 @@ import inference
 import reward_func
 from parts import settings
 from parts.data import prompts, questions
-from parts.model import cluster as clusters
 from parts.model import llama
 from parts.rewards import run_grader
 from parts.rewards.grading import format_ok, grade, last_number
@@ -123,7 +122,7 @@ def log_probs_under(run):
         nnx.update(rollout.model(), base)
         if step:
             root, _ = inference.chosen_step(c, found)
-            inference.restore(rollout, root, step, lora_only=False)
+            inference.restore(rollout, root, step)
         rows = [dict(row) for row in rows]
         inference.add_prompts(c, rows, tokenizer)
         asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])
@@ -176,7 +175,7 @@ def train(folder, *arguments):
         held_out, train_rows, _ = questions.hold_out(train_rows, rows["validation"], c.EVAL_QUESTIONS)
     grader = run_grader.make_grader("", "", reward_func, [])
     with run_folder.open_run(c) as run:
-        cluster = clusters.make_cluster(c, checkpoint, hf, tokenizer, functools.partial(demo.sampling, c))
+        cluster = demo.make_cluster(c, checkpoint, hf, tokenizer, functools.partial(demo.sampling, c))
         demo.train(c, cluster, grader, train_rows, run, held_out)
 
 

@@ -715,15 +715,14 @@ def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     assert compute_score(answer, tests) == 0.0
 
 
-def test_answers_are_graded_side_by_side_within_a_bound(monkeypatch, capsys):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+def test_answers_are_graded_side_by_side_within_a_bound(capsys):
     started = time.monotonic()
 
     def slow(answer):
         time.sleep(0.4)
         return float(answer)
 
-    scores = code_grading.side_by_side(slow, range(100), 1.0)
+    scores = code_grading.side_by_side(slow, range(100), 1.0, 8)
     assert time.monotonic() - started < 20  # one after the other 40 s
     done = [i for i, score in enumerate(scores) if score]
     assert done == list(range(1, len(done) + 1)) and 16 <= len(done) < 100

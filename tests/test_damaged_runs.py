@@ -25,6 +25,7 @@ import inference
 import reward_func
 from parts import settings
 from parts.data import prompts
+from parts.machine import process
 from parts.model import llama
 from parts.rewards import run_grader
 from parts.run import checkpoints, run_folder, train_log
@@ -275,13 +276,13 @@ def test_a_checkpoint_that_a_run_prunes_while_inference_starts_is_one_line(toy):
     shutil.rmtree(toy / "1")
     rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match=r"^checkpoint 1 in .* cannot be read"):
-        inference.restore(rollout, str(toy), 1, lora_only=False)
+        inference.restore(rollout, str(toy), 1)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_inference(toy):
     rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match=r"^checkpoint 2 in .* cannot be read as this MODEL's"):
-        inference.restore(rollout, str(toy), 2, lora_only=False)
+        inference.restore(rollout, str(toy), 2)
 
 
 def test_a_damaged_checkpoint_neither_answers_nor_is_exported_but_the_one_before_can_be_named(run, capsys):
@@ -331,6 +332,42 @@ def test_a_log_that_is_cut_in_the_middle_of_a_number_loses_the_row(tmp_path):
     assert [row["step"] for row in read_log(path)] == [1, 2]
     path.write_text("step,reward,kl\n1,2.5,0.1\n2,2.75\nx,y,z\n4,1,2,3\n\0\n5,1.5,nan\n")
     assert [row["step"] for row in read_log(path)] == [1, 5]
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "evaluations.jsonl", "before.json"])
+@pytest.mark.parametrize("text", ['{"step": 3}', '{"step": 3, "completions": [7]}', '{"asked": {"a": 1}}'])
+def test_json_that_can_be_read_and_is_none_of_ours_is_one_line_or_left_out(run, name, text, capsys):
+    with open(run / name, "a" if name.endswith("l") else "w") as file:
+        file.write(text + '\n[1]\n7\n{"step": "x"}\n' * name.endswith("l"))
+    try:
+        show_run.main(["run"])
+    except UserError as error:
+        assert re.match(f"RUN_DIR=run: .*{name}.* move the file away$", str(error))
+
+
+@pytest.mark.parametrize("arguments", [["show_run", "run"], ["pass_at_k", "RUN_DIR=file/x"]])
+def test_a_folder_that_cannot_be_written_is_one_line(arguments, run):
+    Path("file").touch()
+    (run / "report.partial").mkdir()
+    command = [sys.executable, settings.HERE / "tool.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and re.fullmatch(r"error: .*; choose a folder .*\n", done.stderr), done.stderr
+
+
+def test_the_examples_are_not_made_where_nothing_can_be_written(tmp_path):
+    for name in ("examples", "tiny_gsm8k", "tiny_llama"):
+        shutil.copytree(settings.HERE / name, tmp_path / "five" / name)
+    (tmp_path / "runs").touch()
+    command = [sys.executable, tmp_path / "five" / "examples" / "make_examples.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and re.fullmatch(r"error: .*; run it where .*\n", done.stderr), done.stderr
+
+
+def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(UserError, match=r"^PROFILE_DIR=file/x: Not a directory; choose another folder$"):
+        next(process.traced(range(9), "file/x"))
 
 
 def test_a_run_of_the_former_version_is_refused_in_one_line(run):
@@ -394,11 +431,10 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_exported(finished, tmp_path, m
 
 def test_a_second_process_in_a_run_dir_is_refused(run):
     code = (
-        "import sys, grpo_llama3_1_8b_demo as demo\n"
-        "from parts import settings\n"
+        "import sys\n"
+        "from pathlib import Path\n"
         "from parts.run import run_folder\n"
-        f"c = settings.read(demo.Constants, {[*SHORT, 'RUN_DIR=run']!r})\n"
-        "with run_folder.open_run(c):\n    print('open', flush=True); sys.stdin.read()"
+        "with run_folder.locked(Path('run'), Path('run')):\n    print('open', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)}, text=True,

@@ -108,6 +108,23 @@ def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(tmp_path
         assert f"\n{name:8} no: BATCH_SIZE=8, lower it, or take a larger slice" in said
 
 
+def test_a_compiled_gradient_pass_bounds_a_step_of_several(capsys):
+    """Qwen3-0.6B on one v5e chip: 11.54 GiB by fit_rungs.csv, which leaves vLLM 0.40 of the chip at most."""
+    asked = ["MODEL=Qwen/Qwen3-0.6B", "DATASET=tiny_gsm8k", "DRY_RUN=True", "TRAIN_MICRO_BATCH_SIZE=1"]
+
+    def verdict(*arguments):
+        demo.main([*asked, *arguments])
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("v5e-1 ")]
+        return line
+
+    said = verdict("BATCH_SIZE=2", "HBM_UTILIZATION_VLLM=0.35")
+    assert (
+        "unknown: 1 of 1 chips train, not compiled; one gradient pass alone takes 11.5 of 15.75 GiB" in said
+    )
+    assert "no: HBM_UTILIZATION_VLLM=0.5" in (said := verdict("BATCH_SIZE=2")) and said.endswith("to 0.4")
+    assert "no: BATCH_SIZE=8, lower it" in (said := verdict("BATCH_SIZE=8")) and "training 11.5 of" in said
+
+
 def test_the_sizes_of_the_model_decide_and_not_its_name():
     c = eight_b(*FULL, "BATCH_SIZE=8", "MODEL=my/copy_of_it")
     hf = memory.published_config()

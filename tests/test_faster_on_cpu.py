@@ -16,7 +16,6 @@ import grpo_llama3_1_8b_demo as demo
 from parts import settings
 from parts.model import faster_on_cpu, llama
 from parts.model.log_probs import completion_log_probs
-from parts.settings import UserError
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
 ROWS = QUESTIONS * G
@@ -138,7 +137,7 @@ def test_an_answer_sees_neither_its_neighbours_nor_padding(batch):
 
 
 def modules(adapter):
-    return {type(module) for _, module in adapter.base.iter_modules()}
+    return {type(module) for _, module in nnx.iter_modules(adapter.base)}
 
 
 def test_which_modules_are_replaced():
@@ -185,13 +184,6 @@ def test_prompts_are_not_shared_over_several_devices():
     faster_on_cpu.adapt(adapter.base, Two())
     assert faster_on_cpu.WalledDense in modules(adapter)
     assert not faster_on_cpu.shares_prompts(adapter)
-
-
-def test_another_maxtext_is_refused(monkeypatch):
-    adapter, mesh = loaded("llama32_rope", False)
-    monkeypatch.setattr(faster_on_cpu.Attention, "__call__", lambda self, inputs: inputs)
-    with pytest.raises(UserError, match=r"Attention\.attention_op: not what .* calls; reinstall"):
-        faster_on_cpu.adapt(adapter.base, mesh)
 
 
 def test_remat_policy_none_recomputes_nothing(batch):

@@ -139,9 +139,10 @@ def test_the_tokenizer_cuts_merges_pads_and_asks_as_the_file_says():
     assert llama.load_hf_config("hf")[1].eos_token_id == tokenizer.eos_token_id == 2
 
 
-def test_a_lower_precision_and_several_files_can_be_asked_for():
+def test_a_lower_precision_can_be_asked_for_and_a_large_model_is_several_files(monkeypatch):
+    monkeypatch.setattr(convert, "SHARD", "8KB")
     path = make_gguf(MODELS[0])
-    convert.main([f"SOURCE={path}", "TARGET=hf", "WEIGHT_DTYPE=bfloat16", "MAX_SHARD_SIZE=8KB"])
+    convert.main([f"SOURCE={path}", "TARGET=hf", "WEIGHT_DTYPE=bfloat16"])
     files = list(Path("hf").glob("*.safetensors"))
     assert len(files) > 1 and json.loads(Path("hf/config.json").read_text())["dtype"] == "bfloat16"
     index = json.loads(Path("hf/model.safetensors.index.json").read_text())["weight_map"]
@@ -166,6 +167,27 @@ def test_what_is_not_supported_is_named(changes, words):
     with pytest.raises(UserError, match=words):
         convert.main([f"SOURCE={path}", "TARGET=hf"])
     assert sorted(p.name for p in Path().iterdir()) == [path]
+
+
+SIZES = [
+    "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "context_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+]  # fmt: skip
+FIELDS = [f"llama.{name}" for name in SIZES] + [
+    "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.model",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_of_the_header_that_is_missing_or_of_another_kind_is_one_line(field, subtests):
+    """10^9 layers hung, and none at all "worked"."""
+    wrong = [None, "text", ["a", "b"], 0] + [10**9] * (field in FIELDS[:5])
+    for value in wrong:
+        with subtests.test(value):
+            path = make_gguf(MODELS[0], **{field.replace(".", "__"): value})
+            with pytest.raises(UserError, match=r"^SOURCE=model.gguf: [^\n]+$"):
+                convert.main([f"SOURCE={path}", "TARGET=hf"])
+            assert sorted(p.name for p in Path().iterdir()) == [path]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.3, 0.9])

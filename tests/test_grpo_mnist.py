@@ -34,16 +34,6 @@ TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BA
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    # Most of this file's time is XLA compiling: a quarter of it without optimization, with the same program.
-    compile_ = jax.stages.Lowered.compile
-    options = {"xla_backend_optimization_level": 0}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", lambda lowered: compile_(lowered, options))
-        yield
-
-
 def silent(row):
     """A report that reports nothing."""
 
@@ -67,14 +57,17 @@ def few(count=400, held_out=200):
     )  # fmt: skip
 
 
+RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
+
+
 @functools.cache
 def trained(method, *arguments):
-    """Agents and log of a short training; equal ones are trained once."""
-    c = variants.configure([*TINY, f"METHOD={method}", *arguments])
-    return variants.train_seeds(c, few(), silent)[:2]
-
-
-RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
+    """Agents and log of a training on the images of `run`; a program that is the same is compiled once."""
+    c = variants.configure([*RUN, f"METHOD={method}", *arguments])
+    images, labels, _, _, *test = few(480)
+    return variants.train_seeds(
+        c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test), silent
+    )[:2]
 
 
 @pytest.fixture(scope="module")
@@ -418,8 +411,8 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
             np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
 
 
-def test_a_training_in_micro_batches_is_the_same_training():
-    whole, parts = (trained("cross_entropy", *more)[-1] for more in ([], ["MICRO_BATCH_SIZE=16"]))
+def test_a_training_in_micro_batches_is_the_same_training(run):
+    whole, parts = run.made["cross_entropy"].log, trained("cross_entropy", "MICRO_BATCH_SIZE=16")[-1]
     for name in ("validation_sampled_accuracy", "reward"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-4)
 
@@ -557,7 +550,7 @@ def test_loss_and_gradient_equal_tunix(beta, name, theirs, high, mode, monkeypat
 def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     accuracy = {}
     for method in ("grpo", "cross_entropy"):
-        c = variants.configure(["NUM_SEEDS=1", f"METHOD={method}"])
+        c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
         script = grpo_mnist if method == "grpo" else variants
         agents, log, _ = script.train_seeds(c, subset(), silent)
         rows = environment.final_rows(c, grpo_mnist.policy, method, agents, log, subset())
@@ -570,19 +563,13 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
 def test_mu_1_never_clips_and_a_changed_constant_reaches_the_compiled_program():
     """With one update the ratio is 1 and no clip, however narrow, binds; with two it does.
 
-    And JAX remembers traced functions: a constant changed between two trainings must not be overlooked. The
-    script and variants.py with its constants are the same training.
+    And JAX remembers traced functions: a constant changed between two trainings must not be overlooked.
     """
     narrow = ["CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6"]
-    one = trained("grpo", *narrow)[-1]
-    two = trained("grpo", *narrow, "NUM_ITERATIONS=2")[-1]
-    c = grpo_mnist.configure([*TINY, *narrow])
-    again = grpo_mnist.train_seeds(c, few(), silent)[1]
+    one = trained("grpo", *narrow, "NUM_ITERATIONS=1")[-1]
+    two = trained("grpo", *narrow)[-1]
     assert one.clip_fraction.max() == 0 < two.clip_fraction.min()
     assert (one.validation_sampled_accuracy != two.validation_sampled_accuracy).all()
-    for name in one._fields:
-        # the same sums in another order: 6 updates
-        np.testing.assert_allclose(getattr(one, name), getattr(again, name), atol=1e-4)
     assert (one.reward[0] != one.reward[1]).all()  # each seed draws its own
 
 
@@ -592,11 +579,12 @@ def test_a_changed_constant_reaches_a_function_that_jax_has_traced_before():
         assert agents.actor.hidden_2.kernel.shape == (1, size, size)
 
 
-def test_one_seed_alone_is_the_same_as_among_others():
-    both = trained("cross_entropy")[-1].validation_sampled_accuracy
-    alone = trained("cross_entropy", "SEED=1", "NUM_SEEDS=1")[-1].validation_sampled_accuracy
-    assert (both[0] != both[1]).all()
-    np.testing.assert_allclose(both[1], alone[0], atol=1e-4)
+def test_seeds_do_not_see_each_other(run):
+    """Seed 8 beside 7 and beside 9, which is the same program."""
+    first = run.made["cross_entropy"].log.validation_sampled_accuracy
+    then = trained("cross_entropy", "SEED=8")[-1].validation_sampled_accuracy
+    assert (first[0] != first[1]).all()
+    np.testing.assert_array_equal(first[1], then[0])
 
 
 def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_its_own(run):
@@ -679,12 +667,13 @@ def test_the_exact_gradient_learns_too():
     assert variants.train_seeds(c, few(), silent)[1].validation_accuracy[:, -1].min() > 0.5
 
 
-def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip():
+def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
     """More steps on the same guesses would be clipped off-policy learning, under another's name."""
-    one, four = (trained("reinforce", *more) for more in ([], ["NUM_ITERATIONS=4", "CLIP_EPSILON=0.001"]))
-    for a, b in zip(jax.tree.leaves(nnx.state(one[0].actor)), jax.tree.leaves(nnx.state(four[0].actor))):
+    two = run.made["reinforce"]
+    four, _ = trained("reinforce", "NUM_ITERATIONS=4", "CLIP_EPSILON=0.001")
+    for a, b in zip(jax.tree.leaves(nnx.state(two.agents.actor)), jax.tree.leaves(nnx.state(four.actor))):
         np.testing.assert_array_equal(a, b)
-    assert np.isnan(one[1].clip_fraction).all()
+    assert np.isnan(two.log.clip_fraction).all()
     # its gradient is that of the mean of R log pi, of the policy that guessed
     c = variants.configure([*SMALL, "METHOD=reinforce"])
     actor = make_actor(sharpen=3.0)
@@ -838,16 +827,20 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys):
+def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, run):
+    """The same training as variants.py's with the same constants, log included."""
     write_npz(tmp_path / "own.npz", few(480))
-    arguments = [*TINY, f"MNIST_PATH={tmp_path / 'own.npz'}", "SEED=7", f"RUN_DIR={tmp_path / 'mine'}"]
+    arguments = [*RUN, f"MNIST_PATH={tmp_path / 'own.npz'}", f"RUN_DIR={tmp_path / 'mine'}"]
     result, folder = grpo_mnist.main(arguments), tmp_path / "mine"
     out = capsys.readouterr().out
     assert "each update: 64 images, 512 guesses" in out
     assert json.loads((folder / "result.json").read_text()) == result
     assert set(result) == {"test_accuracy", "data", "seconds", "compile_seconds"}
     log, accuracy = read(folder / "log.csv"), read(folder / "accuracy.csv")
-    assert len(log) == 2 * 2 and {row["method"] for row in log} == {"grpo"}  # seeds, rows
+    assert len(log) == 2 * 6 and {row["method"] for row in log} == {"grpo"}  # seeds, rows
+    for name, values in run.made["grpo"].log._asdict().items():
+        # the same sums in another order: 36 updates
+        np.testing.assert_allclose([float(row[name]) for row in log], values.ravel(), atol=1e-4)
     assert [float(row["test_accuracy"]) for row in accuracy] == result["test_accuracy"]
     values = 100 * np.array(result["test_accuracy"])
     assert f"greedy {values.mean():.2f} ± {values.std(ddof=1):.2f} %" in out
@@ -914,7 +907,7 @@ def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_re
     assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
     monkeypatch.setattr(study, "GRID", study.GRID[-1:])
     write_npz(tmp_path / "own.npz", few(480))
-    training = trained("cross_entropy")
+    training = trained("cross_entropy", "SEED=8")
     configured, arguments = [], ["NUM_SEEDS=2", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
 
     def train_seeds(c, data, report):

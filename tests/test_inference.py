@@ -1,5 +1,6 @@
 """inference.py: which weights answer, streamed or not, voted, in files; and one line for what is wrong."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -102,7 +103,7 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
     run_dir, rows, *_ = trained
     answers = {}
     for name in ("base", f"{run_dir}/4", f"{run_dir}/checkpoints/8"):
-        inference.main([f"CHECKPOINT={name}", "--samples", "16", "SAMPLING=liberal", rows[0]["question"]])
+        inference.main([f"CHECKPOINT={name}", "SAMPLES=16", "SAMPLING=liberal", rows[0]["question"]])
         first, *said = capsys.readouterr().out.splitlines()
         answers[first] = [line.removeprefix("answer:   ") for line in said if line.startswith("answer:")]
         assert len(answers[first]) == 16 and said[-1].startswith("vote:     ")
@@ -122,7 +123,7 @@ def page_of(path):
 def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(trained, capsys):
     run_dir, rows, *_ = trained
     question, gold = rows[0]["question"], rows[0]["answer"]
-    inference.main([f"CHECKPOINT={run_dir}", "--page", f"ANSWER={gold}", question])
+    inference.main([f"CHECKPOINT={run_dir}", "PAGE=True", f"ANSWER={gold}", question])
     assert f"page:     {run_dir}/answers.html" in capsys.readouterr().out
     data = page_of(run_dir / "answers.html")
     [group] = data["groups"]
@@ -139,7 +140,7 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
         assert answer["points"] == points and answer["correct"] == grade(text, gold)
         assert answer["advantage"] == pytest.approx(A, abs=1e-5)
     # the untrained model's own page gives its log-probs to the same text the same number
-    inference.main(["CHECKPOINT=base", "--page", "SAMPLES=32", question])
+    inference.main(["CHECKPOINT=base", "PAGE=True", "SAMPLES=32", "BATCH_SIZE=8", question])
     [base] = page_of("answers.html")["groups"]
     untrained = {"".join(answer["pieces"]): answer["before"] for answer in base["completions"]}
     shared = [answer for answer in group["completions"] if "".join(answer["pieces"]) in untrained]
@@ -152,8 +153,10 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["ANSWER=3"], "ANSWER=3: there is no question"), (["--page", "SAMPLING=greedy"], "PAGE=True: greedy"),
-     (["--pages"], "no such option")],
+    [(["ANSWER=3"], "ANSWER=3: there is no question"),
+     (["PAGE=True", "SAMPLING=greedy"], "PAGE=True: greedy"),
+     (["--page"], "'--page': no such constant; write NAME=value, nearest names: PAGE"),
+     (["ANSWER=seven", "3 + 4?"], "ANSWER=seven: .* graded by its number")],
 )  # fmt: skip
 def test_a_page_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
@@ -197,28 +200,24 @@ def test_the_newest_run_is_taken_and_where_there_is_none_the_base(capsys):
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
     with pytest.raises(SystemExit):
         inference.main(["--help"])
-    help_text = capsys.readouterr().out.split("\nCHECKPOINT = ")[1].split("\n\n")[0]
-    assert "(empty = newest run in runs/, else base)" in help_text
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "CHECKPOINT: str" in line]
+    assert "(empty = newest run in runs/, else base)" in line
 
 
-@pytest.mark.parametrize("column", ["laptop", "tpu"])
-def test_the_defaults_of_a_runs_constants_are_those_of_the_main_script(column):
-    mine, its = settings.defaults(inference.Constants, column), settings.defaults(demo.Constants, column)
-    names = set(inference.RUNS_CONSTANTS)
-    assert names == mine.keys() & its.keys() - {"BATCH_SIZE", "SEED", "REWARD_FUNC"}
-    for name in names - {"MODEL", "LORA_RANK", "LORA_ALPHA"}:
-        assert mine[name] == its[name], name
-    assert mine["LORA_RANK"] == 0  # a model that no run has trained has no A and B
+def test_what_a_model_is_asked_with_is_taken_over_from_its_run():
+    names = {field.name for field in dataclasses.fields(inference.Constants)}
+    its = {field.name for field in dataclasses.fields(demo.Constants)}
+    assert set(inference.RUNS_CONSTANTS) == names & its - {"BATCH_SIZE", "SEED", "REWARD_FUNC"}
 
 
 def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
-    saved = {"MODEL": "mine", "TEMPLATE": "Q: {question}", "MAX_PROMPT_LENGTH": 30, "LORA_RANK": 2,
+    saved = {"MODEL": "mine", "TEMPLATE": "Q: {question}", "MAX_PROMPT_LENGTH": 30, "OUTPUT": "/etc/x",
              "BATCH_SIZE": 3, "SEED": 9, "NUM_BATCHES": 1}  # fmt: skip
     Path("run").mkdir()
     Path("run/constants.json").write_text(json.dumps(saved))
     c, question, checkpoint = inference.read_arguments(["CHECKPOINT=run/7", "MAX_PROMPT_LENGTH=40", "Why?"])
     assert question == "Why?" and checkpoint.step == 7 and checkpoint.constants == saved
-    assert (c.MODEL, c.TEMPLATE, c.LORA_RANK) == ("mine", "Q: {question}", 2)  # the run's
+    assert (c.MODEL, c.TEMPLATE, c.OUTPUT) == ("mine", "Q: {question}", "")  # the run's; no run has an OUTPUT
     assert c.MAX_PROMPT_LENGTH == 40  # the command line's
     assert c.TOTAL_GENERATION_STEPS == 768  # the default's, in the column of a model that is not the tiny one
     assert (c.BATCH_SIZE, c.SEED) == (64, 0)  # the run's mean something else
@@ -240,9 +239,10 @@ def test_an_inputs_data_source_says_who_grades():
     c, *_ = inference.read_arguments(["INPUT=in.jsonl"])
     city, number = inference.read_rows(c, "")
     grader = inference.make_grader(c, [city, number])
-    assert inference.is_right(grader, "<answer>lima</answer>", city)
-    assert not inference.is_right(grader, "<answer>Quito</answer>", city)
-    assert inference.is_right(grader, "<answer>4.0</answer>", number)
+    assert inference.is_right(grader, "<answer>lima</answer>", city) == (True, True)
+    assert inference.is_right(grader, "<answer>Quito</answer>", city) == (False, False)
+    assert inference.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
+    assert inference.is_right(grader, "It is 4", number) == (False, True)
     voted = inference.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
     assert voted[1] == "lima (2 of 2)"
 
@@ -258,10 +258,11 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     c, *_ = inference.read_arguments(["INPUT=in.json", "CHECKPOINT=base"])
     rows = inference.read_rows(c, "")
     grader = inference.make_grader(c, rows)
-    answers = [[f"<answer>{text}</answer>"] for text in ("0", "False", "1", "5")]
-    inference.show(rows, None, answers, grader)
+    for row, text in zip(rows, ("0", "False", "1", "5"), strict=True):
+        row["after"] = [f"<answer>{text}</answer>"]
+    inference.show(rows, grader)
     assert "\nright:    2 of 3\n" in capsys.readouterr().out
-    inference.write_rows(Path("out.jsonl"), rows, None, answers, grader)
+    inference.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
     assert graded == [True, True, False, None]
 
@@ -271,12 +272,12 @@ def test_help_is_given_beside_a_question_too(capsys):
         with pytest.raises(SystemExit) as stopped:
             inference.main(arguments)
         said = capsys.readouterr().out
-        assert not stopped.value.code and "\nCHECKPOINT = ''" in said and "\nLORA_TARGETS = " in said
+        assert not stopped.value.code and 'CHECKPOINT: str = ""' in said and "SCAN_LAYERS: bool = " in said
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_an_array_of_questions_is_asked_from_file_to_file(mark):
-    asked = ["How\u2028many?", "And\x85now?"]
+    asked = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs
     text = json.dumps([{"question": text} for text in asked], ensure_ascii=False)
     Path("in.json").write_text(mark + text, encoding="utf-8")
     inference.main(["INPUT=in.json", "CHECKPOINT=base"])
@@ -313,14 +314,14 @@ LONG = "Tom has 2 apples and " * 9
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--sample", "3"], ["'--sample'", "--samples N"]),
-        (["--samples", "three", "How many?"], ["SAMPLES=three", "valid integer"]),
-        (["--samples"], ["SAMPLES=", "valid integer"]),
-        (["--samples=0"], ["SAMPLES=0", "equal to 1"]),
+        (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
+        (["SAMPLES=three", "How many?"], ["SAMPLES=three", "valid integer"]),
+        (["SAMPLES="], ["SAMPLES=", "valid integer"]),
+        (["SAMPLES=0"], ["SAMPLES=0", "equal to 1"]),
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
-        (["SAMPLING=wild"], ["SAMPLING=wild", "greedy, standard, liberal"]),
+        (["SAMPLING=wild"], ["SAMPLING=wild", "'greedy', 'standard' or 'liberal'"]),
         (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["COMPARE=True"], ["COMPARE=True", "run's folder"]),
@@ -371,7 +372,8 @@ def test_what_can_be_refused_before_the_imports_is(tmp_path):
     """A jax that cannot be imported shows it."""
     Path("jax.py").write_text("raise SystemExit('jax was imported')")
     Path("bad.jsonl").write_text("{")
-    for arguments, word in ((["--help"], "CHECKPOINT = ''"), (["INPUT=bad.jsonl"], "line 1 is not JSON")):
+    given = (["--help"], 'CHECKPOINT: str = ""'), (["INPUT=bad.jsonl"], "line 1: not JSON")
+    for arguments, word in given:
         done = subprocess.run(
             [sys.executable, HERE / "inference.py", *arguments],
             env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,

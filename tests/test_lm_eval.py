@@ -69,7 +69,7 @@ def test_a_task_asks_the_runs_questions_and_waits_for_as_many_tokens(name):
     task, c = TASKS[name], constants_of(name)
     [path] = task["dataset_kwargs"]["data_files"].values()
     data = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
-    wanted, source = questions.read_questions(c["DATASET"], "test", tiny=True)
+    wanted, source = questions.read_questions(c["DATASET"], "test")
     assert source.endswith(path.removeprefix("5_GRPO_Maxtext/")) and len(data) == c["NUM_TEST_QUESTIONS"]
     for row, question in zip(data, wanted, strict=True):
         asked = jinja2.Template(task["doc_to_text"]).render(row)

@@ -506,8 +506,8 @@ def test_an_evaluation_asks_the_greedy_pass_once(config, temperatures):
 
 
 def llama_cluster(*constants):
-    """Constants, the tiny Llama's cluster, and its test questions."""
-    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
+    """Constants, and the tiny Llama's cluster; of the sizes of short_runs.SHORT, whose programs are there."""
+    c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
     folder, hf = llama.load_hf_config("tiny_llama")
     tokenizer = llama.load_tokenizer(folder)
     return c, clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
@@ -550,7 +550,7 @@ def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
         "LEARNING_RATE=0.0",
     )  # fmt: skip
     compiled = demo.update._cache_size()
-    log, _ = trained_llama(c, cluster, tmp_path, 4)
+    log, _ = trained_llama(c, cluster, tmp_path, 8)
     assert [row["temperature"] for row in log] == [1.0, 0.25]
     for row in log:
         # The same numbers from different programs: rounding of float32 log-probs of size 10
@@ -564,12 +564,12 @@ def test_off_policy_answers_are_those_of_the_weights_one_step_ago(fed, tmp_path)
 
     The tiny Llama draws with the weights that train: its answers ahead are drawn before the update.
     """
-    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=1e-2", "BETA=0.0")
+    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=3e-3", "BETA=0.0")
     c, cluster = llama_cluster(*constants, "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=9")
     model = cluster.actor_trainer.model
     first = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    log, rows = trained_llama(c, cluster, tmp_path, 8)
-    asked = [np.repeat(batch["prompts"], 2) for batch in demo.training_batches(c, rows, 0)]
+    log, rows = trained_llama(c, cluster, tmp_path, 16)
+    asked = [np.repeat(batch["prompts"], 4) for batch in demo.training_batches(c, rows, 0)]
     manager = demo.checkpoints.open_manager(str(tmp_path / "checkpoints"))
     weights = [first] + [demo.checkpoints.restore(manager, step, first)[0] for step in (1, 2, 3)]
     manager.close()

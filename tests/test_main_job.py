@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -129,6 +130,8 @@ def moments_of_a_kill(monkeypatch, run, kept):
         return called
 
     def copy(name):
+        while name == BETWEEN_TWO and not (run / "checkpoints" / "2").exists():  # a thread writes it
+            time.sleep(0.01)
         # Orbax is writing: what it renames in between is gone, as it is for whoever looks at the disk
         with contextlib.suppress(shutil.Error):
             shutil.copytree(run, kept / name, symlinks=True)
@@ -169,7 +172,8 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
         folder = tmp_path / "resumed"
         folder.mkdir()
         (kept / name).rename(folder / "run")
-        run_here(folder, *OPTIONS, *options)
+        said = run_here(folder, *OPTIONS, *options)
+        assert name != BETWEEN_TWO or "going on after step 2 of 4" in said
         assert_same_end(whole / "run", folder / "run")
         shutil.rmtree(folder)
 
@@ -229,7 +233,9 @@ def test_compiled_programs_are_kept_beside_the_runs_or_where_the_environment_say
 LEARNS = [
     *SHORT,
     "NUM_BATCHES=50",
-    "NUM_TEST_QUESTIONS=256",
+    "NUM_TEST_QUESTIONS=128",
+    "EVAL_EVERY=25",
+    "LOG_ANSWERS_EVERY=25",
     "SAVE_INTERVAL_STEPS=50",
     "SEED=5",
     "RUN_DIR=my run",
@@ -240,7 +246,7 @@ LEARNS = [
 def learned(tmp_path_factory):
     """The run's folder, what it said, what it said when it was run again, and its cluster.
 
-    50 of the 200 default steps, of 4 x 4 answers where the default has 16 x 8.
+    50 of the 100 default steps, of 4 x 4 answers where the default has 16 x 8.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("learned"))
@@ -259,11 +265,11 @@ def test_it_learns_and_leaves_a_report(learned):
     run, out, again, _ = learned
     result = json.loads((run / "result.json").read_text())
     before, after = result["before"], result["after"]
-    # a 95 % interval over 256 questions is at most 6 points to either side
+    # a 95 % interval over 128 questions is at most 9 points to either side
     assert after["answer_accuracy"] > before["answer_accuracy"] + 0.15
     assert after["format_accuracy"] > before["format_accuracy"] + 0.15
     assert 0.2 <= before["greedy_answer_accuracy"] <= 0.6
-    assert result["steps"] == 50 and result["seconds_per_step"] > 0 and before["questions"] == 256
+    assert result["steps"] == 50 and result["seconds_per_step"] > 0 and before["questions"] == 128
     assert "tensorboard --logdir my run/tensorboard" in out
     report = (run / "report.md").read_text()
     assert f"{after['answer_accuracy']:.1%}" in report and "wrong before" in report

@@ -33,7 +33,7 @@ def make_run(folder, result=None, **constants):
     return folder
 
 
-def card_of(run, tmp_path, step=200, model="tiny_llama", folder=HERE / "tiny_llama"):
+def card_of(run, tmp_path, step=100, model="tiny_llama", folder=HERE / "tiny_llama"):
     """The header as pyyaml reads it, the text below it, and the path of the card."""
     path = tmp_path / "README.md"
     path.write_text(model_card.model_card(run, step, model, folder), encoding="utf-8")
@@ -47,7 +47,7 @@ def block(body, language):
 
 
 def test_the_figures_are_those_of_result_json(tmp_path):
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 200})
+    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100})
     head, body, path = card_of(run, tmp_path)
     name, results = model_index_to_eval_results(head["model-index"])
     assert name == "tiny_llama-grpo" == head["model-index"][0]["name"]
@@ -79,24 +79,24 @@ def test_the_committed_run_of_seed_0_has_the_figures_of_its_table(tmp_path):
         | {"questions": int(row["questions"])}
         for when in ("before", "after")
     }
-    _, body, _ = card_of(make_run(tmp_path / "run", results | {"steps": 200}), tmp_path)
+    _, body, _ = card_of(make_run(tmp_path / "run", results | {"steps": 100}), tmp_path)
     assert "| 512 questions, standard sampling | before | after |" in body
     assert "| greedy: answers right | 39.1% (34.9% to 43.4%) | 97.9% (96.2% to 98.8%) |" in body
 
 
-@pytest.mark.parametrize(("step", "finished"), [(200, True), (100, False), (-1, False)])
+@pytest.mark.parametrize(("step", "finished"), [(100, True), (50, False), (-1, False)])
 def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
     """Checkpoints count steps, also where each has two updates."""
-    result = {"before": BEFORE, "after": AFTER, "steps": 200}
+    result = {"before": BEFORE, "after": AFTER, "steps": 100}
     run = make_run(tmp_path / "run", result, NUM_ITERATIONS=2)
     head, body, _ = card_of(run, tmp_path, step=step)
     assert ("model-index" in head) == finished == ("87.5%" in body)
-    assert (f"after step {step} of 200" in body) != finished
+    assert (f"after step {step} of 100" in body) != finished
 
 
 def test_a_run_without_a_result_says_so(tmp_path):
     head, body, _ = card_of(make_run(tmp_path / "run"), tmp_path, step=50)
-    assert "model-index" not in head and "No figures: this is the checkpoint after step 50 of 200" in body
+    assert "model-index" not in head and "No figures: this is the checkpoint after step 50 of 100" in body
 
 
 def test_all_constants_of_the_run_are_listed(tmp_path):
@@ -108,7 +108,7 @@ def test_all_constants_of_the_run_are_listed(tmp_path):
 
 def test_no_constant_turns_the_direction_of_the_card(tmp_path):
     template = "\u202e\x1b[2J 中文 {question}"
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 200}, TEMPLATE=template,
+    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template,
                    EVAL_CONFIG="a | b")  # fmt: skip
     _, body, _ = card_of(run, tmp_path)
     assert "\u202e" not in body and "\x1b" not in body and "中文" in body
@@ -138,12 +138,12 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_from_outside_stay_texts(tmp_path, text):
     """The header keeps its keys and the body its headings, whatever a name is."""
-    result = {"before": BEFORE, "after": AFTER, "steps": 200}
+    result = {"before": BEFORE, "after": AFTER, "steps": 100}
     kept, plain, _ = card_of(make_run(tmp_path / "plain", result), tmp_path)
     given = {name: text for name in ("DATASET", "REWARD_FUNC", "TEMPLATE", "TEST_DATASET")}
     given["TEMPLATE"] = text.replace("{", "{{").replace("}", "}}") + "{question}"
     path = tmp_path / "README.md"
-    path.write_text(model_card.model_card(make_run(tmp_path / "run", result, **given), 200, text, tmp_path))
+    path.write_text(model_card.model_card(make_run(tmp_path / "run", result, **given), 100, text, tmp_path))
     metadata = huggingface_hub.metadata_load(path)
     assert metadata.keys() - {"base_model"} == kept.keys()
     source = metadata["model-index"][0]["results"][0]["dataset"]["name"]

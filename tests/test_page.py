@@ -7,15 +7,18 @@ import html.parser
 import itertools
 import json
 import re
+import shlex
 import shutil
 import sys
 
+import make_health_logs
 import pytest
 from hostile import HOSTILE
-from short_runs import saved_steps
+from short_runs import SHORT, saved_steps
 
 from parts import settings
-from parts.run import answers, evaluation, page
+from parts.run import answers, evaluation, health, page
+from parts.run.run_files import read_log
 from parts.settings import HERE, UserError
 from tools import show_run
 
@@ -170,15 +173,80 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
     assert f"page     {going}/report.html" in capsys.readouterr().out
 
 
-def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends(monkeypatch):
+def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
     groups = [{"step": step, "text": "x" * 1000} for step in range(1, 101) for _ in range(2)]
-    assert page.thin(groups) == (groups, False)
-    monkeypatch.setattr(page, "MAX_BYTES", 50_000)
-    kept, thinned = page.thin(groups)
+    assert page.thin(groups, 250_000) == (groups, False)
+    kept, thinned = page.thin(groups, 50_000)
     steps = sorted({group["step"] for group in kept})
-    assert thinned and steps[0] == 1 and steps[-1] == 100 and len(json.dumps(kept)) < 60_000
+    assert thinned and steps[0] == 1 and steps[-1] == 100 and len(page.to_json(kept)) < 50_000
     assert len(steps) > 10 and max(b - a for a, b in itertools.pairwise(steps)) == 8
     assert all(sum(g["step"] == step for g in kept) == 2 for step in steps)
+
+
+def test_steps_that_are_too_large_alone_keep_their_first_questions():
+    groups = [{"step": step, "i": i, "text": "<" * 100} for step in (1, 2, 3) for i in range(50)]
+    kept, thinned = page.thin(groups, 20_000)
+    assert thinned and 15_000 < len(page.to_json(kept)) < 20_500  # a "<" takes six bytes in the file
+    questions = {step: [group["i"] for group in kept if group["step"] == step] for step in (1, 2, 3)}
+    assert questions == {1: list(range(15)), 2: [], 3: list(range(15))}
+    assert page.thin(groups, 10) == ([groups[0], groups[100]], True) and page.thin([], 10) == ([], False)
+
+
+def long_answers(run, folder, evaluations, questions):
+    """A copy of the run with so many evaluations of so many answers of 3,000 characters, and 1,000 steps."""
+    copy = shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+
+    def longer(result):
+        lists = {
+            name: (value * questions)[:questions] for name, value in result.items() if isinstance(value, list)
+        }
+        texts = {name: ["word " * 600] * questions for name in ("completions", "greedy_completions")}
+        return result | lists | texts
+
+    first = answers.read_lines(run / "evaluations.jsonl")[0]
+    rows = [longer(first) | {"step": step} for step in range(evaluations)]
+    (copy / "evaluations.jsonl").write_text(answers.to_lines(rows))
+    kept = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == 1]
+    rows = [row | {"step": step} for step in range(1, 1001) for row in kept]
+    (copy / "answers.jsonl").write_text(answers.to_lines(rows))
+    for name in ("before.json", "after.json"):
+        (copy / name).write_text(json.dumps(longer(json.loads((run / name).read_text()))))
+    return copy
+
+
+def test_the_page_stays_small_whatever_the_evaluations_hold(run, tmp_path):
+    path = page.write(long_answers(run, tmp_path / "long", evaluations=7, questions=512))
+    assert 0.7 * page.MAX_BYTES < path.stat().st_size < page.MAX_BYTES + 50_000  # template, style and script
+    data = data_of(path)
+    assert data["in_all"] == {"asked": 512, "tested": 512}
+    for shown in ([data], data["evaluations"], [data["before"], data["after"]]):
+        lists = [
+            value for one in shown for name, value in one.items() if name in (*page.PER_EVALUATION, "asked")
+        ]
+        assert len({len(value) for value in lists}) == 1 and 10 < len(lists[0]) < 512
+    assert len(data["evaluations"]) == 7 and data["thinned"]  # still a row for each evaluation
+    small = data_of(run / "report.html")
+    assert small["in_all"] == {"asked": 8, "tested": 16} and len(small["asked"]) == 8
+    assert len(small["after"]["completions"]) == 16 and not small["thinned"]
+
+
+def test_the_page_has_command_constants_health_and_intervals(run, tmp_path):
+    data = data_of(run / "report.html")
+    assert (
+        data["command"]
+        == f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {shlex.join([*SHORT, 'RUN_DIR=run'])}"
+    )
+    assert f"`{data['command']}`" in (run / "report.md").read_text()
+    constants = json.loads((run / "constants.json").read_text())
+    assert data["written"] == [f"{name}={value}" for name, value in constants.items()]
+    assert data["health"] == list(health.history(read_log(run / "train_log.csv"), constants))
+    shares, found = data["columns"]["held_out_correct"], data["intervals"]["held_out_correct"]
+    assert [range_ is None for range_ in found] == [share is None for share in shares]
+    for share, (low, high) in ((share, range_) for share, range_ in zip(shares, found) if range_):
+        assert low <= share <= high and (low, high) == pytest.approx(evaluation.wilson(share, 8))
+    ill = shutil.copytree(run, tmp_path / "ill", ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    shutil.copy(make_health_logs.FOLDER / "kl.csv", ill / "train_log.csv")
+    assert any("the KL to the starting model is" in line for line in data_of(page.write(ill))["health"])
 
 
 def test_the_best_evaluation_is_the_first_of_the_highest():

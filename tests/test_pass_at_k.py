@@ -16,7 +16,7 @@ from parts.rewards.grading import grade, last_number
 from parts.settings import HERE, UserError
 from tools import pass_at_k
 
-NUM_QUESTIONS, SAMPLES = 6, 8
+NUM_QUESTIONS, SAMPLES = 5, 8
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
         return output
 
     monkeypatch.setattr(MaxTextRollout, "generate", observed)
-    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=20",
+    arguments = [f"CHECKPOINT={run}/seed_0,{run}/seed_1", f"SAMPLES={SAMPLES}", "BATCH_SIZE=16",
                  f"NUM_QUESTIONS={NUM_QUESTIONS}", "RUN_DIR=out"]  # fmt: skip
     pass_at_k.main(arguments)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:NUM_QUESTIONS]
@@ -109,7 +109,7 @@ def test_counts_table_and_picture_of_real_runs(run, monkeypatch):
     assert len(texts) == NUM_QUESTIONS * SAMPLES and Path("out/pass_at_k.csv").read_text() == old
     pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_0", "SEED=1"])  # other draws: none is kept
     assert len(texts) == 3 * NUM_QUESTIONS * SAMPLES
-    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_1", "SEED=1"])
+    pass_at_k.main([*arguments[1:], f"CHECKPOINT={run}/seed_1,", "SEED=1"])
     assert len(texts) == 4 * NUM_QUESTIONS * SAMPLES  # another run of the same model: it alone is asked
 
 
@@ -123,6 +123,10 @@ def test_counts_of_an_untrained_model_that_was_asked_otherwise_are_not_taken(run
         pass_at_k.kept_counts(c, f"{run}/seed_0", trained=False)
     pass_at_k.kept_counts(c, f"{run}/seed_1", trained=False)
     assert len(asked) == 1
+    [kept] = Path().glob("counts_*.json")
+    kept.write_text(kept.read_text()[:-9])  # cut short: asked again, and whole again
+    pass_at_k.kept_counts(c, f"{run}/seed_0", trained=False)
+    assert len(asked) == 2 and json.loads(kept.read_text())["counts"]
     for change in (
         {"TEMPLATE": "Q: {question}"},
         {"TOTAL_GENERATION_STEPS": 20},

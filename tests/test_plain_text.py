@@ -1,6 +1,7 @@
 """What a model wrote is shown on the terminal and in report.md, and never obeyed."""
 
 import json
+import math
 import re
 import sys
 import unicodedata
@@ -88,15 +89,18 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     monkeypatch.setattr(report, "draw_picture", lambda *_: None)
     monkeypatch.setattr(page, "write", lambda folder: folder / "report.html")
     c = settings.read(demo.Constants, [])
-    log = [{"reward": 1.0, "reward_std": 1.0, "kl": 0.0, "zero_variance": 0.0, "length": 1.0}]
+    log = [
+        {"step": 1.0, "reward": 1.0, "reward_std": 1.0, "kl": math.nan, "zero_variance": 0.0, "length": 1.0}
+    ]
     text = f"fine\n```\n# taken over\n{EVIL}"
     result = evaluation(text, f"a | b | <b>\n{EVIL}")
     run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
-    report.write(c, run, result, result, log, [], "test.jsonl", 1.0, [])
+    report.write(c, run, result, result, log, "test.jsonl", [], 0)
     for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
         assert not obeyed(said) and "\\x1b[2J\\u202egnp.exe" in said
         row = next(line for line in said.splitlines() if line.startswith("| a "))
         assert len(re.findall(r"(?<!\\)\|", row)) == 6 and r"\<b>" in row
+        assert "KL not measured (BETA=0)" in said
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     block = markdown.partition("````\n")[2].partition("\n````")[0]
     assert block.count("# taken over") == markdown.count("# taken over") == 4
@@ -110,8 +114,8 @@ def grader():
 @pytest.mark.parametrize("compared", [False, True])
 def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, grader, capsys):
     row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
-    answers = [[EVIL, f"<answer>{EVIL}</answer>"]]
-    inference.show([row], answers if compared else None, answers, grader)
+    answers = [EVIL, f"<answer>{EVIL}</answer>"]
+    inference.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
@@ -167,6 +171,6 @@ def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]
     Path("a\x1b[2J.jsonl").write_text(f"{shipped}\n[]\n")
-    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip", tiny=True)
+    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip")
     said = capsys.readouterr().out
     assert "a\\x1b[2J.jsonl, row 2" in said and not obeyed(said)

@@ -7,7 +7,6 @@ import decimal
 import functools
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -46,7 +45,7 @@ def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(HERE / "tiny_llama")
 
 
-read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault, tiny=True)
+read = functools.partial(questions.read_questions, fault=task_rewards.ground_truth_fault)
 
 
 def write(path, rows):
@@ -172,25 +171,18 @@ def test_gsm8k_through_tensorflow_datasets(data_dir):
                 return {split: self._generate_examples(local) for split in ("train", "test")}
 
     Gsm8k(data_dir=data_dir, file_format="array_record").download_and_prepare()
-    prepared, source = read("gsm8k", "test", tiny=False)
+    prepared, source = read("gsm8k", "test")
     assert "tensorflow-datasets" in source
     assert sorted(q["question"] for q in prepared) == sorted(row["question"] for row in rows)
     answers = {row["question"]: row["answer"].split("#### ")[1] for row in rows}
     assert {q["question"]: q["answer"] for q in prepared} == answers
 
 
-def test_gsm8k_without_a_network_says_what_the_tiny_llama_uses_instead(data_dir, no_network, capsys):
-    replaced, source = read("gsm8k", "test", tiny=True)
-    assert len(replaced) == 512 and source.endswith("tiny_gsm8k/test.jsonl")
-    assert "embedded tiny_gsm8k" in capsys.readouterr().out
-    assert os.environ["HTTPS_PROXY"]
-
-
 @pytest.mark.parametrize("constant", ["DATASET", "TEST_DATASET"])
-def test_gsm8k_without_a_network_is_refused_for_any_other_model(constant, data_dir, no_network):
+def test_gsm8k_without_a_network_is_refused(constant, data_dir, no_network):
     """It used to train an 8 B model on tiny_gsm8k, and said so in one line among many."""
     with pytest.raises(UserError) as error:
-        read("gsm8k", "train", constant=constant, tiny=False)
+        read("gsm8k", "train", constant=constant)
     said = str(error.value)
     assert said.startswith(f"{constant}=gsm8k: no network, and nothing prepared in {data_dir}; ")
     assert "TFDS_DATA_DIR" in said and "Parquet" in said and "\n" not in said
@@ -394,15 +386,21 @@ def test_the_file_that_is_trained_on_is_no_test(train, test):
     check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
 
 
-def test_questions_that_are_trained_on_and_tested_are_counted(capsys):
-    train = [{"question": text} for text in ("1 + 1?", "2 + 2?", "3 + 3?")]
-    questions.say_overlap(train, [{"question": "4 + 4?"}])
-    assert capsys.readouterr().out == ""
-    questions.say_overlap(train, [{"question": text} for text in (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")])
-    said = capsys.readouterr().out
-    assert said.startswith("note: 2 of 4 test questions are in DATASET, too, word for word") and (
-        said.count("\n") == 1
+def test_questions_that_stand_in_two_sets_are_counted(capsys):
+    def said(**texts):
+        questions.say_overlap({use: [{"question": text} for text in part] for use, part in texts.items()})
+        return [line.split(", too")[0] for line in capsys.readouterr().out.splitlines()]
+
+    train, test = ("1 + 1?", "2 + 2?", "3 + 3?"), (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")
+    assert (
+        said(train=train, test=["4 + 4?"]) == [] == said(train=train, test=["4 + 4?"], validation=["5 + 5?"])
     )
+    assert said(train=train, test=test) == ["note: 2 of 4 test questions are training questions"]
+    assert said(train=train, test=test, validation=["3 + 3?", "3 + 3?", "?", "5 + 5?", "6 + 6?"]) == [
+        "note: 2 of 4 test questions are training questions",
+        "note: 2 of 5 held-out questions are training questions",
+        "note: 1 of 5 held-out questions are test questions",
+    ]
 
 
 # ---------------------------------------------------------------- several sources

@@ -1,5 +1,6 @@
 """What the READMEs say about the script is what the script says."""
 
+import ast
 import csv
 import dataclasses
 import inspect
@@ -42,7 +43,11 @@ def shown(value):
 
 def remarks(kind):
     """The remark beside each constant, as --help prints it."""
-    return dict(re.findall(r"^(\w+) = .*\n    (.*)$", settings.help_text(kind), re.M))
+    text = settings.help_text(kind)
+    lines = text.splitlines()
+    nodes = [node for block in ast.parse(text).body for node in block.body if isinstance(node, ast.AnnAssign)]
+    ends = {node.target.id: lines[node.end_lineno - 1].encode()[node.end_col_offset :] for node in nodes}
+    return {name: end.decode().strip(" #") for name, end in ends.items()}
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
@@ -54,7 +59,8 @@ def test_the_constants_tables_equal_the_script(language):
     tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
     laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
     hints = typing.get_type_hints(demo.Constants)
-    for rows, block in zip(tables, (demo.Constants, constants.Variants, constants.Machine), strict=True):
+    blocks = (demo.Constants, constants.Asking, constants.Variants, constants.Machine)
+    for rows, block in zip(tables, blocks, strict=True):
         assert [name for name, *_ in rows] == list(inspect.get_annotations(block))
         for name, *values, remark in rows:
             if name != "SYSTEM_PROMPT":  # too long for a table
@@ -78,10 +84,9 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
     tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
     own = settings.defaults(script.Constants, "laptop")
     if script is inference:  # those that it takes over from a run are named in a sentence
-        for name in inference.RUNS_CONSTANTS:
+        for name in inspect.get_annotations(constants.Asking):
             assert f"`{name}`" in text
-            if name != "MODEL":
-                del own[name]
+            del own[name]
     assert [(name, str(value)) for name, value in own.items()] in tables
     said = remarks(script.Constants)
     assert said.keys() == settings.defaults(script.Constants, "laptop").keys() and all(said.values())

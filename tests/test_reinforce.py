@@ -2,8 +2,10 @@
 variances, and the script as a reader runs it."""
 
 import ast
+import contextlib
 import csv
 import inspect
+import io
 import itertools
 import json
 import re
@@ -26,6 +28,7 @@ reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "
 environments = load("3_Pendulum", "environments")
 study = load("3_Pendulum", "reinforce_study")
 SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "CRITIC_STEPS=2"]
+QUICK = [*SHORT, "NUM_SEEDS=2", "EVAL_EPISODES=2"]
 
 
 def silent(row):
@@ -35,9 +38,7 @@ def silent(row):
 def train(c, seeds=(0,)):
     """Agents and log of these seeds."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    train_all = jax.vmap(lambda key: reinforce.train(c, key, silent), axis_name="seed")
-    # most of the time is compiling: a third of it without optimization, with the same program
-    return jax.jit(train_all, compiler_options={"xla_backend_optimization_level": 0})(keys)
+    return jax.jit(jax.vmap(lambda key: reinforce.train(c, key, silent), axis_name="seed"))(keys)
 
 
 def unstack(tree, index=0):
@@ -65,7 +66,9 @@ def whole_return(c, rollout):
     return rollout.alive * reinforce.whole_return(rollout.reward, c.GAMMA)
 
 
-gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))  # op by op it would cost more than its compiling
+# op by op these would cost more than their compiling
+gradient_of = jax.jit(nnx.grad(reinforce.actor_loss))
+collect = jax.jit(reinforce.collect, static_argnums=0)
 
 
 def flat(gradient):
@@ -435,7 +438,8 @@ def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
     c = reinforce.configure(["CRITIC_STEPS=600", "MINIBATCH_SIZE=32", "HIDDEN_SIZE=16"])
     episodes = random_rollout()
     target = jnp.where(episodes.alive > 0, 10.0, -1000.0)
-    agent, _ = reinforce.learn(c, make_agent(c), batch_of(episodes, 0 * target, target), jax.random.key(0))
+    batch = batch_of(episodes, 0 * target, target)
+    agent, _ = jax.jit(partial(reinforce.learn, c))(make_agent(c), batch, jax.random.key(0))
     values = np.asarray(reinforce.critic_baseline(episodes, target, agent.critic))
     # Adam with a constant rate keeps jumping by a few percent; one step in 32 at -1000 would pull it to -20
     np.testing.assert_allclose(values[np.asarray(episodes.alive) > 0], 10, atol=1.5)
@@ -449,9 +453,10 @@ def test_an_update_by_hand():
     sgd = [nnx.Optimizer(network, optax.sgd(rate), wrt=nnx.Param) for network, rate in (
         (agent.actor, 1.0), (agent.critic, 1e-6)
     )]  # fmt: skip
-    agent, figures = reinforce.update(c, agent._replace(actor_optimizer=sgd[0], critic_optimizer=sgd[1]), rng)
+    agent = agent._replace(actor_optimizer=sgd[0], critic_optimizer=sgd[1])
+    agent, figures = jax.jit(partial(reinforce.update, c))(agent, rng)
 
-    rollout = reinforce.collect(c, before.actor, jax.random.split(rng)[0])
+    rollout = collect(c, before.actor, jax.random.split(rng)[0])
     returns = returns_to_go(c, rollout)
     advantage = returns - reinforce.critic_baseline(rollout, returns, before.critic)
     gradient = gradient_of(before.actor, batch_of(rollout, advantage))
@@ -539,14 +544,31 @@ def test_unbiased_baselines_have_the_same_mean_gradient(frozen_estimates):
 # --- the loop
 
 
-def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other():
-    c = reinforce.configure([*SHORT, "BASELINE=batch_mean"])
-    together, log = train(c, seeds=(3, 4))
-    alone, log_alone = train(c, seeds=(4,))
-    for a, b in zip(params(unstack(together.actor, 1)), params(unstack(alone.actor))):
-        np.testing.assert_allclose(a, b, atol=1e-5)  # a few Adam steps, matrix products in another order
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A whole run of the script: its folder, its result, what was printed, what was trained."""
+    folder, printed, trained = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), []
+    train_seeds = reinforce.train_seeds
+
+    def remember(c, report):
+        trained.extend(train_seeds(c, report))
+        return trained
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(reinforce, "train_seeds", remember)
+        result = reinforce.main([*QUICK, "SEED=3", f"RUN_DIR={folder}"])
+    return folder, result, printed.getvalue(), trained
+
+
+def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other(whole_run):
+    """Seed 4 beside 3 and beside 5, which is the same program."""
+    *_, (together, log, _) = whole_run
+    others, log_of_others, _ = reinforce.train_seeds(reinforce.configure([*QUICK, "SEED=4"]), silent)
+    for a, b in zip(params(together.actor), params(others.actor)):
+        np.testing.assert_array_equal(a[1], b[0])
+    assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
     # every step earns 1: updates x episodes x mean return, interval by interval, is what was played
-    for one in (log, log_alone):
+    for one in (log, log_of_others):
         updates = np.diff(one.num_updates, axis=1, prepend=0)
         played = (updates * 4 * one.episode_return).sum(axis=1)
         np.testing.assert_allclose(played, one.env_step[:, -1], rtol=1e-5)  # float32 means
@@ -568,10 +590,10 @@ def test_whole_returns_are_learned_from_where_the_constant_says_so():
     """The same rollout, another gradient: its length by hand."""
     c = reinforce.configure([*SHORT, "BASELINE=no_baseline", "REWARD_TO_GO=False"])
     agent, rng = make_agent(c), jax.random.key(0)
-    rollout = reinforce.collect(c, agent.actor, jax.random.split(rng)[0])
+    rollout = collect(c, agent.actor, jax.random.split(rng)[0])
     gradient = gradient_of(agent.actor, batch_of(rollout, whole_return(c, rollout)))
     critic = params(agent.critic)
-    agent, figures = reinforce.update(c, agent, rng)
+    agent, figures = jax.jit(partial(reinforce.update, c))(agent, rng)
     assert float(figures["gradient_norm"]) == pytest.approx(np.linalg.norm(flat(gradient)), rel=1e-4)
     assert all((a == b).all() for a, b in zip(critic, params(agent.critic)))  # nobody asks it
 
@@ -623,7 +645,7 @@ def test_evaluate_plays_cart_pole_v1():
 
 def test_two_seeds_learn_to_balance():
     """Ten seeds of ten balance for 500 steps; the mark leaves room for other machines' rounding."""
-    c = reinforce.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10"])
+    c = reinforce.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10", "NUM_STEPS=60_000", "EVAL_INTERVAL=20_000"])
     agents, log, _ = reinforce.train_seeds(c, silent)
     returns = environments.evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(
         axis=1
@@ -634,30 +656,27 @@ def test_two_seeds_learn_to_balance():
 
 # --- the script as a reader runs it
 
-QUICK = [*SHORT, "NUM_SEEDS=2", "EVAL_EPISODES=2"]
-
 
 def read(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_the_script_runs_and_leaves_its_results(tmp_path, capsys):
-    result = reinforce.main([*QUICK, f"RUN_DIR={tmp_path / 'mine'}"])
-    assert result == json.loads((tmp_path / "mine" / "result.json").read_text())
+def test_the_script_runs_and_leaves_its_results(whole_run):
+    folder, result, out, _ = whole_run
+    assert result == json.loads((folder / "result.json").read_text())
     assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
     assert len(result["eval_return"]) == len(result["env_steps"]) == 2
     assert all(600 <= steps < 2600 for steps in result["env_steps"])
     assert 0 < result["compile_seconds"] < result["seconds"]
-    rows = read(tmp_path / "mine" / "log.csv")
-    assert [row["seed"] for row in rows] == ["0", "0", "1", "1"]
+    rows = read(folder / "log.csv")
+    assert [row["seed"] for row in rows] == ["3", "3", "4", "4"]
     assert set(rows[0]) == {"seed", *reinforce.Log._fields}
     assert [int(row["env_step"]) for row in rows[1::2]] == result["env_steps"]
     for name in ("learning_curve.png", "constants.json"):
-        assert (tmp_path / "mine" / name).stat().st_size > 100
-    out = capsys.readouterr().out
+        assert (folder / name).stat().st_size > 100
     assert "mine" in out and "gradient_norm" in out
-    assert list((tmp_path / "mine" / "tensorboard").iterdir())
+    assert list((folder / "tensorboard").iterdir())
 
 
 def test_ppo_learns_to_balance_and_leaves_its_results(tmp_path):

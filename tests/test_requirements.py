@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
         ("requirements/build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
         ("requirements/fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+        ("requirements/site.txt", ["--group", "site", "--constraint", "requirements.txt"]),
         ("requirements/eval.txt", ["--group", "eval"]),  # another project's harness, and torch
         (
             "requirements/cuda.txt",

@@ -64,11 +64,8 @@ def test_the_tokenizer_gives_back_the_text_and_pads_with_a_token_of_its_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["HEADS=5"], "HEADS=5: must divide HIDDEN=96"),
-        (["KV_HEADS=3"], "KV_HEADS=3"),
-        (["TRAINING_STEPS=0"], "TRAINING_STEPS=0: must be greater than or equal to 1"),
-        (["TRAIN_QUESTIONS=50000"], "TRAIN_QUESTIONS=50000: with test and validation at most 40,000"),
-        (["LAYER=3"], "LAYERS"),
+        (["SEED=-1"], "SEED=-1: must be greater than or equal to 0"),
+        (["SEEDS=3"], "'SEEDS=3': no such constant; write NAME=value, nearest names: SEED"),
     ],
 )
 def test_a_bad_constant_is_one_line_and_writes_nothing(tmp_path, arguments, message):

@@ -143,7 +143,7 @@ def test_only_write_writes_the_committed_table_and_it_takes_the_whole_of_it(monk
     fit.main(["WRITE=True", "LARGEST=True"])
     assert len((tmp_path / "assets" / "fit_rungs.csv").read_text().splitlines()) == 1 + len(fit.RUNGS)
     assert "fits" in capsys.readouterr().out
-    assert "tpu_fit_check WRITE=True" in (HERE.parent / "Makefile").read_text()
+    assert "tpu_fit_check WRITE=True" in (HERE.parent / "make" / "environments.mk").read_text()
 
 
 def test_model_on_the_command_line_is_the_model_that_is_compiled(monkeypatch):

@@ -123,7 +123,7 @@ SMOLLM2 = (  # the second rung; runs/smollm2 is converted as folder 5's docs/run
     "DATASET=5_GRPO_Maxtext/examples/small_numbers REWARD_FUNC=5_GRPO_Maxtext/examples/last_number.py "
     "REWARDS=compute_score,last_number 'TEMPLATE={question} Answer in one short sentence.' "
     "MAX_PROMPT_LENGTH=60 TOTAL_GENERATION_STEPS=24 TEMPERATURE=0.7 BATCH_SIZE=4 LORA_RANK=16 "
-    "LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
+    "NUM_ITERATIONS=1 LEARNING_RATE=3e-4 DTYPE=bfloat16 NUM_BATCHES=100 SAVE_INTERVAL_STEPS=10 EVAL_EVERY=10 "
     "EVAL_QUESTIONS=64 EVAL_CONFIG=liberal NUM_TEST_QUESTIONS=256"
 )
 MNIST = "MNIST_PATH=PATH"  # all of it, as Keras distributes it
@@ -237,6 +237,8 @@ JOBS = [
         into("5_GRPO_Maxtext", "pass_at_k.csv", "pass_at_k.png"),
         11,
     ),
+    Job("make playground", into("5_GRPO_Maxtext", "playground.html"), 0.1, writes_itself=True),
+    Job("make playground-seeds", into("5_GRPO_Maxtext", "playground_seeds.csv"), 3.3, writes_itself=True),
     Job(
         "make page-pictures RUN=runs/seed_0",
         into("5_GRPO_Maxtext", "page_group.png", "page_time.png", "page_phone.png"),

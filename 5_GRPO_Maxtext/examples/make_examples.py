@@ -19,6 +19,7 @@ import itertools
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -129,4 +130,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        print(f"error: {error}; run it where the files can be written", file=sys.stderr)
+        sys.exit(2)

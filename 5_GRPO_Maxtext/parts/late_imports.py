@@ -9,9 +9,7 @@ import collections
 import functools
 import gc
 import importlib
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,19 +30,37 @@ LATE_IMPORTS = {
     "maxtext.layers.engram": ("sympy",),  # 0.3 s: prime numbers, for a DeepSeek layer
     "pathwaysutils.profiling": ("fastapi",),  # 0.3 s: a profiling server
     "tunix.utils.trajectory_logger": ("pandas",),  # 0.5 s: a log of Tunix's agents
-    "transformers.utils.import_utils": (),  # reads what 230 distributions hold: 0.5 s, unused
 }
 IMPORT_GC_THRESHOLD = 10_000  # objects; with Python's 700 all of them are searched 5 times for nothing: 0.4 s
 RUN_GC_THRESHOLD = gc.get_threshold()
+IMPORT, DISTRIBUTIONS = builtins.__import__, metadata.packages_distributions
+
+
+def begin_imports() -> None:
+    """From here on the imports named above are late, and the garbage collector is patient."""
+    builtins.__import__ = import_late
+    metadata.packages_distributions = Distributions
+    gc.set_threshold(IMPORT_GC_THRESHOLD)
 
 
 def end_imports() -> None:
-    """Gives the garbage collector its usual threshold back, and nothing of what the imports made to search.
+    """Ends what `begin_imports` began, and leaves the collector nothing of what the imports made to search.
 
     A script calls it once, after its imports. It also saves 0.7 s when the interpreter exits.
     """
+    builtins.__import__, metadata.packages_distributions = IMPORT, DISTRIBUTIONS
     gc.freeze()
     gc.set_threshold(*RUN_GC_THRESHOLD)
+
+
+def import_late(name: str, module=None, scope=None, fromlist=(), level: int = 0) -> Any:
+    """Python's own `__import__`, but for the statements that LATE_IMPORTS names."""
+    late = LATE_IMPORTS.get((module or {}).get("__name__"), ())
+    if late and not fromlist and name in late:  # import name
+        return stand_in(name)
+    if late and fromlist and all(f"{name}.{part}" in late for part in fromlist):  # from name import part
+        return SimpleNamespace(**{part: stand_in(f"{name}.{part}") for part in fromlist})
+    return IMPORT(name, module, scope, fromlist, level)
 
 
 def stand_in(name: str) -> ModuleType:
@@ -54,58 +70,12 @@ def stand_in(name: str) -> ModuleType:
     return module
 
 
-class LateImports(SourceFileLoader):
-    """Runs a module of LATE_IMPORTS with an `__import__` of its own, by way of its `__builtins__`.
-
-    And with a late `packages_distributions`; drop that when transformers has one.
-    """
-
-    def exec_module(self, module: ModuleType) -> None:
-        late = LATE_IMPORTS[module.__name__]
-
-        def import_late(name: str, module=None, scope=None, fromlist=(), level: int = 0) -> Any:
-            if not fromlist and name in late:  # import name
-                return stand_in(name)
-            if fromlist and all(f"{name}.{part}" in late for part in fromlist):  # from name import part
-                return SimpleNamespace(**{part: stand_in(f"{name}.{part}") for part in fromlist})
-            return builtins.__import__(name, module, scope, fromlist, level)
-
-        module.__builtins__ = vars(builtins) | {"__import__": import_late}
-        from importlib import metadata
-
-        read = metadata.packages_distributions
-        metadata.packages_distributions = lambda: Distributions(read)
-        try:
-            super().exec_module(module)
-        finally:
-            metadata.packages_distributions = read
-
-
 class Distributions(collections.UserDict):
-    """`importlib.metadata.packages_distributions()`, read when first asked."""
+    """What 230 distributions hold, read when first asked: transformers reads it at once, 0.5 s, unused."""
 
-    def __init__(self, read: Callable[[], dict[str, list[str]]]):
-        self.read = read
+    def __init__(self):
+        pass  # UserDict's own would set `data`
 
     @functools.cached_property
     def data(self) -> dict[str, list[str]]:
-        return self.read()
-
-
-class LateFinder:
-    """Gives the modules named above their loaders; all others are left to Python."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in LATE_IMPORTS else None
-        if spec is not None:
-            spec.loader = LateImports(name, spec.origin)
-        return spec
-
-
-def begin_imports() -> None:
-    """From here on the imports named above are late, and the garbage collector is patient."""
-    sys.meta_path.insert(0, LateFinder)
-    gc.set_threshold(IMPORT_GC_THRESHOLD)
+        return dict(DISTRIBUTIONS())

@@ -10,10 +10,10 @@ and ranges, which stand beside each constant.
 Nothing here imports jax: a mistyped name is answered at once.
 """
 
-import ast
 import contextlib
 import dataclasses
 import difflib
+import errno
 import functools
 import inspect
 import json
@@ -21,8 +21,6 @@ import os
 import shlex
 import signal
 import sys
-import textwrap
-import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +33,7 @@ from parts.plain_text import shown
 
 HERE = Path(__file__).resolve().parent.parent  # folder 5
 PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
 # Types of constants that have a range.
@@ -83,6 +82,15 @@ def is_small(model: str) -> bool:
         return False  # out of reach, or a folder whose fault `llama.load_hf_config` will name
 
 
+def reachable(url: str) -> bool:
+    """Whether a server answers within PROBE_SECONDS."""
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
+    return False
+
+
 def config_from_hub(model: str) -> Path:
     """The config.json of a hub's name, from its cache if it is there; raises OSError or ValueError."""
     import huggingface_hub
@@ -91,11 +99,9 @@ def config_from_hub(model: str) -> Path:
     cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
     if isinstance(cached, str):
         return Path(cached)
-    address = huggingface_hub.hf_hub_url(name, "config.json", revision=revision or None)
-    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        huggingface_hub.get_session().head(address, timeout=PROBE_SECONDS)  # downloading tries for minutes
-        return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
-    raise OSError("out of reach")
+    if not reachable(huggingface_hub.constants.ENDPOINT):
+        raise OSError("out of reach")
+    return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
 
 
 def column(model: str) -> str:
@@ -154,40 +160,12 @@ def read[Constants](
         raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
 
 
-def blocks(kind: type) -> list[type]:
-    """The dataclass and those it takes constants from, the script's own first."""
-    return [block for block in kind.__mro__ if dataclasses.is_dataclass(block)]
-
-
-def remarks(kind: type) -> dict[str, str]:
-    """The remark beside each constant that stands in the source of `kind` itself."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    code = source.splitlines()
-    [definition] = ast.parse(source).body
-    return {
-        node.target.id: code[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip(" #")
-        for node in definition.body
-        if isinstance(node, ast.AnnAssign)
-    }
-
-
 def help_text(kind: type) -> str:
-    """Every constant of `kind` with its default and the remark beside it."""
-    hints, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
-    lines = ["NAME=value changes a constant for one run; so does editing it on top of the script."]
-    for block in blocks(kind):
-        if block is not kind:
-            place = Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)
-            lines.append(f"\n--- {block.__name__}, in {place}")
-        for name, remark in remarks(block).items():
-            field = fields[name]
-            value = repr(field.default)
-            if field.metadata:
-                value = f"{field.metadata['laptop']!r} (laptop), {field.metadata['tpu']!r} (TPU)"
-            choices = typing.get_args(hints[name])
-            value += f"    one of {', '.join(map(repr, choices))}" if choices else ""
-            lines.append(f"\n{name} = {value}\n    {remark}")
-    return "\n".join(lines)
+    """The source of `kind` and of the blocks it is built on: each constant, its default and its remark."""
+    blocks = [block for block in kind.__mro__ if dataclasses.is_dataclass(block)]
+    places = [Path(inspect.getsourcefile(block)).resolve().relative_to(HERE) for block in blocks]
+    texts = [f"# {place}\n{inspect.getsource(block)}" for place, block in zip(places, blocks)]
+    return "\n\n".join(["# NAME=value changes a constant for one run; so does editing it.", *texts])
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -215,6 +193,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
 def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
+    A folder that cannot be written is the user's, too, wherever a script finds out.
     In a notebook with the constants as they stand: its arguments are its kernel's.
     """
     try:
@@ -233,6 +212,12 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     except BrokenPipeError:  # `--help | head` closes our end before everything is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        path = shown(str(error.filename or "a file"))
+        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
+        sys.exit(2)
 
 
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:

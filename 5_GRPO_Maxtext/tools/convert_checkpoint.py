@@ -19,8 +19,7 @@ Hugging Face's files: it reads them as they are.
 A run with LORA_RANK above 0 saved A and B alone: they are merged into the weights of its MODEL on the way.
 With a run's weights comes a model card, README.md: data, constants, figures, how to use it.
 
-One array is in memory at a time, filled or emptied layer by layer: 1.2 B parameters take 64 s and 2.7 GiB to
-MaxText, 40 s and 5.3 GiB back (one busy core of an AMD EPYC); docs/checkpoints.md says what 8 B should need.
+One array is in memory at a time, filled or emptied layer by layer; docs/checkpoints.md has figures.
 
 MaxText's own name map, layout hooks and lazy arrays are used. Its two converters (0.2.5) know only the sizes
 of its model table, round the query weights to bfloat16, and save their lazy arrays through a part of Orbax
@@ -40,10 +39,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from parts import settings
-from parts.settings import Count, UserError
+from parts.settings import UserError
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: nothing is computed here
 
@@ -58,16 +57,10 @@ class Constants:
     MODEL: str = ""  # for an Orbax SOURCE: where config.json and tokenizer come from (empty = the run's)
     WEIGHT_DTYPE: Literal["", "float32", "bfloat16", "float16"] = ""  # (empty = MODEL's; for MaxText float32)
     SCAN_LAYERS: bool = True  # layout of the MaxText checkpoint to write; one that is read shows its own
-    MAX_SHARD_SIZE: str = "2GB"  # of one *.safetensors file; twice that is in memory while it is written
-    CHUNK_BYTES: Count = 2**28  # bytes per stored piece of a MaxText array; a chip reads only those it needs
 
 
 def refuse(c: Constants) -> None:
-    """Checks what can be checked without looking into SOURCE.
-
-    Raises:
-        UserError: names the constant, its value and the remedy.
-    """
+    """Checks what can be checked without looking into SOURCE; raises UserError."""
     for name in ("SOURCE", "TARGET"):
         if not getattr(c, name):
             raise UserError(f"{name} is empty; give it on the command line: {name}=folder")
@@ -87,7 +80,6 @@ import orbax.checkpoint as ocp
 import safetensors.numpy
 from etils import epath
 from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
-from maxtext.checkpoint_conversion.utils import hf_shape
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
 from parts.machine.versions import check_versions
@@ -96,6 +88,8 @@ from parts.run import checkpoints, model_card, run_files
 from parts.run.memory import refuse_full_disk
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint
+SHARD = "2GB"  # of one *.safetensors file; twice that is in memory while it is written
+CHUNK = 2**28  # bytes per stored piece of a MaxText array; a chip reads only those it needs
 MAX_DEPTH = 5  # folders; MaxText's output is base/run/checkpoints/0/items
 
 
@@ -126,38 +120,34 @@ def find_checkpoints(source: Path) -> tuple[dict[int, Any], Path | None]:
     return dict(zip(steps, folders, strict=True)), run
 
 
-def find_model(c: Constants, run_constants: dict[str, Any]) -> str:
-    """The Hugging Face model that the weights stem from: MODEL, or that of the run.
+class Model(NamedTuple):
+    """A Hugging Face model, and the MaxText config of the same sizes, with the dtype and layout to write."""
 
-    Raises:
-        UserError: MODEL is empty and the checkpoint is not in a run.
-    """
-    if not (c.MODEL or run_constants):
-        raise UserError(
-            f"MODEL is empty and SOURCE={c.SOURCE} is not in a run of the main script; give MODEL the "
-            "Hugging Face name or folder that the weights stem from"
-        )
-    return c.MODEL or run_constants["MODEL"]
+    folder: Path
+    hf: Any
+    config: Any
 
 
-def load_config(constant: str, model: str, dtype: str, scan_layers: bool):
-    """Folder and config of a Hugging Face model, and the MaxText config of the same sizes.
+def load_model(constant: str, name: str, dtype: str, scan_layers: bool) -> Model:
+    """Finds a Hugging Face model.
 
     Args:
-        constant: its name in this script, for messages.
-        model: name or folder.
+        constant: that gives `name`, for messages.
+        name: on the hub, or a folder.
         dtype: of the weights to write (empty = the model's own).
         scan_layers: layout of the MaxText side.
     """
     try:
-        folder, hf = llama.load_hf_config(model)
+        folder, hf = llama.load_hf_config(name)
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", f"{constant}=", 1)) from None
-    dtype = dtype or str(hf.dtype).removeprefix("torch.")
-    config = llama.to_maxtext_config(
-        hf, rows=1, prompt_tokens=1, new_tokens=1, weight_dtype=dtype, scan_layers=scan_layers
-    )
-    return folder, hf, config
+    return Model(folder, hf, to_config(hf, dtype or str(hf.dtype).removeprefix("torch."), scan_layers))
+
+
+def to_config(hf, dtype: str, scan_layers: bool = False):
+    """The MaxText config of a model that is not run here: its rows and lengths do not matter."""
+    sizes = dict(rows=1, prompt_tokens=1, new_tokens=1)
+    return llama.to_maxtext_config(hf, **sizes, weight_dtype=dtype, scan_layers=scan_layers)
 
 
 # %% Hugging Face -> MaxText --------------------------------------------------------------------------------
@@ -184,46 +174,36 @@ def lazy_registry() -> ocp.handlers.CheckpointHandlerRegistry:
     return handlers
 
 
-def leaf_builder(
-    c: Constants, folder: Path, hf, config, dtype
-) -> Callable[[str, tuple[int, ...]], np.ndarray]:
-    """A function that gives the array of a MaxText name and shape, in `dtype`, of the tensors in `folder`.
+def leaf_builder(c: Constants, model: Model, dtype) -> Callable[[str, tuple[int, ...]], np.ndarray]:
+    """A function that gives the array of a MaxText name and shape, in `dtype`, of the model's own tensors.
 
     Raises:
         UserError: a weight that is missing.
     """
-    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=False)
+    names, layout_hooks = llama.weight_mapping(model.hf, model.config, saving_to_hf=False)
     files = {}  # file of each tensor
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(model.folder.glob("*.safetensors")):
         with safetensors.safe_open(path, framework="np") as file:
             files.update(dict.fromkeys(file.keys(), path))
     for hf_names in names.values():
         missing = [hf_name for hf_name in np.atleast_1d(hf_names) if hf_name not in files]
         if missing:
-            raise UserError(f"SOURCE={c.SOURCE}: {folder} lacks weight {missing[0]}; fetch its file")
-
-    def read(hf_name: str) -> np.ndarray:
-        with safetensors.safe_open(files[hf_name], framework="np") as file:
-            return file.get_tensor(hf_name)
+            raise UserError(f"SOURCE={c.SOURCE}: {model.folder} lacks weight {missing[0]}; fetch its file")
 
     def build(name: str, shape: tuple[int, ...]) -> np.ndarray:
         leaf = np.empty(shape, dtype)
-        for hf_name, layer in zip(np.atleast_1d(names[name]), layers_of(leaf, names[name], config)):
-            layer[...] = apply_hook_fns(read(hf_name), layer.shape, layout_hooks.get(name))
+        stacked = isinstance(names[name], list)  # the layers of a scanned model
+        layers = np.moveaxis(leaf, model.config.param_scan_axis, 0) if stacked else [leaf]
+        for hf_name, layer in zip(np.atleast_1d(names[name]), layers, strict=True):
+            with safetensors.safe_open(files[hf_name], framework="np") as file:
+                layer[...] = apply_hook_fns(file.get_tensor(hf_name), layer.shape, layout_hooks.get(name))
         return leaf
 
     return build
 
 
-def to_maxtext(c: Constants, folder: Path, hf, config, target: Path) -> int:
+def to_maxtext(c: Constants, model: Model, target: Path) -> int:
     """Writes `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters.
-
-    Args:
-        c: the constants.
-        folder: holds `*.safetensors`.
-        hf: its config.
-        config: MaxText's, with the dtype and layout to write.
-        target: the folder to make.
 
     Returns:
         The number of parameters.
@@ -231,22 +211,22 @@ def to_maxtext(c: Constants, folder: Path, hf, config, target: Path) -> int:
     Raises:
         UserError: a weight that is missing, or a disk that is too small.
     """
-    places, tree = maxtext_converter.get_maxtext_model_info(config)  # {name: (index in tree, shape)}
-    check_disk(c, sum(math.prod(shape) for _, shape in places.values()) * dtype_of(config).itemsize)
-    target.mkdir(parents=True)
-    build = leaf_builder(c, folder, hf, config, dtype_of(config))
+    dtype = dtype_of(model.config)
+    places, tree = maxtext_converter.get_maxtext_model_info(model.config)  # {name: (index in tree, shape)}
+    check_disk(c, sum(math.prod(shape) for _, shape in places.values()) * dtype.itemsize)
+    build = leaf_builder(c, model, dtype)
     leaves = [None] * len(places)
     for name, (index, shape) in places.items():
         load = functools.partial(build, name, shape)
-        leaves[index] = maxtext_converter.LazyTensor(load, shape, dtype_of(config), name)
+        leaves[index] = maxtext_converter.LazyTensor(load, shape, dtype, name)
     weights = jax.tree.unflatten(tree, leaves)
-    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=c.CHUNK_BYTES), weights)
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), weights)
     save = ocp.args.PyTreeSave({"params": weights}, {"params": chunks})
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
     with ocp.CheckpointManager(
         target.resolve(), options=options, handler_registry=lazy_registry()
     ) as manager:
-        scanned = {"scan_layers": config.scan_layers}  # MaxText checks it when it loads
+        scanned = {"scan_layers": model.config.scan_layers}  # MaxText checks it when it loads
         manager.save(0, args=ocp.args.Composite(**{ITEM: save}), custom_metadata=scanned)
     return sum(int(leaf.size) for leaf in leaves)
 
@@ -260,11 +240,6 @@ def check_disk(c: Constants, needed: int) -> None:
 def dtype_of(config) -> np.dtype:
     """NumPy's type of the weights that are written."""
     return jnp.dtype(config.weight_dtype)
-
-
-def layers_of(leaf: np.ndarray, hf_names: str | list[str], config) -> Iterator[np.ndarray]:
-    """Views of `leaf`, one for each name: its layers if there is a list of names, else the whole."""
-    return iter(np.moveaxis(leaf, config.param_scan_axis, 0) if isinstance(hf_names, list) else [leaf])
 
 
 # %% MaxText -> Hugging Face --------------------------------------------------------------------------------
@@ -315,143 +290,100 @@ def restore_leaf(checkpoint: Path, path: tuple) -> np.ndarray:
     return jax.tree.leaves(restored)[0]
 
 
-def stored_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], folder: Path, config):
-    """A function that gives the array of a MaxText name out of a checkpoint with all weights.
+def weights_reader(c: Constants, checkpoint: Path, leaves: dict[str, tuple], model: Model, scale: float):
+    """A function that gives the array of a MaxText name out of a checkpoint.
+
+    Of a checkpoint that holds LoRA's A and B alone: W + scale A B, with W out of MODEL's own files.
 
     Args:
-        c: the constants.
         checkpoint: from `find_checkpoints`.
         leaves: from `stored_leaves`.
-        folder: of the model that the weights stem from.
-        config: MaxText's, with the layout to read.
-
-    Raises:
-        UserError: the checkpoint is of another model.
-    """
-    places, _ = maxtext_converter.get_maxtext_model_info(config)
-    for name, (_, shape) in places.items():
-        stored = tuple(leaves[name][1].shape) if name in leaves else "nothing"
-        if stored != shape:
-            raise UserError(
-                f"MODEL={folder}: its weight {name} is {shape}, SOURCE={c.SOURCE} holds {stored}; give the "
-                "MODEL that was trained"
-            )
-    return lambda name: restore_leaf(checkpoint, leaves[name][0])
-
-
-def lora_reader(
-    c: Constants, checkpoint: Path, leaves: dict[str, tuple], folder: Path, hf, config, scale: float
-):
-    """As `stored_reader`, out of MODEL's own files and a checkpoint that holds A and B alone: W + scale A B.
+        model: that the weights stem from.
+        scale: alpha / r, for LoRA.
 
     Raises:
         UserError: the checkpoint is of another model, or a weight is missing.
     """
-    places, _ = maxtext_converter.get_maxtext_model_info(config)
-    for name in leaves:
-        weight, _, letter = name.rpartition("_lora_")
-        if letter == "a":
-            # [in, (layer,) r] and [r, (layer,) out]
-            a, b = (leaves[f"{weight}_lora_{letter}"][1].shape for letter in "ab")
-            shape = places[weight][1] if weight in places else ()
-            if math.prod(a[:-1]) * b[-1] != math.prod(shape):
-                raise UserError(
-                    f"MODEL={folder}: {name} in SOURCE={c.SOURCE} does not fit it; give the MODEL that was "
-                    "trained"
-                )
-    build = leaf_builder(c, folder, hf, config, np.float32)  # one rounding, at the very end
+    places, _ = maxtext_converter.get_maxtext_model_info(model.config)
+    shapes = {name: shape for name, (_, shape) in places.items()}
+    adapted = {name.removesuffix("_lora_a") for name in leaves if name.endswith("_lora_a")}
+    for name in adapted or shapes:
+        shape = shapes.get(name, ())
+        parts = [f"{name}_lora_a", f"{name}_lora_b"] if adapted else [name]
+        found = [tuple(leaves[part][1].shape) if part in leaves else () for part in parts]
+        # A [in, (layer,) r], B [r, (layer,) out]
+        fits = math.prod(found[0][:-1]) * found[1][-1] == math.prod(shape) if adapted else found == [shape]
+        if not fits:
+            raise UserError(
+                f"MODEL={model.folder}: its weight {name} is {shape}, SOURCE={c.SOURCE} holds "
+                f"{' and '.join(map(str, found))}; give the MODEL that was trained"
+            )
+    if not adapted:
+        return lambda name: restore_leaf(checkpoint, leaves[name][0])
+    build = leaf_builder(c, model, np.float32)  # one rounding, at the very end
 
     def read(name: str) -> np.ndarray:
-        shape = places[name][1]
-        leaf = build(name, shape)
-        if f"{name}_lora_a" not in leaves:
-            return leaf
-        a, b = (restore_leaf(checkpoint, leaves[f"{name}_lora_{letter}"][0]) for letter in "ab")
-        return leaf + lora.product(a.astype(np.float32), b.astype(np.float32), shape, scale)
+        leaf = build(name, shapes[name])
+        if name in adapted:
+            a, b = (restore_leaf(checkpoint, leaves[f"{name}_lora_{letter}"][0]) for letter in "ab")
+            leaf = leaf + lora.product(a.astype(np.float32), b.astype(np.float32), shapes[name], scale)
+        return leaf
 
     return read
 
 
-def to_huggingface(
-    c: Constants, read: Callable[[str], np.ndarray], folder: Path, hf, config, target: Path
-) -> int:
+def to_huggingface(c: Constants, read: Callable[[str], np.ndarray], model: Model, target: Path) -> int:
     """Writes a Hugging Face folder: weights, config, tokenizer.
 
     Args:
-        c: the constants.
-        read: gives the array of a MaxText name; from `stored_reader` or `lora_reader`.
-        folder: of the model that the weights stem from.
-        hf: its config.
-        config: MaxText's, with the dtype to write and the layout to read.
-        target: the folder to make.
+        read: from `weights_reader`.
+        model: that the weights stem from.
 
     Returns:
         The number of parameters.
 
     Raises:
-        UserError: a disk that is too small, or a MAX_SHARD_SIZE that is no size.
+        UserError: a disk that is too small.
     """
-    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
-
-    def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for name, hf_names in names.items():
-            leaf = read(name)
-            for hf_name, layer in zip(np.atleast_1d(hf_names), layers_of(leaf, hf_names, config)):
-                tensor = np.asarray(apply_hook_fns(layer, shapes[hf_name], layout_hooks.get(name)))
-                # safetensors asks for contiguous arrays; the hooks end in transposed views
-                yield str(hf_name), np.ascontiguousarray(tensor.astype(dtype_of(config)))
-            del leaf, layer  # before the next one is read
-
-    bytes_of = {
-        str(hf_name): int(np.prod(shapes[hf_name])) * dtype_of(config).itemsize
-        for hf_names in names.values()
-        for hf_name in np.atleast_1d(hf_names)
-    }
-    write_weights(c, tensors(), bytes_of, target)
-    for path in folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
+    dtype = dtype_of(model.config)
+    weights = llama.hf_weights(model.hf, model.config, read)
+    count = write_weights(c, weights, llama.hf_shapes(model.hf, model.config), dtype, target)
+    for path in model.folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
         kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")
         if kept and "safetensors" not in path.name:
             shutil.copyfile(path, target / path.name)
-    written = json.loads((folder / "config.json").read_text())
-    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(dtype_of(config))
+    written = json.loads((model.folder / "config.json").read_text())
+    written["torch_dtype" if "torch_dtype" in written else "dtype"] = str(dtype)
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-    return sum(bytes_of.values()) // dtype_of(config).itemsize
+    return count
 
 
 def write_weights(
-    c: Constants, tensors: Iterator[tuple[str, np.ndarray]], bytes_of: dict[str, int], target: Path
-) -> None:
-    """Makes `target` with the *.safetensors of a Hugging Face model, and their index if there are several.
+    c: Constants, tensors: Iterator[tuple[str, np.ndarray]], shapes: dict[str, tuple], dtype, target: Path
+) -> int:
+    """Writes the *.safetensors of a Hugging Face model into `target`, and their index if there are several.
 
-    Args:
-        c: the constants.
-        tensors: names and contiguous weights, in the order of `bytes_of`; asked for one at a time.
-        bytes_of: the size of each.
-        target: the folder to make.
+    `tensors`, names and weights in the order of `shapes`, is asked for one at a time.
+
+    Returns:
+        The number of parameters.
 
     Raises:
-        UserError: a disk that is too small, or a MAX_SHARD_SIZE that is no size.
+        UserError: a disk that is too small.
     """
+    bytes_of = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
     check_disk(c, sum(bytes_of.values()))
-    try:
-        plan = huggingface_hub.split_state_dict_into_shards_factory(
-            bytes_of,
-            get_storage_size=int,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=c.MAX_SHARD_SIZE,
-        )
-    except ValueError:
-        raise UserError(
-            f"MAX_SHARD_SIZE={c.MAX_SHARD_SIZE}: use a number and a unit, such as 500MB or 2GB"
-        ) from None
-    target.mkdir(parents=True)
-    for file, hf_names in plan.filename_to_tensors.items():  # a file needs the next few tensors
-        shard = dict(itertools.islice(tensors, len(hf_names)))
+    plan = huggingface_hub.split_state_dict_into_shards_factory(
+        bytes_of, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
+    )
+    for file, names in plan.filename_to_tensors.items():  # a file needs the next few tensors
+        # safetensors asks for contiguous arrays; the layout hooks end in transposed views
+        shard = {name: np.ascontiguousarray(x) for name, x in itertools.islice(tensors, len(names))}
         safetensors.numpy.save_file(shard, target / file, metadata={"format": "pt"})
     if len(plan.filename_to_tensors) > 1:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return sum(bytes_of.values()) // dtype.itemsize
 
 
 # %% GGUF -> Hugging Face -----------------------------------------------------------------------------------
@@ -467,48 +399,71 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
     from parts.model import gguf_model  # here: the package gguf is not among the TPU's
 
     model = gguf_model.GGUFLlama(path)
-    tokenizer = model.tokenizer()
-    hf = model.config(tokenizer)
-    config = llama.to_maxtext_config(
-        hf, rows=1, prompt_tokens=1, new_tokens=1, weight_dtype=c.WEIGHT_DTYPE or "float32"
-    )
-    counts = {hf_name: math.prod(model.shape(name)) for hf_name, name in model.names().items()}
-    tensors = (
-        (name, np.ascontiguousarray(tensor.astype(dtype_of(config)))) for name, tensor in model.tensors()
-    )
-    write_weights(c, tensors, {name: n * dtype_of(config).itemsize for name, n in counts.items()}, target)
-    hf.dtype = str(dtype_of(config))
-    hf.save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    return sum(counts.values()), config
+    shapes = {hf_name: model.shape(name) for hf_name, name in model.names().items()}
+    config = to_config(model.config, c.WEIGHT_DTYPE or "float32")
+    expected = llama.hf_shapes(model.config, config)
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise UserError(
+                f"SOURCE={path}: {name} is {shape}, its header says {expected[name]}; fetch another"
+            )
+    dtype = dtype_of(config)
+    count = write_weights(c, ((k, x.astype(dtype)) for k, x in model.tensors()), shapes, dtype, target)
+    model.config.dtype = str(dtype)
+    model.config.save_pretrained(target)
+    model.tokenizer.save_pretrained(target)
+    return count, config
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def export(c: Constants, checkpoint, run: Path | None, target: Path) -> tuple[int, Any]:
-    """Orbax -> Hugging Face: writes `target`; returns the number of parameters and the MaxText config."""
+    """Orbax -> Hugging Face: writes `target`; returns the number of parameters and the MaxText config.
+
+    Raises:
+        UserError: MODEL, or the rank of LoRA, is not known.
+    """
     leaves = stored_leaves(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in leaves)
+    adapted = any(name.endswith("_lora_a") for name in leaves)
     run_constants = run_files.read_constants(run, "SOURCE") if run else {}
-    model = find_model(c, run_constants)
-    folder, hf, config = load_config("MODEL", model, c.WEIGHT_DTYPE, scanned)
+    if not run and (adapted or not c.MODEL):
+        raise UserError(
+            f"MODEL={c.MODEL}: SOURCE={c.SOURCE} is not in a run, whose constants.json would name MODEL and "
+            f"LORA_ALPHA; give {'the folder of the run' if adapted else 'MODEL'}"
+        )
+    name = c.MODEL or run_constants["MODEL"]
+    model = load_model("MODEL", name, c.WEIGHT_DTYPE, scanned)
     layout = "scanned" if scanned else "one array per layer"
-    if any(name.endswith("_lora_a") for name in leaves):
-        if not run_constants:
-            raise UserError(
-                f"SOURCE={c.SOURCE}: holds LoRA matrices, and there is no constants.json with their "
-                "LORA_ALPHA above them; give the run's folder"
-            )
+    scale = 0.0
+    if adapted:
         scale = run_constants["LORA_ALPHA"] / run_constants["LORA_RANK"]
-        read = lora_reader(c, checkpoint, leaves, folder, hf, config, scale)
-        layout += f", LoRA of rank {run_constants['LORA_RANK']} merged into {folder}"
-    else:
-        read = stored_reader(c, checkpoint, leaves, folder, config)
+        layout += f", LoRA of rank {run_constants['LORA_RANK']} merged into {model.folder}"
     print(f"{checkpoint} ({layout}) -> Hugging Face")
-    count = to_huggingface(c, read, folder, hf, config, target)
+    count = to_huggingface(c, weights_reader(c, checkpoint, leaves, model, scale), model, target)
     if run:
-        card = model_card.model_card(run, int(checkpoint.parent.name), model, folder)
+        card = model_card.model_card(run, int(checkpoint.parent.name), name, model.folder)
         (target / "README.md").write_text(card, encoding="utf-8")
-    return count, config
+    return count, model.config
+
+
+@contextlib.contextmanager
+def made_whole(c: Constants) -> Iterator[Path]:
+    """Another folder, which becomes TARGET at the end of the block; if that fails, nothing is left.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    partial = Path(c.TARGET + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"TARGET={c.TARGET}: {error.strerror}; choose another folder") from None
+    try:
+        yield partial
+        partial.rename(c.TARGET)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -520,21 +475,21 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     source = settings.find_path(c.SOURCE)
     found, run = find_checkpoints(source)
-    partial = Path(c.TARGET + ".partial")  # renamed at the end: TARGET is whole, or it is not there
-    shutil.rmtree(partial, ignore_errors=True)
-    if source.suffix == ".gguf":
-        print(f"{source} -> Hugging Face")
-        count, config = from_gguf(c, source, partial)
-        use = f"MODEL={c.TARGET}"
-    elif found:
-        count, config = export(c, found[max(found)], run, partial)
-        use = f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
-    else:
-        folder, hf, config = load_config("SOURCE", c.SOURCE, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
-        print(f"{folder} -> MaxText ({'scanned' if c.SCAN_LAYERS else 'one array per layer'})")
-        count = to_maxtext(c, folder, hf, config, partial)
-        use = f"MaxText: load_parameters_path={Path(c.TARGET).resolve()}/0/items scan_layers={c.SCAN_LAYERS}"
-    partial.rename(c.TARGET)
+    with made_whole(c) as target:
+        if source.suffix == ".gguf":
+            print(f"{source} -> Hugging Face")
+            count, config = from_gguf(c, source, target)
+            use = f"MODEL={c.TARGET}"
+        elif found:
+            count, config = export(c, found[max(found)], run, target)
+            use = f"transformers.AutoModelForCausalLM.from_pretrained({c.TARGET!r})"
+        else:
+            model = load_model("SOURCE", c.SOURCE, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
+            config = model.config
+            print(f"{model.folder} -> MaxText ({'scanned' if c.SCAN_LAYERS else 'one array per layer'})")
+            count = to_maxtext(c, model, target)
+            path = Path(c.TARGET).resolve() / "0" / ITEM
+            use = f"MaxText: load_parameters_path={path} scan_layers={c.SCAN_LAYERS}"
     size = sum(path.stat().st_size for path in Path(c.TARGET).rglob("*") if path.is_file())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
     print(

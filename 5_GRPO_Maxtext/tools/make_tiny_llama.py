@@ -25,62 +25,32 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from parts import settings
-from parts.settings import HERE, Count, CountOrOff, Seed, UserError
+from parts.settings import HERE, Seed, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What ships is what the defaults make: give other values together with another FOLDER."""
+    """What ships is what the defaults make: give another SEED together with another FOLDER."""
 
-    FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = beside this script)
+    FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = folder 5)
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
-    TRAIN_QUESTIONS: Count = 4_000  # in tiny_gsm8k/train.jsonl
-    TEST_QUESTIONS: Count = 512  # in tiny_gsm8k/test.jsonl; no demonstration uses them
-    VALIDATION_QUESTIONS: CountOrOff = (
-        128  # in tiny_gsm8k/validation.jsonl; demonstrations may, as with the train's
-    )
-    HIDDEN: Count = 96  # width of the residual stream
-    LAYERS: Count = 3  # transformer blocks
-    HEADS: Count = 4  # query heads; each has HIDDEN / HEADS dimensions
-    KV_HEADS: Count = 2  # key/value heads, shared by HEADS / KV_HEADS query heads each
-    MLP: Count = 256  # width of the MLP inside a block
-    TRAINING_STEPS: Count = 2_500  # each on one batch of new demonstrations
-    TRAINING_BATCH: Count = 64  # demonstrations per step
-    LEARNING_RATE: float = 3e-3  # peak, after WARMUP_STEPS; decays to 0 along a cosine
-    WARMUP_STEPS: CountOrOff = 100  # steps in which the learning rate rises from 0
-    MAX_TOKENS: Annotated[int, Field(ge=2)] = (
-        52  # of the longest prompt and demonstration together; a longer one stops the script
-    )
 
 
-MOST_QUESTIONS = 40_000  # in all splits; `make_problem` knows about 59,000 different ones
-
-
-def refuse(c: Constants) -> None:
-    """Checks the constants.
-
-    Raises:
-        UserError: names the constant, its value and the remedy.
-    """
-    if c.TRAIN_QUESTIONS + c.TEST_QUESTIONS + c.VALIDATION_QUESTIONS > MOST_QUESTIONS:
-        raise UserError(
-            f"TRAIN_QUESTIONS={c.TRAIN_QUESTIONS}: with test and validation at most {MOST_QUESTIONS:,}"
-        )
-    if c.HIDDEN % c.HEADS or c.HEADS % c.KV_HEADS:
-        raise UserError(
-            f"HEADS={c.HEADS}: must divide HIDDEN={c.HIDDEN}, and be a multiple of KV_HEADS={c.KV_HEADS}"
-        )
+# Questions by split, in the order drawn; no demonstration uses the test's. `make_problem` knows about 59,000.
+QUESTIONS = {"test": 512, "train": 4_000, "validation": 128}
+HIDDEN, LAYERS, MLP = 96, 3, 256  # width of the residual stream, transformer blocks, width of a block's MLP
+HEADS, KV_HEADS = 4, 2  # query heads of HIDDEN / HEADS dimensions; key/value heads, each shared by two
+TRAINING_STEPS, TRAINING_BATCH = 2_500, 64  # each step on one batch of new demonstrations
+LEARNING_RATE, WARMUP_STEPS = 3e-3, 100  # peak, after a rise from 0; it decays to 0 along a cosine
+MAX_TOKENS = 52  # of the longest prompt and demonstration together; a longer one stops the script
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
-    settings.refuse_early(Constants, refuse)
+    settings.refuse_early(Constants)
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +59,6 @@ import optax
 import safetensors.numpy
 import transformers
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import hf_shape
-from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
@@ -179,16 +147,15 @@ def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random
     return text.replace(tag, "") if rng.random() < share else text
 
 
-def make_dataset(c: Constants, rng: random.Random) -> dict[str, list[dict[str, str]]]:
+def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     """Distinct questions with right answers in GSM8K's columns, by split."""
-    sizes = {"test": c.TEST_QUESTIONS, "train": c.TRAIN_QUESTIONS, "validation": c.VALIDATION_QUESTIONS}
     rows = {}
-    while len(rows) < sum(sizes.values()):
+    while len(rows) < sum(QUESTIONS.values()):
         question, steps, _, _ = make_problem(rng)
         work, result = work_out(steps)
         rows[question] = {"question": question, "answer": f"{work}\n#### {result}"}
     drawn = iter(rows.values())
-    return {split: list(itertools.islice(drawn, size)) for split, size in sizes.items()}
+    return {split: list(itertools.islice(drawn, size)) for split, size in QUESTIONS.items()}
 
 
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
@@ -216,11 +183,10 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
 
 
 # %% Training by next-token prediction ----------------------------------------------------------------------
-def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
     """One batch of demonstrations.
 
     Args:
-        c: the constants.
         tokenizer: from `make_tokenizer`.
         test: questions that are not used.
         rng: draws the questions and the demonstrations.
@@ -228,7 +194,7 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
     Returns:
         Token ids, int32 [B, L]; and what is learned, float32 [B, L]: 1 in the demonstration, else 0.
     """
-    ids = np.full((c.TRAINING_BATCH, c.MAX_TOKENS), tokenizer.pad_token_id, np.int32)
+    ids = np.full((TRAINING_BATCH, MAX_TOKENS), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
         question = None
@@ -236,16 +202,16 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
             question, steps, kind, thing = make_problem(rng)
         prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
         answer = tokenizer.encode(demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False)
-        if len(prompt) + len(answer) > c.MAX_TOKENS:
-            raise UserError(f"MAX_TOKENS={c.MAX_TOKENS}: a demonstration takes {len(prompt) + len(answer)}")
+        if len(prompt) + len(answer) > MAX_TOKENS:
+            raise UserError(f"MAX_TOKENS={MAX_TOKENS}: a demonstration takes {len(prompt) + len(answer)}")
         row[: len(prompt) + len(answer)] = prompt + answer
         mask[len(prompt) : len(prompt) + len(answer)] = 1
     return ids, learned
 
 
-def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
+def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
     """Trains in place with AdamW, warm-up and cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(0, c.LEARNING_RATE, c.WARMUP_STEPS, c.TRAINING_STEPS)
+    schedule = optax.warmup_cosine_decay_schedule(0, LEARNING_RATE, WARMUP_STEPS, TRAINING_STEPS)
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
 
@@ -261,29 +227,15 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
         optimizer.update(model, grads)
         return loss
 
-    progress = trange(c.TRAINING_STEPS, desc="next-token training")
+    progress = trange(TRAINING_STEPS, desc="next-token training")
     with mesh:
         for i in progress:
-            loss = step(adapter, optimizer, *make_batch(c, tokenizer, test, rng))
-            if i % 50 == 0 or i == c.TRAINING_STEPS - 1:
+            loss = step(adapter, optimizer, *make_batch(tokenizer, test, rng))
+            if i % 50 == 0 or i == TRAINING_STEPS - 1:
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
 # %% Writing it down ----------------------------------------------------------------------------------------
-def to_hf_weights(adapter, hf: transformers.LlamaConfig, config) -> dict[str, np.ndarray]:
-    """The model's weights under Hugging Face's names and in its layout (float32)."""
-    names, layout_hooks = llama.weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
-    params = nnx.to_pure_dict(nnx.state(adapter.base, nnx.Param))
-    weights = {}
-    for name in names:
-        weight = params
-        for part in name.removeprefix("params-").split("-"):
-            weight = weight[part]
-        weights.update(process_maxtext_param(name, weight, names, layout_hooks, shapes, config))
-    return weights
-
-
 def write_checksums(folder: Path) -> None:
     """`tiny.sha256` in `folder`, in the format of `sha256sum -c`."""
     files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (folder / d).iterdir())
@@ -293,15 +245,15 @@ def write_checksums(folder: Path) -> None:
     (folder / "tiny.sha256").write_text("".join(lines))
 
 
-def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
+def make_config(tokenizer) -> transformers.LlamaConfig:
     """The sizes of the model, with Llama 3.1's rotary scaling."""
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=c.HIDDEN,
-        intermediate_size=c.MLP,
-        num_hidden_layers=c.LAYERS,
-        num_attention_heads=c.HEADS,
-        num_key_value_heads=c.KV_HEADS,
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
         max_position_embeddings=131_072,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
@@ -325,20 +277,19 @@ def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
 def main(arguments: Sequence[str]) -> None:
     """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256."""
     c = settings.read(Constants, arguments)
-    refuse(c)
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
-    dataset = make_dataset(c, random.Random(c.SEED))
+    dataset = make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     tokenizer = make_tokenizer(random.Random(c.SEED))
-    hf = make_config(c, tokenizer)
+    hf = make_config(tokenizer)
     hf.save_pretrained(folder / "tiny_llama")
-    config = llama.to_maxtext_config(hf, rows=c.TRAINING_BATCH, prompt_tokens=c.MAX_TOKENS - 1, new_tokens=1)
+    config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=MAX_TOKENS - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config,
         wrap_with_tunix_adapter=True,
@@ -347,10 +298,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
-    train(c, adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
+    train(adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
 
     tokenizer.save_pretrained(folder / "tiny_llama")
-    weights = to_hf_weights(adapter, hf, config)
+    weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
     safetensors.numpy.save_file(
         weights, folder / "tiny_llama" / "model.safetensors", metadata={"format": "pt"}
     )

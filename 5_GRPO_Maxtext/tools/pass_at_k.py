@@ -54,6 +54,7 @@ if __name__ == "__main__":  # a constant that is wrong is refused here, before s
     settings.refuse_early(Constants)
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
@@ -63,7 +64,6 @@ from parts.data import prompts, questions
 from parts.machine import process
 from parts.machine.versions import check_versions
 from parts.model import llama
-from parts.model.rollout import rollout_config
 from parts.rewards import run_grader
 from parts.run import run_files
 
@@ -98,58 +98,35 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 # %% Answers ------------------------------------------------------------------------------------------------
-def named_run(c: Constants, run: str) -> tuple[inference.Constants, inference.Checkpoint]:
-    """How to ask a run's model, and its checkpoint; raises UserError if there is no such run."""
-    arguments = [
-        f"CHECKPOINT={run}",
-        f"REWARD_FUNC={c.REWARD_FUNC}",
-        f"BATCH_SIZE={min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)}",
-    ]
-    ask, _, checkpoint = inference.read_arguments(arguments)
-    if checkpoint is None:
-        raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    return ask, checkpoint
-
-
 def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]]:
     """Asks each test question n times, and counts the right answers.
 
     Args:
-        ask, checkpoint: from `named_run`.
+        ask, checkpoint: from `inference.read_arguments`.
         step: of the checkpoint that answers; 0 for the model that it started from.
 
     Returns:
         By reading ("strict", "lenient"), the count for each question.
     """
-    constants = checkpoint.constants
-    dataset = constants["TEST_DATASET"] or constants["DATASET"]
-    rows, _ = questions.read_questions(
-        dataset, "test", bad_rows=constants["BAD_ROWS"], tiny=settings.is_small(ask.MODEL)
-    )
+    run = checkpoint.constants
+    dataset = run["TEST_DATASET"] or run["DATASET"]
+    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"])
     rows = rows[: c.NUM_QUESTIONS]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
     folder, hf = llama.load_hf_config(ask.MODEL)
     tokenizer = llama.load_tokenizer(folder)
-    system_prompt = prompts.think_prompt(ask.SYSTEM_PROMPT) if grader.think_tags else ask.SYSTEM_PROMPT
-    rows, _ = prompts.with_prompts(
-        rows, tokenizer, ask.MAX_PROMPT_LENGTH, template=ask.TEMPLATE, system_prompt=system_prompt
-    )
-    rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows))
+    rows = prompts.make_prompts(ask, rows, source, tokenizer, grader.think_tags, too_long=None)
+    rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
-        root, _ = inference.chosen_step(ask, checkpoint)
-        inference.restore(rollout, root, step, lora_only=bool(ask.LORA_RANK))
+        inference.restore(rollout, *inference.chosen_step(ask, checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
-        sampling = rollout_config(
-            dict(temperature=1.0, top_k=-1, top_p=1.0),
-            prompt_tokens=ask.MAX_PROMPT_LENGTH,
-            new_tokens=ask.TOTAL_GENERATION_STEPS,
-            seed=jax.random.fold_in(jax.random.key(c.SEED), start),
-        )
+        key = jax.random.fold_in(jax.random.key(c.SEED), start)
+        sampling = inference.sampling(ask, inference.POLICY, key)
         texts = rollout.generate([rows[i]["prompts"] for i in part], sampling).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
@@ -161,8 +138,16 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     """`count_right`, kept in RUN_DIR: what was counted is not asked again.
 
     The file is found by everything that the counts depend on: model, step, questions, how they were asked.
+
+    Raises:
+        UserError: no such run.
     """
-    ask, checkpoint = named_run(c, run)
+    rows = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
+    ask, _, checkpoint = inference.read_arguments(
+        [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={rows}"]
+    )
+    if checkpoint is None:
+        raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
     step = inference.chosen_step(ask, checkpoint)[1] if trained else 0
     asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
     mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
@@ -200,30 +185,22 @@ def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> list[dict[st
 
 def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
     """The curves: untrained against trained, strict on the left, lenient on the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
     for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
-        shown = set()
         for model in dict.fromkeys(row["model"] for row in rows):
             kind = "untrained" if model == "untrained" else "trained"
             mine = [row for row in rows if (row["model"], row["reading"]) == (model, reading)]
-            ks = [row["k"] for row in mine]
-            label = None if kind in shown else kind
-            shown.add(kind)
-            panel.plot(
-                ks, [row["pass_at_k"] for row in mine], color=COLORS[kind], marker="o", ms=3, label=label
-            )
+            ks, shares = ([row[name] for row in mine] for name in ("k", "pass_at_k"))
             low, high = ([row[end] for row in mine] for end in ("low", "high"))
+            panel.plot(ks, shares, color=COLORS[kind], marker="o", ms=3, label=kind)
             panel.fill_between(ks, low, high, color=COLORS[kind], alpha=0.15, lw=0)
         panel.set_xscale("log", base=2)
         panel.set_xticks(ks, map(str, ks))
         panel.set(xlabel="k, answers per question", title=words)
     panels[0].set(ylabel="pass@k")
-    panels[0].legend(frameon=False, loc="lower right")
+    handles, labels = panels[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles))  # several trained models have one entry
+    panels[0].legend(once.values(), once.keys(), frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

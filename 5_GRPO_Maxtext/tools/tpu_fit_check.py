@@ -30,7 +30,7 @@ import re
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -69,9 +69,10 @@ from parts.settings import UserError
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants:
-    """This script's own; every constant of the main script may stand beside them."""
+class Constants(demo.Constants):
+    """This tool's own; all of the main script's stand beside them."""
 
+    MODEL: str = memory.LLAMA_3_1_8B  # Hugging Face name or folder; those in memory.PUBLISHED need no network
     TOPOLOGIES: str = "v5p-8,v6e-8,v5p-64"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"  # PPO: with a critic and its optimizer
     LARGEST: bool = False  # True: the most answers per gradient pass that fit, by halving; the step alone
@@ -145,11 +146,6 @@ def topology_devices(name: str) -> list:
             "which installs libtpu into .venv-fit"
         ) from None
     return list(topology.devices)
-
-
-def with_shardings(state, shardings):
-    """Abstract arrays with the given shardings."""
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
 
 def make_programs(c, hf, trainer_devices: Sequence, pad_id: int, **machine: Any) -> SimpleNamespace:
@@ -244,8 +240,10 @@ def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config):
     shardings = [
         (path, leaf.replace(placed.get(path, everywhere))) for path, leaf in nnx.to_flat_state(state)
     ]
-    adapted = nnx.merge(graphdef, with_shardings(state, nnx.from_flat_state(shardings)))
-    return adapted, merges[0]
+    placed = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, nnx.from_flat_state(shardings)
+    )
+    return nnx.merge(graphdef, placed), merges[0]
 
 
 def abstract_batch(c, mesh) -> demo.Batch:
@@ -337,9 +335,9 @@ def check(
     Raises:
         UserError: a constant that cannot be, or cannot be compiled here.
     """
-    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", *arguments])  # the last MODEL holds
+    c = settings.read(Constants, arguments)
     checks.refuse(c)
-    hf = model_config(c.MODEL)
+    hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
     chips = topology_devices(topology)
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, chips)
     limit = memory.HBM_GIB[topology.split("-")[0]]
@@ -410,11 +408,6 @@ def largest(topology: str, algorithm: str, arguments: Sequence[str]) -> tuple[li
     return rows[::-1], lines
 
 
-def model_config(model: str):
-    """The config of MODEL; those in memory.PUBLISHED need no network and no licence."""
-    return memory.published_config(model) or dry_run.find_model(model, weights=False)[1]
-
-
 def verdict(c, rows, hf, parameters: int, rollout_mesh, trainer_chips: int) -> list[str]:
     """What the figures mean: fits or not, by how much, which constant to change; then vLLM.
 
@@ -451,10 +444,9 @@ def cases(arguments: Sequence[str]) -> tuple[Constants, list[tuple[str, str, tup
     Raises:
         UserError: a value that cannot be, or constants beside WRITE=True.
     """
-    names = {field.name for field in fields(Constants)}
-    own = [argument for argument in arguments if argument.partition("=")[0] in names]
-    others = tuple(argument for argument in arguments if argument not in own)
-    c = settings.read(Constants, own)
+    c = settings.read(Constants, arguments)
+    own = ("TOPOLOGIES=", "ALGORITHM=", "LARGEST=", "WRITE=")
+    others = tuple(argument for argument in arguments if not argument.startswith(own))
     given = [argument for argument in arguments if not argument.startswith(("WRITE=", "LARGEST="))]
     if c.WRITE and given:
         raise UserError(
@@ -467,13 +459,10 @@ def cases(arguments: Sequence[str]) -> tuple[Constants, list[tuple[str, str, tup
 
 def main(arguments: list[str]) -> None:
     """Compiles; prints one line per program and a verdict per configuration."""
-    if {"--help", "-h"} & set(arguments):
-        print(settings.help_text(Constants), "\n\nThe main script's:\n")
-        settings.read(demo.Constants, ["--help"])
+    c, chosen = cases(arguments)
     settings.quiet()
     versions.check_versions()
     started = time.perf_counter()
-    c, chosen = cases(arguments)
     rows, verdicts = [], []
     for case in chosen:
         new_rows, lines = largest(*case) if c.LARGEST else check(*case)

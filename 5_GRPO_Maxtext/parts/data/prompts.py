@@ -5,8 +5,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from parts import settings
-from parts.data.questions import read_questions, read_validation, say_overlap
+from parts.data.questions import read_questions, read_validation
 from parts.settings import UserError
 
 
@@ -27,12 +26,10 @@ def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]]
         read_questions,
         bad_rows=c.BAD_ROWS,
         fault=fault,
-        tiny=settings.is_small(c.MODEL),
     )
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")
     test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
-    say_overlap(train[0], test[0])
     validation = read_validation(train[0], read) if c.EVAL_EVERY else ([], "")
     return {"train": train, "test": test, "validation": validation}
 

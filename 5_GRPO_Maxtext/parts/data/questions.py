@@ -18,18 +18,19 @@ A DATASET is one source, or several with their shares of the training questions:
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parts.plain_text import shown
 from parts.rewards.grading import extract_hash_answer
-from parts.settings import HERE, PROBE_SECONDS, UserError, find_path
+from parts.settings import UserError, find_path, reachable
 
 if TYPE_CHECKING:
     import grain
 
 EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
+NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are counted
 MAX_BYTES = 2**30  # of a file as it is read, by its own figures
@@ -224,7 +225,6 @@ def read_questions(
     constant: str = "DATASET",
     bad_rows: str = "refuse",
     fault: Fault | None = None,
-    tiny: bool,
 ) -> tuple[list[dict[str, str]], str]:
     """Reads the questions and right answers of a DATASET.
 
@@ -235,7 +235,6 @@ def read_questions(
         constant: the constant that holds `dataset`, for messages.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
         fault: says what is wrong with a ground truth; None accepts all.
-        tiny: whether the embedded tiny_gsm8k may replace a gsm8k that is neither prepared nor within reach.
 
     Returns:
         Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file), its `weight` and
@@ -246,7 +245,11 @@ def read_questions(
     """
     parts, names, bad, total = [], [], [], 0
     for name, weight in parse_sources(dataset, constant):
-        rows, source = read_source(name, split, constant, tiny)
+        if name == "gsm8k":
+            rows, source = read_tfds_gsm8k(split, constant)
+        else:
+            source = str(source_file(name, split))
+            rows = read_file(Path(source), constant)
         if not rows:
             raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
         good, faulty = to_questions(rows, source, fault)
@@ -267,14 +270,6 @@ def read_questions(
     return interleave(parts), ", ".join(names)
 
 
-def read_source(name: str, split: str, constant: str, tiny: bool) -> tuple[list[tuple[int, Any]], str]:
-    """Numbered rows of one source of a DATASET, and the file or data set they come from."""
-    if name == "gsm8k":
-        return read_tfds_gsm8k(split, constant, tiny)
-    path = source_file(name, split)
-    return read_file(path, constant), str(path)
-
-
 def source_file(name: str, split: str) -> Path:
     """The file of a source: itself, or the one that a folder has for `split`."""
     path = find_path(name)
@@ -284,41 +279,39 @@ def source_file(name: str, split: str) -> Path:
     return path
 
 
-def read_tfds_gsm8k(split: str, constant: str, tiny: bool) -> tuple[list[tuple[int, Any]], str]:
+def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], str]:
     """GSM8K from tensorflow-datasets, which keeps it in TFDS_DATA_DIR; arguments as in `read_questions`."""
-    import huggingface_hub
     import tensorflow_datasets as tfds
     import tensorflow_datasets.text.gsm8k
 
     builder = tfds.builder("gsm8k", file_format="array_record")
     if not builder.data_path.exists():
-        try:
-            # Probed first: without a network tensorflow-datasets itself keeps trying for over 200 s.
-            huggingface_hub.get_session().head("https://raw.githubusercontent.com", timeout=PROBE_SECONDS)
-        except Exception:
-            fault = f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}"
-            if not tiny:
-                raise OutOfReach(
-                    f"{fault}; prepare it on a machine with a network and set TFDS_DATA_DIR, or give a JSON, "
-                    "JSONL or Parquet file"
-                ) from None
-            print(f"{fault}; using the embedded tiny_gsm8k")
-            path = HERE / "tiny_gsm8k" / f"{split}.jsonl"
-            return read_file(path), str(path)
+        if not reachable("https://raw.githubusercontent.com"):  # tensorflow-datasets tries for over 200 s
+            raise OutOfReach(
+                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; prepare it "
+                "on a machine with a network and set TFDS_DATA_DIR, or give a JSON, JSONL or Parquet file"
+            )
         builder.download_and_prepare()
     rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
     return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
 
 
-def say_overlap(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
-    """Prints how many test questions are training questions, too, if any are; from `read_questions`."""
-    trained = {row["question"].strip() for row in train}
-    count = sum(row["question"].strip() in trained for row in test)
-    if count:
-        print(
-            f"note: {count:,} of {len(test):,} test questions are in DATASET, too, word for word; the test "
-            "flatters a model that was trained on them"
-        )
+def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Prints how many questions of a set stand in another one, too, which should have none of them.
+
+    Args:
+        rows: questions by what they are for: train, validation (there may be none), test.
+    """
+    texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
+    for use, other, harm in (
+        ("test", "train", "the test flatters a model that was trained on them"),
+        ("validation", "train", "they flatter it, too"),
+        ("validation", "test", "what is chosen by them is chosen by the test"),
+    ):
+        known = set(texts[other])
+        if count := sum(text in known for text in texts[use]):
+            some = f"{count:,} of {len(texts[use]):,} {NAMES[use]}"
+            print(f"note: {some} are {NAMES[other]}, too, word for word; {harm}")
 
 
 def validation_file(source: str) -> Path | None:

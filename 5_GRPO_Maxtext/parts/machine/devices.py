@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import math
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from tunix.rl import utils as rl_utils
-from tunix.rl.rl_cluster import RLCluster
 
 from parts.machine.versions import patched
 from parts.settings import UserError
@@ -124,9 +122,7 @@ def no_host_copies() -> contextlib.AbstractContextManager:
 
     jax cannot copy there what is sharded over several hosts. Drop this when Tunix copies for agents alone.
     """
-    return patched(
-        rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None, RLCluster.sync_weights
-    )
+    return patched(rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None)
 
 
 # %% Hosts --------------------------------------------------------------------------------------------------
@@ -138,11 +134,6 @@ def is_first() -> bool:
 def no_bar() -> bool | None:
     """What tqdm's `disable` takes: no bar on other hosts than the first, and none where nobody looks."""
     return None if is_first() else True
-
-
-def start_time() -> int:
-    """Seconds since 1970 on the first host's clock, the same on all."""
-    return of_first(int(time.time()))
 
 
 def of_first(number: int) -> int:
@@ -165,42 +156,12 @@ def whole(array: Any) -> np.ndarray:
 
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------
-def split_devices(
-    devices: list, engine: str, trainer_fraction: float, sampler_fraction: float
-) -> tuple[list, list]:
-    """Devices that train and devices that generate.
+def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+    """Who trains where and who generates where.
 
     With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
     are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
     two fractions of 1.0.
-
-    Raises:
-        UserError: a fraction that is no whole number of devices, or shares that overlap only in part.
-    """
-    if engine != "vllm" or len(devices) == 1:
-        return devices, devices
-    counts = []
-    for name, fraction in (
-        ("TRAINER_DEVICES_FRACTION", trainer_fraction),
-        ("SAMPLER_DEVICES_FRACTION", sampler_fraction),
-    ):
-        count = fraction * len(devices)
-        if not math.isclose(count, round(count), abs_tol=1e-6):
-            raise UserError(
-                f"{name}={fraction}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
-                f"1/{len(devices)}"
-            )
-        counts.append(round(count))
-    if sum(counts) > len(devices) and counts != [len(devices)] * 2:
-        raise UserError(
-            f"TRAINER_DEVICES_FRACTION={trainer_fraction} and SAMPLER_DEVICES_FRACTION={sampler_fraction} "
-            "add up to more than 1; lower one, or set both to 1.0 to share all devices"
-        )
-    return devices[: counts[0]], devices[len(devices) - counts[1] :]
-
-
-def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
-    """Who trains where and who generates where.
 
     Args:
         c: the constants of the run.
@@ -211,12 +172,26 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
         The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
 
     Raises:
-        UserError: the fractions, the parallelism, the heads or the sequences do not divide; heads that vLLM's
-            engine gets wrong.
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide; shares that
+            overlap only in part; heads that vLLM's engine gets wrong.
     """
-    trainer, sampler = split_devices(
-        devices, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION, c.SAMPLER_DEVICES_FRACTION
-    )
+    trainer = sampler = devices
+    if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:
+        shares = {name: getattr(c, name) for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")}
+        for name, share in shares.items():
+            count = share * len(devices)
+            if not math.isclose(count, round(count), abs_tol=1e-6):
+                raise UserError(
+                    f"{name}={share}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
+                    f"1/{len(devices)}"
+                )
+        trains, generates = (round(share * len(devices)) for share in shares.values())
+        if len(devices) < trains + generates < 2 * len(devices):
+            raise UserError(
+                f"{' and '.join(f'{name}={share}' for name, share in shares.items())} add up to more than 1; "
+                "lower one, or set both to 1.0 to share all devices"
+            )
+        trainer, sampler = devices[:trains], devices[-generates:]
     tensor = c.TRAINER_TENSOR_PARALLEL
     if len(trainer) % tensor or hf.num_key_value_heads % tensor:
         raise UserError(

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -85,6 +86,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
         steps: what the loop goes over; a step has ended when the next one is asked for.
         folder: where TensorBoard looks for the trace (empty = no trace).
     """
+    try:
+        if folder and "://" not in folder:  # before there is a step to lose
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each Python call would make the file a hundred times as large
     for count, step in enumerate(steps, start=1):
@@ -92,6 +98,11 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
             if folder and count == PROFILED_STEP:
                 stack.enter_context(jax.profiler.trace(folder, profiler_options=options))
             yield step
+
+
+def seconds_since_start() -> float:
+    """How long this process has lived: with its imports, which take longer than some runs' steps."""
+    return time.time() - psutil.Process().create_time()
 
 
 def memory_gib() -> dict[str, float]:

@@ -25,8 +25,6 @@ from maxtext.layers.attentions import Attention
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.layers.linears import DenseGeneral
 
-from parts.machine.versions import require
-
 # Of the KV cache: heads before tokens, as the matrix products of attention read it. MaxText's own order,
 # which suits a TPU, is transposed for each token.
 CACHE_LAYOUT = dict.fromkeys(
@@ -113,20 +111,15 @@ class SharedPromptAttention(AttentionOp):
 
 
 def adapt(model: nnx.Module, mesh: jax.sharding.Mesh) -> None:
-    """Gives the modules of a MaxText model the classes above where the mesh is of CPUs.
-
-    Raises:
-        UserError: the installed MaxText no longer calls what is replaced.
-    """
+    """Gives the modules of a MaxText model the classes above where the mesh is of CPUs."""
     if mesh.devices.flat[0].platform != "cpu":
         return
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if type(module) is LLaMARotaryEmbedding:
             become(module, RotaryOnce)
         elif type(module) is DenseGeneral:
             become(module, WalledDense)
         elif type(module) is Attention and mesh.size == 1:
-            require(module, "attention_op", Attention.__call__)
             become(module.attention_op, SharedPromptAttention)
 
 
@@ -138,7 +131,7 @@ def become(module: nnx.Module, subclass: type) -> None:
 # %% One row per question -----------------------------------------------------------------------------------
 def shares_prompts(model: nnx.Module) -> bool:
     """Whether a model takes rows that hold a prompt once and several answers to it."""
-    return any(isinstance(module, SharedPromptAttention) for _, module in model.iter_modules())
+    return any(isinstance(module, SharedPromptAttention) for _, module in nnx.iter_modules(model))
 
 
 @contextlib.contextmanager

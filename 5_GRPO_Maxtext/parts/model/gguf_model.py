@@ -5,6 +5,7 @@ not bring back what was lost. And the rows of q and k: llama.cpp rotates neighbo
 Hugging Face rows that are half a head apart, (0, d/2), (1, d/2 + 1) ...
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,48 +32,59 @@ CONTROL_TOKEN = 3  # tokenizer.ggml.token_type of <|im_start|> and the like
 
 
 class GGUFLlama:
-    """A GGUF file, checked.
+    """A GGUF file, checked, with the `config` and `tokenizer` that Hugging Face would have.
 
     Args:
         path: of the file.
 
     Raises:
-        UserError: no such file, not GGUF or cut short, another architecture, tokenizer or rope scaling.
+        UserError: no such file, not GGUF or cut short, a field of its header missing or odd, another
+            architecture, tokenizer or rope scaling.
     """
 
     def __init__(self, path: Path):
-        self.path = path
         try:
             self._reader = gguf.GGUFReader(path)
+            self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+            if fault := self._fault():
+                raise UserError(f"SOURCE={path}: {fault}")
+            self.tokenizer = self._make_tokenizer()
+            self.config = self._make_config()
         except FileNotFoundError:
             raise UserError(f"SOURCE={path}: there is no such file; give a GGUF file or a folder") from None
-        except (ValueError, IndexError, OSError) as error:  # the reader looks behind the end of the file
+        except UserError:
+            raise
+        except Exception as error:  # the reader looks behind the end of the file; fields are missing, or odd
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        found = self.field("general.architecture")
-        if found != ARCHITECTURE:
-            raise UserError(f"SOURCE={path}: architecture {found!r} is not supported; {ARCHITECTURE} is")
+
+    def _fault(self) -> str:
+        """What of the file is not supported, or not there, and what to do; empty if nothing."""
+        if (found := self.field("general.architecture")) != ARCHITECTURE:
+            return f"architecture {found!r} is not supported; {ARCHITECTURE} is"
         if "rope_freqs.weight" in self._tensors or self.field("llama.rope.scaling.type", "none") != "none":
-            raise UserError(f"SOURCE={path}: its rope scaling is not supported; take the Hugging Face model")
+            return "its rope scaling is not supported; take the Hugging Face model"
         kind = self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre", "default")
         if kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
-            raise UserError(
-                f"SOURCE={path}: tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with "
-                f"{', '.join(PRE_TOKENIZERS)} is"
-            )
+            known = ", ".join(PRE_TOKENIZERS)
+            return f"tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with {known} is"
+        layers = {name.split(".")[1] for name in self._tensors if name.startswith("blk.")}
+        if self.number("block_count") != len(layers) or not layers:
+            return f"has {len(layers)} layers, its header says {self.number('block_count')}; fetch it again"
         missing = [name for name in self.names().values() if name not in self._tensors]
-        if missing:
-            raise UserError(f"SOURCE={path}: lacks weight {missing[0]}; fetch it again")
+        return f"lacks weight {missing[0]}; fetch it again" if missing else ""
 
     def field(self, name: str, default: Any = None) -> Any:
         """A value of the file's header."""
         field = self._reader.fields.get(name)
         return default if field is None else field.contents()
 
-    def number(self, name: str, default: int | None = None) -> int:
-        """A size, from the header's `llama.<name>`."""
-        return int(self.field(f"{ARCHITECTURE}.{name}", default))
+    def number(self, name: str, default: int | None = None, kind: type = int) -> int | float:
+        """A size or another positive number, `llama.<name>`; raises ValueError or TypeError if it is none."""
+        value = kind(self.field(f"{ARCHITECTURE}.{name}", default))
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}")
+        return value
 
     def names(self) -> dict[str, str]:
         """Hugging Face's names of all weights, each with GGUF's."""
@@ -98,8 +110,8 @@ class GGUFLlama:
             kind = name.split(".")[-2]
             yield hf_name, halves(weight, self.number(counts[kind])) if kind in counts else weight
 
-    def config(self, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaConfig:
-        """The sizes, as Hugging Face's config.json has them, and the special tokens of its `tokenizer`."""
+    def _make_config(self) -> transformers.LlamaConfig:
+        """The sizes, as Hugging Face's config.json has them, and the special tokens."""
         width, heads = self.number("embedding_length"), self.number("attention.head_count")
         return transformers.LlamaConfig(
             vocab_size=self.shape("token_embd.weight")[0],
@@ -110,17 +122,17 @@ class GGUFLlama:
             num_attention_heads=heads,
             num_key_value_heads=self.number("attention.head_count_kv"),
             max_position_embeddings=self.number("context_length"),
-            rms_norm_eps=float(np.float32(self.field("llama.attention.layer_norm_rms_epsilon"))),
-            rope_parameters={"rope_type": "default", "rope_theta": float(self.field("llama.rope.freq_base"))},
+            rms_norm_eps=self.number("attention.layer_norm_rms_epsilon", kind=float),
+            rope_parameters={"rope_type": "default", "rope_theta": self.number("rope.freq_base", kind=float)},
             tie_word_embeddings="output.weight" not in self._tensors,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
             dtype="float32",
             architectures=["LlamaForCausalLM"],
         )
 
-    def tokenizer(self) -> transformers.PreTrainedTokenizerFast:
+    def _make_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
         """Its byte-level BPE tokenizer with the chat template.
 
         Padding is the file's own token for it, unless that is the end-of-sequence token, which training must
@@ -145,7 +157,7 @@ class GGUFLlama:
             eos_token=named["eos"],
             unk_token=named["unknown"],
             pad_token=named["padding"],
-            chat_template=self.field("tokenizer.chat_template"),
+            chat_template=self.field("tokenizer.chat_template") or None,
             clean_up_tokenization_spaces=False,
             model_max_length=self.number("context_length"),
         )

@@ -7,7 +7,7 @@ logits equal those of transformers' own models (tests/test_load_llama.py).
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ import numpy as np
 import pydantic
 import transformers
 from flax import nnx
-from maxtext.checkpoint_conversion.utils import load_dynamic, param_mapping
+from maxtext.checkpoint_conversion.utils import hf_shape, load_dynamic, param_mapping
+from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.configs import pyconfig
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts.machine import versions
 from parts.model import faster_on_cpu
 from parts.settings import UserError, find_path
 
@@ -60,8 +60,7 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # a model_type that transformers does not know; no JSON
-        refuse_remote_code(model, error)
+    except (OSError, ValueError) as error:  # a model_type that transformers does not know, own code; no JSON
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
@@ -107,15 +106,6 @@ def pinned(model: str, folder: Path) -> str:
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
 
-def refuse_remote_code(model: str, error: Exception) -> None:
-    """Raises UserError if transformers failed because MODEL's files want Python of their own to be run."""
-    if "trust_remote_code" in str(error):
-        raise UserError(
-            f"MODEL={model}: needs code of its own (auto_map in its files), which is never run here; take "
-            "one that transformers has code for"
-        ) from None
-
-
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError where MaxText's layers are not those of `hf`; `model` is MODEL."""
     if hf.model_type not in ARCHITECTURES:
@@ -149,7 +139,6 @@ def load_tokenizer(folder: Path):
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        refuse_remote_code(str(folder), error)
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
@@ -291,24 +280,19 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
     """Gives a MaxText model the checkpoint's rope scaling.
 
     MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
-
-    Raises:
-        UserError: the installed MaxText no longer looks the function up where it is replaced.
     """
     rope = hf.rope_parameters
     if rope["rope_type"] != "llama3":
         return
-    name = "_apply_scaling_factor"
-    versions.require(LLaMARotaryEmbedding, name, LLaMARotaryEmbedding.timescale.fget)
     scale = rope_scaling(
         rope["factor"],
         rope["low_freq_factor"],
         rope["high_freq_factor"],
         rope["original_max_position_embeddings"],
     )
-    for _, module in model.iter_modules():
+    for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
-            setattr(module, name, scale)  # on the instance: other models in this process keep theirs
+            module._apply_scaling_factor = scale  # of the instance: other models here keep theirs
 
 
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
@@ -400,6 +384,35 @@ def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
     graphdef, state = nnx.split(model)
     moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
     return nnx.merge(graphdef, moved)
+
+
+def named_weights(adapter) -> dict[str, np.ndarray]:
+    """The weights of a model under Tunix's adapter, by the names that `weight_mapping` has for MaxText's."""
+    weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
+    return {"-".join(["params", *map(str, path)]): np.asarray(leaf.get_value()) for path, leaf in weights}
+
+
+def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight by Hugging Face's name, in the order of `hf_weights`."""
+    names, _ = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
+    return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
+
+
+def hf_weights(
+    hf: transformers.PretrainedConfig, config, read: Callable[[str], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
+
+    Args:
+        hf: the config of Hugging Face's side.
+        config: of MaxText's.
+        read: gives the array of a MaxText name; asked for one at a time.
+    """
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shapes(hf, config)
+    for name in names:
+        yield from process_maxtext_param(name, read(name), names, layout_hooks, shapes, config)
 
 
 def count_parameters(model: nnx.Module) -> int:

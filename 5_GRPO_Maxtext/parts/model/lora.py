@@ -73,7 +73,7 @@ def add_lora(
     base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     key = jax.random.key(seed)
-    for i, (path, module) in enumerate(base.iter_modules()):
+    for i, (path, module) in enumerate(nnx.iter_modules(base)):
         name = names.get("/".join(map(str, path[-2:])))
         if name is None:
             continue

@@ -319,7 +319,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
 
 def guarded(name: str, reward_fn: Reward) -> Reward:
-    """`reward_fn` under its name in REWARDS, its faults turned into UserError (Tunix counts NaN as 0)."""
+    """`reward_fn` under its name in REWARDS, its faults turned into UserError."""
     import numpy as np
 
     @functools.wraps(reward_fn)

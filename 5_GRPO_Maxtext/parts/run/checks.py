@@ -44,56 +44,41 @@ def names(c) -> None:
 
 def combinations(c) -> None:
     """Constants that contradict each other."""
-    if c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE:
-        raise UserError(
-            f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}"
-        )
-    if c.LORA_RANK and c.REFERENCE_OFFLOAD:
-        raise UserError(
-            f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
-            "second copy to move; set it to False"
-        )
-    if c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS:
-        raise UserError(
-            f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS="
-            f"{c.TOTAL_GENERATION_STEPS}; it counts the last tokens before that limit"
-        )
-    if c.OFF_POLICY_STEPS and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END):
-        raise UserError(
-            f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers drawn a step ahead go neither with "
-            f"ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
-            f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off"
-        )
-    if 0 < c.EPSILON_HIGH < c.EPSILON:
-        raise UserError(
-            f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same"
-        )
-    for name in ("TARGET_KL", "REFERENCE_OFFLOAD"):
-        if getattr(c, name) and not c.BETA:
-            raise UserError(f"{name}={getattr(c, name)}: BETA=0 has no reference model; set BETA above 0")
-    if c.ROLLOUT_ENGINE == "vllm" and not c.SCAN_LAYERS:
-        raise UserError(
-            f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
-            "stacked layers to vLLM, others would keep vLLM's random weights without a word"
-        )
-    if c.ROLLOUT_ENGINE == "vllm" and c.LOGITS_CLIP:
-        raise UserError(
-            f"LOGITS_CLIP={c.LOGITS_CLIP}: vLLM draws from the logits as they are, another policy than the "
-            "one that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext"
-        )
-    hottest = max(c.TEMPERATURE, c.TEMPERATURE_END)
-    if c.ROLLOUT_ENGINE == "vllm" and hottest > VLLM_TEMPERATURE:
-        raise UserError(
-            f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
-            f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext"
-        )
+    vllm = c.ROLLOUT_ENGINE == "vllm"
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
-    if c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK:
-        raise UserError(
-            f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
-            f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple "
-            f"of {FLASH_BLOCK}, or set ATTENTION=dot_product"
-        )
+    faults = {
+        f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}":
+            c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE,
+        f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
+        "second copy to move; set it to False": c.LORA_RANK and c.REFERENCE_OFFLOAD,
+        f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}; "
+        "it counts the last tokens before that limit": c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS,
+        f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers drawn a step ahead go neither with "
+        "ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
+        f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off":
+            c.OFF_POLICY_STEPS and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
+        f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same":
+            0 < c.EPSILON_HIGH < c.EPSILON,
+        f"TARGET_KL={c.TARGET_KL}: BETA=0 has no reference model; set BETA above 0":
+            c.TARGET_KL and not c.BETA,
+        "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
+            c.REFERENCE_OFFLOAD and not c.BETA,
+        f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
+        "stacked layers to vLLM, others would keep vLLM's random weights without a word":
+            vllm and not c.SCAN_LAYERS,
+        f"LOGITS_CLIP={c.LOGITS_CLIP}: vLLM draws from the logits as they are, another policy than the one "
+        "that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext": vllm and c.LOGITS_CLIP,
+        f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
+        f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext":
+            vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
+        f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
+        f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of "
+        f"{FLASH_BLOCK}, or set ATTENTION=dot_product":
+            c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK,
+    }  # fmt: skip
+    for fault, holds in faults.items():
+        if holds:
+            raise UserError(fault)
 
 
 def paths(c) -> None:

@@ -27,9 +27,7 @@ from parts.machine import devices, versions
 from parts.model import llama
 from parts.rewards import run_grader, task_rewards
 from parts.run import checkpoints, checks, memory, run_files, run_folder
-from parts.settings import UserError, find_path
-
-PROBE_SECONDS = 5  # until a server counts as unreachable
+from parts.settings import UserError, find_path, reachable
 
 
 # %% The checks, in the order of the run --------------------------------------------------------------------
@@ -90,15 +88,6 @@ def check(c, course: ModuleType) -> str:
 def on_target(c) -> bool:
     """Whether this machine could be the one that trains: any for a small model, else one with TPU or GPU."""
     return settings.is_small(c.MODEL) or jax.default_backend() != "cpu"
-
-
-def reachable(url: str) -> bool:
-    """Whether a server answers within PROBE_SECONDS; the libraries themselves keep trying for minutes."""
-    try:
-        huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS)
-    except Exception:  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
-        return False
-    return True
 
 
 # %% Model --------------------------------------------------------------------------------------------------
@@ -179,6 +168,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         (train, source), (validation, _) = data["train"], data["validation"]
         held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
         data |= {"train": (train, source), "validation": (held, held_source)}
+    questions.say_overlap({split: read for split, (read, _) in data.items()})
     for split, (read, source) in data.items():
         lengths = "lengths unchecked (no tokenizer)"
         if tokenizer is not None and read:

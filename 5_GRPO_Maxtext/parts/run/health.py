@@ -125,8 +125,10 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
             f"{now('clip_fraction'):.0%} of the tokens are clipped, hence without gradient: too many or too "
             f"large updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"
         )
-    limit = float(constants["MAX_GRAD_NORM"])
-    if limit and now("grad_norm") >= GRADIENT * limit:  # 0: no clip
+    # 0: no clip. RLOO's loss sums over an answer's tokens; the mean's gradient is that many times smaller.
+    summed = now("length") if constants.get("LOSS_AGG_MODE") == "seq-mean-token-sum" else 1
+    limit = float(constants["MAX_GRAD_NORM"]) * summed
+    if limit and now("grad_norm") >= GRADIENT * limit:
         found["gradient"] = (
             f"the gradient's norm is {now('grad_norm'):.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep, "
             f"and nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"

@@ -10,6 +10,7 @@ Nothing here imports jax before a function needs it.
 """
 
 import csv
+import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -216,9 +217,14 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
     numbers = weight_copies(c) * parameters + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)
     peak, said = numbers * BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB, "at least"
+    alone = "weights, moments and gradients alone take"
     compiled = committed_peak(c, hf, name) if peak <= limit else None
     if compiled is not None:
         peak, said = compiled, "compiled earlier"
+    elif has_passes(c):  # one of them as a whole step: without the sum of the gradients, so a bound, too
+        one = dataclasses.replace(c, BATCH_SIZE=c.TRAIN_MICRO_BATCH_SIZE, TRAIN_MICRO_BATCH_SIZE=0)
+        if (of_one := committed_peak(one, hf, name) or 0) > peak:
+            peak, alone = of_one, "one gradient pass alone takes"
     if peak > limit:
         raise UserError(
             f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
@@ -229,10 +235,7 @@ def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -
         vllm = f"; {vllm_verdict(c, hf, parameters, rollout_mesh, shared, limit, peak)}"
     who = f"{len(trainer)} of {chips} chips train"
     if compiled is None:
-        return (
-            f"{UNKNOWN}: {who}, not compiled; weights, moments and gradients alone take {peak:.1f} of "
-            f"{limit:.4g} GiB per chip"
-        )
+        return f"{UNKNOWN}: {who}, not compiled; {alone} {peak:.1f} of {limit:.4g} GiB per chip"
     return f"yes: {who}, {said} {peak:.1f} of {limit:.4g} GiB per chip{vllm}"
 
 

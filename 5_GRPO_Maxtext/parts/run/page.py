@@ -7,18 +7,20 @@ no browser runs, and the page's own policy (CSP) lets only its own script run, b
 
 import base64
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parts.run import evaluation
+from parts.run import evaluation, health
 from parts.run.run_files import read_constants, read_lines, read_log, read_object
 from parts.settings import UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
-MAX_BYTES = 5_000_000  # of the groups in a page; beyond it steps are left out, evenly
+MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, are left out
+OF_QUESTIONS = MAX_BYTES // 5  # at most, of the evaluations during training; as much of those at its ends
 PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
     "pieces": "pieces", "points": "points", "reward": "reward", "advantage": "advantage",
     "correct": "correct", "correct_lenient": "correct_lenient", "format_ok": "format_ok",
@@ -27,27 +29,31 @@ PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
 }  # fmt: skip
 PER_EVALUATION = ("completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
-SHOWN_CONSTANTS = (  # that a formula on the page needs
+NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
     "ADVANTAGE", "NORM_ADV_BY_STD", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
     "EPSILON_HIGH", "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY",
+    "MAX_GRAD_NORM", "LEARNING_RATE", "BETA", "TEMPERATURE", "TOP_K", "TOP_P", "OFF_POLICY_STEPS", "DATASET",
 )  # fmt: skip
 
 
 # %% The file -----------------------------------------------------------------------------------------------
 def render(data: dict[str, Any]) -> str:
     """The page around `data`, which page.js reads; see `run_data` and `answers_data`."""
-    # "<" could end the block early; ensure_ascii keeps control and bidirectional characters out of the file
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     style, script = ((WEB / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     )
     page = (WEB / "page.html").read_text(encoding="utf-8")
-    for name, value in {"policy": policy, "style": style, "script": script, "data": text}.items():
+    for name, value in {"policy": policy, "style": style, "script": script, "data": to_json(data)}.items():
         before, after = page.split("{{" + name + "}}")  # raises if the page asks for it twice, or not at all
         page = before + value + after
     return page
+
+
+def to_json(data: Any) -> str:
+    """JSON for the page: "<" could end its block early, and no control character may be in the file."""
+    return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def digest(text: str) -> str:
@@ -71,44 +77,65 @@ def write(folder: Path) -> Path:
         UserError: not the folder of a run, a run of another version, or its constants.json is damaged.
     """
     path = folder / "report.html"
-    write_whole(path, render(run_data(folder)))
+    try:
+        text = render(run_data(folder))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
+            f"ours ({error!r:.80}); move the file away"
+        ) from None
+    write_whole(path, text)
     return path
 
 
 def run_data(folder: Path) -> dict[str, Any]:
     """What the page of a run shows, from the files in its folder."""
     constants = read_constants(folder)
-    if lacking := [name for name in ("DATASET", *SHOWN_CONSTANTS) if name not in constants]:
+    if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     log = read_log(folder / "train_log.csv")
     evaluations = read_lines(folder / "evaluations.jsonl")
+    tests = [read_object(folder / f"{when}.json") for when in ("before", "after")]
+    about_tests = summary(*tests, evaluations, constants)
+    asked = evaluations[0]["asked"] if evaluations else []
+    in_all = {"asked": len(asked)}
+    if both := all(tests):
+        in_all["tested"] = len(tests[0]["asked"])
+        tests = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests])
     columns = with_evaluations(log, evaluations)
-    groups, thinned = thin([to_group(row) for row in read_lines(folder / "answers.jsonl")])
-    tests = {when: read_object(folder / f"{when}.json") for when in ("before", "after")}
-    both = all(tests.values())
-    return {
+    questions, *shown = fewer_questions(
+        [{"asked": asked}, *({name: e[name] for name in ("step", *PER_EVALUATION)} for e in evaluations)]
+    )
+    data = {
         "kind": "run",
         "title": "GRPO: every answer",
         "inspector_title": "One question, its answers, and what the update did",
         "about": f"{constants['MODEL']}, {constants['DATASET']}, {folder}, {len(log):,} of "
         f"{constants['NUM_BATCHES']:,} steps of {constants['BATCH_SIZE']} questions × "
         f"{constants['NUM_GENERATIONS']} answers, seed {constants['SEED']}",
-        "constants": {name: constants[name] for name in SHOWN_CONSTANTS},
-        "summary": summary(tests["before"], tests["after"], evaluations, constants),
+        "constants": {name: constants[name] for name in NEEDED_CONSTANTS},
+        "written": [f"{name}={value}" for name, value in constants.items()],
+        "command": (read_object(folder / "run.json") or {}).get("command", ""),
+        "summary": about_tests,
+        "health": list(health.history(log, constants)),
         "columns": columns,
-        "groups": groups,
-        "thinned": thinned,
+        "intervals": {
+            name: [
+                share if share is None else evaluation.wilson(share, len(asked)) for share in columns[name]
+            ]
+            for name in evaluation.HELD_OUT
+            if name in columns and asked
+        },
         "compared": True,
-        "sources": len({group["data_source"] for group in groups}),
-        "evaluations": [
-            {"step": e["step"]} | {name: e[name] for name in PER_EVALUATION} for e in evaluations
-        ],
-        "asked": evaluations[0]["asked"] if evaluations else [],
-        "time_about": "These questions are not trained on, and not in the test below. Filled and empty dots: "
-        "the greedy answer was right or wrong, evaluation by evaluation.",
-        "before": {name: tests["before"][name] for name in PER_TEST} if both else None,
-        "after": {name: tests["after"][name] for name in PER_TEST} if both else None,
+        "evaluations": shown,
+        "asked": questions["asked"],
+        "in_all": in_all,
+        "before": tests[0] if both else None,
+        "after": tests[1] if both else None,
     }
+    groups = [to_group(row) for row in read_lines(folder / "answers.jsonl")]
+    data["groups"], data["thinned"] = thin(groups, MAX_BYTES - len(to_json(data)))
+    return data | {"sources": len({group["data_source"] for group in data["groups"]})}
 
 
 def to_group(row: dict[str, Any]) -> dict[str, Any]:
@@ -117,16 +144,39 @@ def to_group(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"completions": answers}
 
 
-def thin(groups: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
-    """Groups of at most MAX_BYTES, every second step left out as often as needed; and whether any was."""
-    steps = list(dict.fromkeys(group["step"] for group in groups))
-    size = len(json.dumps(groups, separators=(",", ":")))
-    kept = set(steps)
-    stride = 1
-    while len(kept) > 2 and size * len(kept) / len(steps) > MAX_BYTES:
+def fitting(sizes: Iterable[int], limit: int) -> int:
+    """How many of the first sizes add up to no more than `limit`; at least 1."""
+    return max(1, sum(size <= limit for size in itertools.accumulate(sizes)))
+
+
+def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lists in `results`, one item per question, cut to as many questions as OF_QUESTIONS hold."""
+    columns = [value for result in results for value in result.values() if isinstance(value, list)]
+    kept = fitting((len(to_json(question)) for question in zip(*columns, strict=True)), OF_QUESTIONS)
+    return [
+        {name: value[:kept] if isinstance(value, list) else value for name, value in result.items()}
+        for result in results
+    ]
+
+
+def thin(groups: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """Groups of at most `limit` bytes, and whether any was left out.
+
+    Every second step is left out as often as needed; where the first and the last alone are too much, some of
+    their questions, too.
+    """
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for group in groups:
+        steps.setdefault(group["step"], []).append(group)
+    sizes = {step: [len(to_json(group)) for group in steps[step]] for step in steps}
+    kept, stride = list(steps), 1
+    while (too_much := sum(sum(sizes[step]) for step in kept) > limit) and len(kept) > 2:
         stride *= 2
-        kept = {*steps[::stride], steps[-1]}
-    return [group for group in groups if group["step"] in kept], len(kept) < len(steps)
+        kept = list(dict.fromkeys([*list(steps)[::stride], list(steps)[-1]]))
+    if too_much:
+        steps = {step: steps[step][: fitting(sizes[step], limit // len(kept))] for step in kept}
+    found = [group for step in kept for group in steps[step]]
+    return found, len(found) < len(groups)
 
 
 def with_evaluations(

@@ -13,9 +13,12 @@ import numpy as np
 from etils import epath
 
 from parts import settings
+from parts.data import questions
+from parts.machine import process
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run import answers, checkpoints, evaluation, page
+from parts.run import answers, checkpoints, evaluation, page, train_log
+from parts.run.run_files import read_object
 from parts.run.run_folder import Run
 
 COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
@@ -73,6 +76,7 @@ def introduce(
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
         f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
     )
+    questions.say_overlap(rows)
     if done:
         print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 
@@ -181,10 +185,9 @@ def write(
     before: dict[str, Any],
     after: dict[str, Any],
     log: Sequence[dict[str, float]],
-    arguments: Sequence[str],
     source: str,
-    seconds: float,
     health_lines: Iterable[str],
+    done: int,
 ) -> None:
     """Prints the tables and writes report.md, report.png, report.html and result.json into the run's folder.
 
@@ -194,10 +197,9 @@ def write(
         before: of `evaluate`.
         after: of `evaluate`.
         log: rows of `train_log.csv`.
-        arguments: those the script was started with.
         source: where the questions come from.
-        seconds: of the whole run, without the evaluations of processes that were stopped.
         health_lines: what went wrong, in words.
+        done: steps of processes that were stopped; of these the total counts nothing else.
     """
     folder = run.logs
     step_seconds = float(np.median([row.get("seconds", math.nan) for row in log][1:] or [math.nan]))
@@ -219,12 +221,14 @@ def write(
             f"signal {no_signal:.0%}, {length:.1f} tokens per answer"
         )
     lines = "\n".join(f"- {line}" for line in health_lines) or "Nothing to report."
-    command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+    command = (read_object(folder / "run.json") or {}).get("command", "(command lost)")
     (folder / "report.md").write_text(
         f"# GRPO: before and after\n\n`{command}`\n\nmodel `{c.MODEL}`, test questions: {source}, "
         f"seed {c.SEED}\n\n{table}\n\n![curves](report.png)\n\n{training}\n\n{best}Health:\n\n{lines}\n\n"
         f"{by_data_source}Which questions changed sides (sampled):\n\n{flips}\n\n{fenced(sample)}\n"
     )
+    path = page.write(folder)
+    seconds = process.seconds_since_start() + train_log.seconds_before(log, done)
     result = {
         "before": {key: before[key] for key in KEPT if key in before},
         "after": {key: after[key] for key in KEPT if key in after},
@@ -235,7 +239,7 @@ def write(
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
-    print(f"every answer: open {page.write(folder)} in a browser")
+    print(f"every answer: open {path} in a browser")
     print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")

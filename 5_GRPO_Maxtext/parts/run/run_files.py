@@ -37,7 +37,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and "step" in row]
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The folder of a run: its constants, its lock, what was asked before and after training.
 
 RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
-RUN_DIR/run.json          its number, and the checksum of its questions
+RUN_DIR/run.json          its number, its command, and the checksum of its questions
 RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
 RUN_DIR/tensorboard/      the same figures
 RUN_DIR/evaluations.jsonl the evaluations during training, one per line
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,8 +101,12 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(c) -> Iterator[Run]:
+def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
+
+    Args:
+        c: the constants of the run.
+        arguments: those the script was started with; kept for the report.
 
     Raises:
         UserError: other constants; a folder that cannot be written, that another process is using, or whose
@@ -116,7 +121,8 @@ def open_run(c) -> Iterator[Run]:
             logs.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(logs, folder))
             new = not (logs / "constants.json").exists()
-            mine = {"run_id": secrets.token_hex(8)} if new else read_run_file(logs, root)
+            command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+            mine = {"run_id": secrets.token_hex(8), "command": command} if new else read_run_file(logs, root)
             if devices.is_first():
                 checkpoints.claim(root, mine["run_id"], folder, c.CHECKPOINT_DIR)
             if new:
@@ -142,7 +148,7 @@ def new_folder(script: str) -> Path:
     Raises:
         UserError: it cannot be made.
     """
-    started = time.localtime(devices.start_time())
+    started = time.localtime(devices.of_first(int(time.time())))
     name = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started)
     count = 1
     while devices.is_first():
@@ -158,7 +164,7 @@ def new_folder(script: str) -> Path:
 
 
 def read_run_file(logs: Path, root: str) -> dict[str, str]:
-    """What run.json says: `run_id`, and `questions_sha256`.
+    """What run.json says: `run_id`, `command`, and `questions_sha256`.
 
     Raises:
         UserError: it is lost or damaged.

@@ -5,7 +5,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const c = data.constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
-const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, shown: 0 };
+const wide = matchMedia("(min-width: 48rem)"); // as in page.css
+const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, shown: 0, open: wide.matches };
 
 // --- making elements -------------------------------------------------------------------------------------
 const at = (id) => document.getElementById(id);
@@ -29,17 +30,19 @@ const ODD = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Cn}\p{Zl}\p{Zp}]/gu;
 const named = (character) =>
   character === "\n" ? "⏎" : `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 const plain = (text) => text.replace(ODD, named);
+// `text` in pieces between which a line may end
+const breakable = (text, place) => text.split(place).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
 
 function written(text) {
   const nodes = [];
   let last = 0;
   for (const match of text.matchAll(ODD)) {
-    nodes.push(text.slice(last, match.index));
+    nodes.push(...breakable(text.slice(last, match.index), /(?=<)/));
     nodes.push(el("span", { class: "odd" }, named(match[0])));
     if (match[0] === "\n") nodes.push("\n");
     last = match.index + match[0].length;
   }
-  nodes.push(text.slice(last));
+  nodes.push(...breakable(text.slice(last), /(?=<)/));
   return nodes.filter((node) => node !== "");
 }
 
@@ -51,6 +54,7 @@ const signed = (value, digits = 3) => (number(value, digits).startsWith("−") ?
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
+const fewer = (shown, all) => (shown < all ? ` (the page: the first ${shown} of ${all}, to stay small)` : "");
 
 // --- curves ----------------------------------------------------------------------------------------------
 const WIDTH = 300, HEIGHT = 130, LEFT = 34, RIGHT = 6, TOP = 8, BOTTOM = 18;
@@ -69,16 +73,22 @@ const CURVES = [
 const CLASSES = ["first", "second"];
 const charts = [];
 
+// Where an axis ends. One drawn token can raise a step's KL thirtyfold: such a spike leaves the axis (▲).
+function axisTop(values) {
+  const sorted = values.toSorted((a, b) => a - b), most = sorted.at(-1), usual = sorted[Math.floor(0.95 * (sorted.length - 1))];
+  return usual > 0 && most > 3 * usual ? 1.5 * usual : most || 1;
+}
+
 function drawCurves() {
   const { columns } = data, steps = columns.step ?? [];
   for (const [title, names, show, most] of CURVES) {
     const lines = Object.keys(names).filter((name) => columns[name]?.some((value) => value !== null));
     if (!lines.length) continue;
     const found = lines.flatMap((name) => columns[name].filter((value) => value !== null));
-    const low = most ? 0 : Math.min(0, ...found), high = most ?? (Math.max(...found) || 1);
+    const low = most ? 0 : Math.min(0, ...found), high = most ?? axisTop(found);
     const last = Math.max(...steps), first = Math.min(...steps);
     const x = (step) => LEFT + ((step - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
-    const y = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
+    const y = (value) => HEIGHT - BOTTOM - ((Math.min(value, high) - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
     const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
     const picture = svg(
       "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
@@ -92,7 +102,10 @@ function drawCurves() {
         const seen = steps.map((step, k) => [step, columns[name][k]]).filter(([, value]) => value !== null);
         const path = seen.map(([step, value], k) => `${k ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
         const dots = seen.length > 40 ? [] : seen.map(([step, value]) => svg("circle", { class: CLASSES[i], cx: x(step), cy: y(value), r: 2 }));
-        return [svg("path", { class: CLASSES[i], d: path.join("") }), ...dots];
+        const spikes = seen.filter(([, value]) => value > high).map(([step]) => svg("text", { class: "spike", x: x(step), y: TOP, "text-anchor": "middle" }, "▲"));
+        const ranges = steps.flatMap((step, k) => (data.intervals[name]?.[k] ? [[step, ...data.intervals[name][k]]] : []));
+        const bars = ranges.map(([step, from, to]) => svg("line", { class: CLASSES[i], x1: x(step), x2: x(step), y1: y(from), y2: y(to) }));
+        return [svg("path", { class: CLASSES[i], d: path.join("") }), ...dots, ...bars, ...spikes];
       }),
       cursor,
     );
@@ -113,9 +126,13 @@ function drawCurves() {
         while (k > 0 && columns[name][k] === null) k--;
         const value = k < 0 ? null : columns[name][k];
         const when = k >= 0 && steps[k] !== step && value !== null ? ` (step ${steps[k]})` : "";
-        return el("span", { class: CLASSES[i] }, ` ${lines.length > 1 ? "■ " : ""}${names[name]} ${value === null ? "–" : show(value)}${when}`);
+        const range = k < 0 ? null : data.intervals[name]?.[k];
+        const between = range ? ` [${range.map((end) => (100 * end).toFixed(1)).join(" to ")}]` : "";
+        return el("span", { class: CLASSES[i] }, ` ${lines.length > 1 ? "■ " : ""}${names[name]} ${value === null ? "–" : show(value)}${between}${when}`);
       });
-      caption.replaceChildren(el("b", {}, title), el("br"), ...values);
+      const peak = Math.max(...found);
+      const beyond = peak > high ? ` ▲ up to ${show(peak)} (step ${steps[columns[lines[0]].indexOf(peak)]})` : "";
+      caption.replaceChildren(el("b", {}, title), el("br"), ...values, beyond);
     });
   }
 }
@@ -206,6 +223,7 @@ function drawGroup() {
   const deltas = g.completions.flatMap((a, i) => (a.after ?? []).map((value, t) => [Math.abs(value - a.before[t]), i, t]));
   const most = deltas.reduce((a, b) => (b[0] > a[0] ? b : a), [0, 0, 0]);
   [, state.answer, state.token] = most;
+  state.open &&= wide.matches; // on a phone the formula comes with a tap on a token, never unasked
   const rewards = g.completions.map((a) => a.reward), how = g.graded === false ? null : advantage(g, 0);
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
@@ -219,11 +237,14 @@ function drawGroup() {
     ...(data.compared ? [el("p", { class: "legend quiet" },
       el("span", { class: "token up", "data-strength": ".5" }, `${data.kind === "run" ? "the update" : "training"} raised the token`),
       el("span", { class: "token down", "data-strength": ".5" }, "lowered it"),
-      "the stronger the colour, the larger the change of its log-probability; arrow keys move from token to token")] : []),
+      "the stronger the colour, the larger the change of its log-probability")] : []),
+    el("p", { class: "quiet" }, "A click on a token, or an arrow key, opens its formula."),
   );
-  for (const legend of at("group").querySelectorAll("[data-strength]")) legend.style.setProperty("--strength", .5);
+  for (const legend of at("group").querySelectorAll("[data-strength]")) legend.style.setProperty("--strength", "40%");
   const order = g.completions.map((_, i) => i).sort((a, b) => g.completions[b].advantage - g.completions[a].advantage || a - b);
-  at("answers").replaceChildren(...order.map((i) => drawAnswer(g, i)));
+  const alike = Map.groupBy(order, (i) => JSON.stringify([g.completions[i].pieces, g.completions[i].reward, g.completions[i].counts]));
+  at("answers").replaceChildren(...[...alike.values()].map((equal) => drawAnswer(g, equal)));
+  for (const equal of alike.values()) if (equal.includes(state.answer)) [state.answer] = equal;
   drawFormula();
 }
 
@@ -237,8 +258,9 @@ function verdict(a, graded = true) {
   ];
 }
 
-function drawAnswer(g, i) {
-  const a = g.completions[i], graded = g.graded !== false;
+// A card for the answers with these numbers, which are the same text.
+function drawAnswer(g, equal) {
+  const [i] = equal, a = g.completions[i], graded = g.graded !== false;
   const tokens = a.pieces.map((piece, t) => {
     const change = a.after ? a.after[t] - a.before[t] : 0;
     const token = el("span", {
@@ -247,11 +269,12 @@ function drawAnswer(g, i) {
       // not mouseenter: that also comes when the page moves under a mouse that rests
       onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
-    token.style.setProperty("--strength", (0.85 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(3));
-    return token;
+    token.style.setProperty("--strength", `${(55 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(1)}%`);
+    return [token, el("wbr")];
   });
   return el("article", { class: a.counts === false ? "uncounted" : "", "data-answer": i },
-    el("h3", {}, `Answer ${i + 1}`, ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
+    el("h3", {}, `Answer${equal.length > 1 ? "s" : ""} ${equal.map((k) => k + 1).join(", ")}`,
+      ...(equal.length > 1 ? [el("span", { class: "equal" }, `× ${equal.length}`)] : []), ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
     el("div", { class: "written", role: "listbox", "aria-label": `tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
     ...(graded ? [drawPoints(g, i)] : []));
 }
@@ -263,7 +286,7 @@ function drawPoints(g, i) {
     const share = silent ? 0 : (a.points[name] - mean(g.completions.map((other) => other.points[name]))) / scale;
     const bar = el("span", { class: `bar ${share > 0 ? "up" : "down"}` });
     bar.style.width = `${Math.min(4, Math.abs(share)) * 1.2}rem`;
-    return el("tr", {}, el("td", {}, name), el("td", { class: "number" }, points(a.points[name])),
+    return el("tr", {}, el("td", {}, ...breakable(name, /(?<=_)/)), el("td", { class: "number" }, points(a.points[name])),
       el("td", { class: "number" }, signed(share, 2)), el("td", {}, bar));
   });
   return el("table", { class: "bars" },
@@ -271,18 +294,34 @@ function drawPoints(g, i) {
     el("tbody", {}, ...rows, el("tr", {}, el("td", {}, "sum"), el("td", { class: "number" }, points(a.reward)), el("td", { class: "number" }, signed(a.advantage, 2)), el("td"))));
 }
 
-function choose(i, t, focus = false) {
-  if (i === state.answer && t === state.token && !focus) return;
-  state.answer = i;
-  state.token = t;
-  if (focus) document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`)?.focus();
+const tokenAt = (i, t) => document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`);
+
+function choose(i, t, asked = false) {
+  if (!asked && (!state.open || (i === state.answer && t === state.token))) return;
+  openFormula(true, i, t);
+  if (!asked) return;
+  tokenAt(i, t).focus({ preventScroll: true });
+  tokenAt(i, t).scrollIntoView({ block: "nearest" }); // its margins keep it clear of slider and formula
+}
+
+function openFormula(open, answer = state.answer, token = state.token) {
+  Object.assign(state, { open, answer, token });
   drawFormula();
 }
 
+function closeFormula() {
+  openFormula(false);
+  tokenAt(state.answer, state.token).focus({ preventScroll: true });
+}
+
 function move(event) {
+  if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    return choose(Number(event.target.dataset.answer), Number(event.target.dataset.token), true);
+  }
   const lengths = group().completions.map((a) => a.pieces.length);
   const order = [...at("answers").children].map((card) => Number(card.dataset.answer));
-  let { answer, token } = state;
+  let answer = Number(event.target.dataset.answer), token = Number(event.target.dataset.token);
   if (event.key === "ArrowRight") token = Math.min(token + 1, lengths[answer] - 1);
   else if (event.key === "ArrowLeft") token = Math.max(token - 1, 0);
   else if (event.key === "Home") token = 0;
@@ -341,12 +380,14 @@ function drawFormula() {
   const g = group(), a = g.completions[state.answer], t = state.token;
   for (const token of document.querySelectorAll(".token[data-token]")) {
     const chosen = Number(token.dataset.answer) === state.answer && Number(token.dataset.token) === t;
-    token.classList.toggle("chosen", chosen);
+    token.classList.toggle("chosen", chosen && state.open);
     token.setAttribute("aria-selected", chosen);
     // one stop of the tab key per answer: its chosen token, else its first
     token.tabIndex = chosen || (Number(token.dataset.answer) !== state.answer && token.dataset.token === "0") ? 0 : -1;
   }
+  at("formula").hidden = !state.open;
   const graded = g.graded !== false;
+  const button = el("button", { type: "button", id: "close", "aria-label": "close the formula", onclick: closeFormula }, "×");
   const head = el("p", {}, el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
@@ -363,7 +404,7 @@ function drawFormula() {
   const note = data.kind !== "run" || !a.after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
     ? `The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch. The optimizer's momentum and the other answers move a token, too.`
     : "While the gradient was taken the ratio was 1 (one update per batch): these are the numbers after it. The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
-  at("formula").replaceChildren(head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
+  at("formula").replaceChildren(button, head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
 }
 
 // --- one held-out question through time ------------------------------------------------------------------
@@ -379,7 +420,7 @@ function drawTime() {
   const { evaluations } = data;
   at("through_time").hidden = !evaluations.length;
   if (!evaluations.length) return;
-  at("time_about").textContent = data.time_about;
+  at("time_fewer").textContent = fewer(data.asked.length, data.in_all.asked);
   const greedy = data.asked.map((_, i) => evaluations.map((e) => e.greedy_correct[i]));
   const mark = (values) => values.map((right) => (right ? "●" : "○")).join("");
   const options = Object.entries(STORIES).map(([name, holds]) => [name, greedy.filter(holds).length]);
@@ -404,13 +445,14 @@ function drawQuestion() {
   const story = turn < 0 ? "At the end the greedy answer is still wrong."
     : turn === 0 ? "The greedy answer was right from the start."
       : `The greedy answer is right from step ${evaluations[turn].step} on.`;
-  const answer = (text, good) => el("td", {}, el("span", { class: good ? "good" : "bad" }, good ? "right " : "wrong "), el("span", { class: "written" }, ...written(text)));
+  const answer = (name, text, good) => el("td", { "data-name": name }, el("span", { class: good ? "good" : "bad" }, good ? "right " : "wrong "), el("span", { class: "written" }, ...written(text)));
   at("time_table").replaceChildren(
     el("p", {}, el("b", {}, ...written(asked.question)), " right answer: ", el("b", {}, ...written(asked.answer)), `. ${story}`),
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, ...["step", "greedy answer", "sampled answer"].map((name) => el("th", {}, name)))),
       el("tbody", {}, ...evaluations.map((e, k) => el("tr", { "data-step": e.step, class: k === turn && k ? "turn" : "" },
-        el("td", { class: "number" }, `${e.step}`), answer(e.greedy_completions[i], e.greedy_correct[i]), answer(e.completions[i], e.correct[i])))))));
+        el("td", { class: "number", "data-name": "step" }, `${e.step}`),
+        answer("greedy", e.greedy_completions[i], e.greedy_correct[i]), answer("sampled", e.completions[i], e.correct[i])))))));
   markTime();
 }
 
@@ -460,7 +502,7 @@ function listPairs(limit = PAGE) {
     && (source === ANY_SOURCE || before.asked[i].data_source === source)
     && [before.asked[i].question, before.asked[i].answer, before.completions[i], after.completions[i]].some((text) => text.toLowerCase().includes(wanted)));
   state.shown = Math.min(limit, found.length);
-  at("both_count").textContent = `${found.length} of ${before.asked.length} questions${found.length > state.shown ? `, the first ${state.shown} shown` : ""}`;
+  at("both_count").textContent = `${found.length} of ${before.asked.length} questions${fewer(before.asked.length, data.in_all.tested)}${found.length > state.shown ? `, the first ${state.shown} shown` : ""}`;
   at("both_more").hidden = found.length <= state.shown;
   const answer = (when, result, i) => el("div", {}, el("span", { class: "quiet" }, `${when} `),
     ...verdict({ correct: result.correct[i], correct_lenient: result.correct_lenient[i], format_ok: result.format_ok[i] }).filter(Boolean),
@@ -470,16 +512,69 @@ function listPairs(limit = PAGE) {
     el("div", {}, answer("before", before, i), answer("after", after, i)))));
 }
 
+// --- the address: a link, or a reload, shows the same again ------------------------------------------------
+const CONTROLS = ["time_filter", "time_question", "both_filter", "both_form", "both_source", "both_search"];
+let writing = null, lastWritten = 0;
+
+function remember() { // browsers allow about three changes of the address per second
+  clearTimeout(writing);
+  writing = setTimeout(writeAddress, Math.max(0, lastWritten + 400 - performance.now()));
+}
+
+function writeAddress() {
+  lastWritten = performance.now();
+  const place = { step: state.step, question: state.group + 1 }, { theme } = document.documentElement.dataset;
+  if (state.open) Object.assign(place, { answer: state.answer + 1, token: state.token + 1 });
+  for (const id of CONTROLS) {
+    const { value, options } = at(id);
+    if (value !== (options?.[0]?.value ?? "")) place[id] = value;
+  }
+  if (state.shown > PAGE) place.shown = state.shown;
+  if (theme) place.theme = theme;
+  history.replaceState(null, "", `#${new URLSearchParams(place)}`);
+}
+
+function readAddress() {
+  const place = new URLSearchParams(location.hash.slice(1));
+  const whole = (name, least, most) => Math.min(most, Math.max(least, Math.trunc(Number(place.get(name))) || least));
+  if (["light", "dark"].includes(place.get("theme"))) document.documentElement.dataset.theme = place.get("theme");
+  if (place.has("step")) setStep(whole("step", Number(at("step").min), Number(at("step").max)));
+  if (place.has("question") && keptSteps.length) {
+    setGroup(whole("question", 1, groupsOf.get(nearestKept(state.step)).length) - 1);
+    const i = whole("answer", 1, group().completions.length) - 1;
+    if (place.has("token")) openFormula(true, i, whole("token", 1, group().completions[i].pieces.length) - 1);
+    else openFormula(false);
+  }
+  for (const id of CONTROLS.filter((name) => place.has(name))) {
+    if (at(id).options && ![...at(id).options].some((option) => option.value === place.get(id))) continue;
+    at(id).value = place.get(id);
+    at(id).dispatchEvent(new Event(at(id).options ? "change" : "input"));
+  }
+  if (data.after && place.has("shown")) listPairs(whole("shown", PAGE, data.before.asked.length));
+}
+
 // --- start -----------------------------------------------------------------------------------------------
 function drawSummary() {
   at("title").textContent = data.title;
   at("inspector_title").textContent = data.inspector_title;
   at("about").textContent = plain(data.about);
   const { header, rows, notes } = data.summary;
+  const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part)] : [part])));
   at("summary").replaceChildren(
     ...(rows.length ? [el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...header.map((name) => el("th", {}, name)))),
-      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, cell)))))))] : []),
-    ...notes.map((note) => el("p", {}, ...written(note))));
+      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map(cell))))))] : []),
+    el("div", {}, ...notes.map((note) => el("p", {}, ...written(note))), ...(data.kind === "run" ? drawRun() : [])));
+}
+
+// How it was started, and what its log says went wrong.
+function drawRun() {
+  const lines = data.health.map((line) => el("li", {}, plain(line)));
+  return [
+    el("p", {}, el("b", {}, "Health: "), lines.length ? null : "nothing to report"),
+    el("ul", { id: "health" }, ...lines),
+    el("p", { class: "math", id: "command" }, plain(data.command)),
+    el("details", {}, el("summary", {}, `all ${data.written.length} constants`), ...data.written.map((line) => el("div", { class: "math" }, plain(line)))),
+  ];
 }
 
 function start() {
@@ -510,5 +605,9 @@ function start() {
   drawBeforeAfter();
   if (data.kind === "run") setStep(Math.min(last, nearestKept(keptSteps.find((step) => step > 1) ?? last) ?? last));
   else drawStep();
+  readAddress();
+  addEventListener("hashchange", readAddress);
+  addEventListener("keydown", (event) => event.key === "Escape" && state.open && closeFormula());
+  for (const kind of ["input", "change", "click", "keyup"]) addEventListener(kind, remember);
 }
 start();

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parts.settings import UserError
+
 CLOSE = 1e-5  # of a value or of a gradient's entry: float32 against float64 differs by less than 1e-6 here
 
 
@@ -221,10 +223,6 @@ def changed(method: str, number: int = 1) -> Iterator[tuple[tuple[str, ...], Pie
 
 
 # %% A reader's own loss ------------------------------------------------------------------------------------
-class UserError(Exception):
-    """Something the person at the keyboard can fix: shown as one line, exit code 2."""
-
-
 ARRAYS = ("log_prob", "old_log_prob", "ref_log_prob", "mask", "advantage", "rewards")
 NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import grader
-import which_loss
-from grader import Exercise
+from parts import settings
+from parts.exercises import grader, which_loss
+from parts.exercises.grader import Exercise
 
 # %% group_advantage ----------------------------------------------------------------------------------------
 REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
@@ -161,12 +161,7 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_M
 
 
 # %% Training with them -------------------------------------------------------------------------------------
-QUESTIONS, STROKE, PAD, TOKENS = (
-    4,
-    2,
-    0,
-    3,
-)  # question n asks for n + 1 strokes and an end; 3 tokens are known
+QUESTIONS, STROKE, TOKENS = 4, 2, 3  # question n asks for n + 1 strokes and an end; 3 tokens are known
 MAX_TOKENS, NUM_GENERATIONS, NUM_STEPS, LEARNING_RATE = 6, 8, 100, 0.1
 
 
@@ -227,12 +222,11 @@ def main(*functions: Callable) -> None:
 
     Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file cannot be used.
     """
-    try:
-        right = judge_file(sys.argv[1]) if len(sys.argv) > 1 else judge_functions(*functions)
-    except which_loss.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(0 if right else 1)
+
+    def judge(arguments: list[str]) -> None:
+        sys.exit(0 if (judge_file(arguments[0]) if arguments else judge_functions(*functions)) else 1)
+
+    settings.answer(judge)
 
 
 def judge_functions(*functions: Callable) -> bool:

@@ -1,0 +1,206 @@
+// Every sentence of the page, in English and in Traditional Chinese.
+
+const TEXTS = {
+  title: ["From Q-learning to GRPO, live", "從 Q-learning 到 GRPO，現場演算"],
+  about: [
+    "Four rooms of the course to touch. In the last one a language model of 319,392 weights is trained by reinforcement while you watch.",
+    "課程裡的四個房間，可以親手玩。最後一間會在你眼前用強化學習訓練一個語言模型，它有 319,392 個權重。",
+  ],
+  rooms: ["Rooms", "房間"],
+  tab_grid: ["Grid", "網格"],
+  tab_clip: ["Clip and group", "裁剪與群組"],
+  tab_answers: ["Eight answers", "八個回答"],
+  tab_train: ["Train it here", "在這裡訓練"],
+  other_language: ["中文", "English"],
+  theme: ["Light / dark", "淺色／深色"],
+  needs: [
+    "Needs JavaScript and WebAssembly with SIMD (Chrome and Edge 91, Firefox 89, Safari 16.4, or newer). WebGPU is not used: the processor computes everything, in workers. The page asks no server for anything and keeps nothing.",
+    "需要 JavaScript 和支援 SIMD 的 WebAssembly（Chrome 與 Edge 91、Firefox 89、Safari 16.4 以上）。不使用 WebGPU：所有計算都在處理器上，由 worker 完成。這一頁不向任何伺服器要資料，也不保存任何東西。",
+  ],
+  source: [
+    "Chapters 1, 3, 4 and 5 of the course explain what is shown here; the page is built from the folder playground/.",
+    "這裡的內容，課程的第 1、3、4、5 章都有說明；這一頁由 playground/ 資料夾建置而成。",
+  ],
+  reset: ["Reset", "重來"],
+  pause: ["❚❚ Pause", "❚❚ 暫停"],
+  right: ["right", "對"],
+  wrong: ["wrong", "錯"],
+  sum: ["sum", "總分"],
+  advantage: ["advantage A", "優勢 A"],
+  points: ["points", "分數"],
+  answer: ["answer", "回答"],
+  gold: ["right answer:", "正確答案："],
+
+  // --- grid
+  grid_title: ["How does a value get to the start?", "價值怎麼傳回起點？"],
+  grid_about: [
+    "The dot walks from the upper left to +100. Every move costs 1 point. After each move one number of the table is corrected; watch the blue crawl back from the goal.",
+    "圓點從左上角走到 +100，每走一步扣 1 分。每走一步，就修正表格裡的一個數字；看藍色怎麼從終點一格一格往回爬。",
+  ],
+  grid_run: ["▶ Run", "▶ 執行"],
+  grid_step: ["One move", "走一步"],
+  grid_hundred: ["100 episodes", "100 個回合"],
+  grid_predict: ["predict before it reveals", "先猜，再揭曉"],
+  grid_optimum: ["The optimum", "最佳解"],
+  grid_optimum_about: [
+    "Computed from the rules of the world (value iteration), which the learner never sees.",
+    "由世界的規則算出來的（價值迭代），學習的一方從來看不到。",
+  ],
+  grid_click: [
+    "Each cell: the value of up, down, left, right. Click a cell to build or remove a wall.",
+    "每一格的四個數字：往上、下、左、右的價值。點一下格子可以蓋牆或拆牆。",
+  ],
+  grid_first: ["No move yet.", "還沒有走任何一步。"],
+  grid_cell: ["cell {cell}, best value {best}: build a wall", "第 {cell} 格，最高價值 {best}：蓋牆"],
+  grid_wall: ["cell {cell}, a wall: remove it", "第 {cell} 格，是牆：拆掉"],
+  grid_goal: ["the goal", "終點"],
+  directions: ["up,down,left,right", "上,下,左,右"],
+  grid_end: ["S′ is the goal: nothing comes after it, so max Q(S′, ·) counts as 0.", "S′ 是終點：之後什麼都沒有，所以 max Q(S′, ·) 算 0。"],
+  grid_bump: ["Bumped: S′ = {next}, where it stood.", "撞到了：S′ = {next}，留在原地。"],
+  grid_went: ["S′ = {next}.", "S′ = {next}。"],
+  grid_random: ["The move was random (ε).", "這一步是隨機的（ε）。"],
+  grid_greedy: ["The move was greedy.", "這一步是貪婪的。"],
+  grid_ask: ["What will the entry become?", "這一格會變成多少？"],
+  grid_yes: ["Right: {value}. ({right} of {all})", "答對了：{value}。（{all} 題對 {right} 題）"],
+  grid_no: ["No: {value}. ({right} of {all})", "不對，是 {value}。（{all} 題對 {right} 題）"],
+  grid_told: [
+    "{moves} moves, {episodes} episodes; the last one took {last} moves. Largest distance to the optimum: {away}.",
+    "走了 {moves} 步、{episodes} 個回合；上一個回合走了 {last} 步。離最佳解最遠的一格差 {away}。",
+  ],
+  alpha: ["α, step size", "α，步長"],
+  gamma: ["γ, discount", "γ，折扣因子"],
+  epsilon: ["ε, random moves", "ε，隨機動作的機率"],
+  slip: ["slipperiness", "地面多滑"],
+  speed: ["moves per second", "每秒幾步"],
+
+  // --- clip and group
+  clip_title: ["How far may one update go?", "一次更新可以走多遠？"],
+  clip_about: [
+    "PPO and GRPO maximize min(ratio · A, clip(ratio) · A): solid. Dashed: without the clip. Beyond the flat edge there is nothing more to gain.",
+    "PPO 和 GRPO 要最大化的是 min(ratio · A, clip(ratio) · A)，也就是實線；虛線是沒有裁剪的樣子。過了轉平的地方，再往前也沒有好處。",
+  ],
+  clip_picture: ["the objective over the ratio", "目標函數隨 ratio 的變化"],
+  advantage_A: ["A, advantage", "A，優勢"],
+  clip_epsilon: ["ε, clip range", "ε，裁剪範圍"],
+  clip_zero: ["A = 0: nothing to learn.", "A = 0：沒有東西可學。"],
+  clip_holds: ["The clip holds: the gradient is 0.", "被裁剪了：梯度是 0。"],
+  clip_up: ["The gradient makes the token likelier.", "梯度會讓這個 token 更容易出現。"],
+  clip_down: ["The gradient makes the token less likely.", "梯度會讓這個 token 更不容易出現。"],
+  group_title: ["Eight answers, compared with each other", "八個回答，互相比較"],
+  group_about: ["Drag the rewards of the eight answers. Below: what each algorithm makes of them.", "拖動八個回答的獎勵。下面是各個演算法算出的優勢。"],
+  group_chapter: ["the chapter's group", "課文裡的群組"],
+  group_one: ["one of eight right", "八個對一個"],
+  group_most: ["seven of eight right", "八個對七個"],
+  group_equal: ["all equal", "全部一樣"],
+  reward_of: ["reward of answer {i}", "第 {i} 個回答的獎勵"],
+  group_told: ["Mean {mean}, standard deviation {std} (n − 1).", "平均 {mean}，標準差 {std}（除以 n − 1）。"],
+  group_same: ["All eight earn the same: every advantage is 0, and the group teaches nothing.", "八個分數都一樣：優勢全是 0，這個群組什麼都教不了。"],
+  rloo_rule: ["R − mean of the other seven", "R − 其他七個的平均"],
+  methods_about: [
+    "GRPO: arXiv 2402.03300. Dr. GRPO, without the standard deviation: 2503.20783. RLOO, leave-one-out: 2402.14740. MaxRL: 2602.02710, made for rewards of 0 or 1. All four pictures have one scale.",
+    "GRPO：arXiv 2402.03300。Dr. GRPO 不除以標準差：2503.20783。RLOO 用其他回答的平均當基線：2402.14740。MaxRL：2602.02710，為 0 或 1 的獎勵而設計。四張圖用同一個刻度。",
+  ],
+
+  // --- eight answers
+  eight_title: ["One question, eight answers", "一個問題，八個回答"],
+  eight_about: [
+    "The tiny Llama draws eight answers, token by token; four functions give points; each answer is compared with the mean.",
+    "小 Llama 一個 token 一個 token 抽出八個回答，四個函式給分，再拿每個回答和平均比較。",
+  ],
+  eight_choose: ["Question", "題目"],
+  eight_own: ["(my own)", "（自己寫）"],
+  eight_question: ["question", "題目"],
+  eight_gold: ["right answer", "正確答案"],
+  eight_words: ["The words that it knows", "它認得的字"],
+  eight_model: ["model", "模型"],
+  model_start: ["before training", "訓練前"],
+  model_trained: ["after the 200 steps of the course's run", "課程那次執行的 200 步之後"],
+  model_own: ["mine, after {steps} steps", "我訓練的，{steps} 步之後"],
+  model_own_none: ["mine (train it in room 4)", "我訓練的（到第 4 間訓練）"],
+  eight_draw: ["▶ Draw eight answers", "▶ 抽八個回答"],
+  temperature: ["temperature", "溫度"],
+  eight_tokens: ["{tokens} tokens with its begin and end marks.", "連同開頭和結尾的記號，一共 {tokens} 個 token。"],
+  eight_empty: ["Type a question.", "請輸入題目。"],
+  eight_unknown: ["The model has no token for what is underlined; replace it by words that it knows.", "畫底線的部分模型沒有對應的 token，請換成它認得的字。"],
+  eight_long: ["{tokens} tokens, and at most {limit} are allowed; shorten the question.", "一共 {tokens} 個 token，最多 {limit} 個，請把題目縮短。"],
+  eight_gold_needed: ["Give the right answer, a whole number: the rewards need it.", "請填正確答案（整數），獎勵要用到它。"],
+  eight_told: ["Mean {mean} points. A = (points − mean) / standard deviation: positive is made likelier, negative less likely.", "平均 {mean} 分。A =（得分 − 平均）/ 標準差：正的會更容易出現，負的會更不容易出現。"],
+  eight_same: ["All eight earn {points} points: every advantage is 0, and nothing would be learned.", "八個都得 {points} 分：優勢全是 0，什麼都學不到。"],
+  eight_click: ["Click a token to see what else could have been drawn. Dashed: less than 90 % sure.", "點一個 token，看看原本還可能抽到什麼。虛線：把握不到 90 %。"],
+  eight_other: ["Token {token}: what could have been drawn", "第 {token} 個 token：原本可能抽到什麼"],
+  eight_other_about: ["At the temperature of this draw, down to 0.1 %. ␣ is a blank before a word; <|eot_id|> (■) ends the answer.", "以這次抽樣的溫度計算，列到 0.1 % 為止。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。"],
+
+  // --- training
+  train_title: ["Train a language model, now", "現在就訓練一個語言模型"],
+  train_about: [
+    "GRPO with the constants of the course's default run: {batch} questions per step. The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays.",
+    "用 GRPO，常數和課程的預設執行相同：每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
+  ],
+  train_start: ["▶ Train", "▶ 開始訓練"],
+  train_on: ["▶ Go on", "▶ 繼續"],
+  train_done: ["Done", "完成"],
+  train_progress: ["steps", "步"],
+  train_first: ["Asking the 128 held-out questions first …", "先問 128 個保留的題目……"],
+  train_told: ["Step {step} of {steps}; {each} s per step, about {left} s left.", "第 {step} 步，共 {steps} 步；每步 {each} 秒，大約還要 {left} 秒。"],
+  train_fault: ["This browser could not compute: {fault}. It needs WebAssembly with SIMD.", "這個瀏覽器算不了：{fault}。需要支援 SIMD 的 WebAssembly。"],
+  train_right: ["held-out questions right:", "保留的題目答對："],
+  train_form: ["form right:", "格式正確："],
+  train_reward: ["What earns points", "什麼有分數"],
+  preset_course: ["as in the course", "和課程一樣"],
+  preset_form: ["only the form", "只給格式分"],
+  preset_right: ["only the right number", "只給正確的數字"],
+  preset_length: ["length: 0.5 per token", "長度：每個 token 0.5"],
+  preset_short: ["the form, and short", "格式，而且要短"],
+  preset_mine: ["my own points", "自己訂的分數"],
+  train_settings: ["What you can turn (before the start, or after a reset)", "可以調的東西（開始之前，或重來之後）"],
+  train_points: ["Edit the points", "修改分數"],
+  points_format: ["exact form", "格式完全正確"],
+  points_tag: ["each tag once (else minus)", "每個標籤恰好一次（否則扣分）"],
+  points_right: ["right", "答對"],
+  points_whitespace: ["right but for spaces", "只差空白"],
+  points_close: ["within 10 %", "誤差 10 % 以內"],
+  points_near: ["within 20 %", "誤差 20 % 以內"],
+  points_wrong: ["wrong answer", "答錯"],
+  points_number: ["right number (check_numbers)", "數字正確（check_numbers）"],
+  points_token: ["each token of the answer", "回答的每個 token"],
+  beta: ["BETA, pull to the start", "BETA，拉回起點的力道"],
+  G: ["G, answers per question", "G，每題幾個回答"],
+  rate: ["learning rate", "學習率"],
+  steps: ["steps", "步數"],
+  seed: ["seed", "種子"],
+  curve_right: ["right answers", "答對"],
+  curve_reward: ["mean reward", "平均獎勵"],
+  curve_form: ["form right", "格式正確"],
+  curve_length: ["tokens per answer", "每個回答的 token 數"],
+  curve_silent: ["groups without signal", "沒有訊號的群組"],
+  curve_about: [
+    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7.",
+    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7。",
+  ],
+  train_groups: ["The groups of step {step} (dashed: without signal)", "第 {step} 步的群組（虛線：沒有訊號）"],
+  group_number: ["group {i}", "第 {i} 個群組"],
+  learned_right: ["What it learned: to read the question, and to answer right.", "它學會了：讀題，然後答對。"],
+  learned_form: ["What it learned: the form, which is all that pays. The readings stay as wrong as they were.", "它學會了：格式，因為只有格式有分數。題目還是和原來一樣讀錯。"],
+  learned_long: ["What it learned: to ramble. Length pays, so it never stops before it is cut off.", "它學會了：囉嗦。長度有分數，所以它寫到被截斷為止。"],
+  learned_short: ["What it learned: the form, with as little in it as it can. It calculates wrongly because short numbers pay more.", "它學會了：守住格式，裡面能短就短。它連算式都算錯，因為數字短才划算。"],
+  learned_little: ["What it learned so far: little. Look at the groups below.", "到目前為止學到的不多。看看下面的群組。"],
+  train_needs: [
+    "On this machine {count} workers compute, up to 400 MB of memory. The speed is that of your processor; closing the page ends everything.",
+    "這台機器上有 {count} 個 worker 在計算，最多用 400 MB 記憶體。速度取決於你的處理器；關掉這一頁，一切就結束了。",
+  ],
+};
+
+const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
+let current = chosen.toLowerCase().startsWith("zh") ? "zh" : "en";
+
+export const language = () => current;
+
+export function setLanguage(name) {
+  current = name;
+}
+
+/** A sentence, with {name} filled in from `values`. */
+export function text(key, values = {}) {
+  const sentence = TEXTS[key][current === "zh" ? 1 : 0];
+  return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+}

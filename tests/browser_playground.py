@@ -1,0 +1,740 @@
+"""playground.html in a real browser: `make test-browser`. Needs Debian's chromium and chromium-driver.
+
+The engine's numbers are compared with MaxText's model and the main script's own loss under JAX, its rewards
+with reward_func.py. The training is the page's own, through its buttons.
+"""
+
+import base64
+import csv
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import machine
+import numpy as np
+import optax
+import psutil
+import pytest
+from browser_page import FLAGS, contrast
+from flax import nnx
+from folders import load
+from hostile import HOSTILE
+from scipy import stats
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+import grpo_llama3_1_8b_demo as demo
+import reward_func
+from parts import loss_variants, settings
+from parts.model import llama
+from parts.model.log_probs import log_probs
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
+ROOMS = ("grid", "clip", "answers", "train")
+WIDTHS = {"phone": (390, 844), "desk": (1280, 900)}
+P, T = 28, 28  # tokens of a prompt and of an answer
+BETA = 0.08
+REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.add_experimental_option("perfLoggingPrefs", {"traceCategories": "toplevel"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_script_timeout(600)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(driver):
+    """Opens a room at a size, in a colour scheme and a language; at the end the browser has no complaint."""
+
+    def show(room, size="desk", scheme="light", lang="en"):
+        width, height = WIDTHS[size]
+        metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=size == "phone")
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        driver.get("about:blank")  # an address that differs by its hash alone would not be loaded anew
+        driver.get(f"{PAGE.as_uri()}?lang={lang}#{room}")
+        return driver
+
+    yield show
+    assert not driver.get_log("browser")
+
+
+def find(driver, selector):
+    return driver.find_elements(By.CSS_SELECTOR, selector)
+
+
+def one(driver, selector):
+    [element] = find(driver, selector)
+    return element
+
+
+def turn(driver, name, value):
+    """Moves a slider as a reader would."""
+    script = "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input'))"
+    driver.execute_script(script, one(driver, f"#{name}"), value)
+
+
+def run(driver, code, *arguments):
+    """The value of an expression over the page's modules and its pool of workers, awaited."""
+    answer = driver.execute_async_script(
+        "const done = arguments[arguments.length - 1], given = arguments;"
+        "const module = (name) => modules[`${name}.js`], pool = module('train').getPool;"
+        f"(async () => ({code}))().then((x) => done({{x}}), (e) => done({{fault: String(e)}}))",
+        *arguments,
+    )
+    assert "fault" not in answer, answer["fault"]
+    return answer["x"]
+
+
+def ask(driver, task, then="x", **given):
+    """What a worker answers to a task, as the expression `then` of it."""
+    return run(
+        driver,
+        f"await (await pool()).ask(given[0], given[1]).then((x) => ({then}))",
+        task,
+        given,
+    )
+
+
+# --- the engine against JAX
+
+
+@pytest.fixture(scope="module")
+def questions():
+    """Token ids of held-out questions, with begin and end marks, and their gold numbers."""
+    tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
+    rows = [json.loads(line) for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
+    return [
+        (
+            [1, *tokenizer(row["question"], add_special_tokens=False)["input_ids"], 4],
+            row["answer"].split("#### ")[1],
+        )
+        for row in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def maxtext():
+    """The tiny Llama as the main script loads it, its mesh, and the constants."""
+    c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
+    folder, hf = llama.load_hf_config(c.MODEL)
+    model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
+    return model, mesh, c
+
+
+def padded(prompts, answers):
+    """int32 [N, P] left-padded, int32 [N, T] right-padded."""
+    left, right = np.zeros((len(prompts), P), np.int32), np.zeros((len(answers), T), np.int32)
+    for row, prompt in zip(left, prompts, strict=True):
+        row[P - len(prompt) :] = prompt
+    for row, answer in zip(right, answers, strict=True):
+        row[: len(answer)] = answer
+    return left, right
+
+
+def logits_under_jax(maxtext, prompts, answers):
+    """Logits [N, T, V]: those at t follow the prompt and t tokens of the answer."""
+    model, mesh, _ = maxtext
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def logits(state, *tokens):
+        return log_probs(nnx.merge(graphdef, state, copy=True), *tokens, pad_id=0, temperature=1.0)[1]
+
+    with mesh:
+        return np.asarray(logits(state, *padded(prompts, answers)))
+
+
+def test_logits_equal_jaxs_on_fifty_prompts(show, questions, maxtext):
+    driver = show("clip")
+    random = np.random.default_rng(0)
+    prompts = [tokens for tokens, _ in questions[:50]]
+    answers = [random.integers(5, 76, length).tolist() for length in random.integers(0, T, 50)]
+    expected = logits_under_jax(maxtext, prompts, answers)  # [N, T, V]
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        for t in {0, len(answer)}:
+            logits = ask(driver, "logits", model="start", tokens=prompt + answer[:t])
+            np.testing.assert_allclose(logits, expected[i, t], rtol=0, atol=1e-4)  # the issue's own bound
+    assert np.abs(expected).max() > 5  # else 1e-4 would say little
+
+
+def test_drawn_tokens_have_the_policys_frequencies(show, questions, maxtext):
+    """Of 4,000 answers to one question, the token after each frequent beginning: chi-square."""
+    driver = show("clip")
+    prompt = questions[2][0]
+    counts = {}
+    for seed in range(40):
+        drawn = ask(
+            driver, "draw", "x.map((answer) => answer.tokens)", model="start", tokens=prompt[1:-1],
+            answers=100, sampling={"temperature": 1, "topK": 76, "topP": 1}, seed=seed,
+        )  # fmt: skip
+        for tokens in drawn:
+            for t in range(len(tokens)):
+                counts.setdefault(tuple(tokens[:t]), np.zeros(76))[tokens[t]] += 1
+    frequent = [beginning for beginning, seen in counts.items() if seen.sum() > 400]
+    logits = logits_under_jax(maxtext, [prompt] * len(frequent), frequent)  # [N, T, V]
+    undecided = 0
+    for beginning, of_answer in zip(frequent, logits, strict=True):
+        policy = np.exp(of_answer[len(beginning)].astype(float))
+        policy[0] = 0  # padding: the main script's sampler never draws it either
+        seen, expected = counts[beginning], policy / policy.sum() * counts[beginning].sum()
+        order = np.argsort(-expected)
+        classes = max(
+            1, (expected >= 5).sum() - 1
+        )  # chi-square wants 5 or more; the last class takes the rare ones
+        groups = [order[i : i + 1] for i in range(classes)] + [order[classes:]]
+        seen, expected = ([x[group].sum() for group in groups] for x in (seen, expected))
+        if expected[-1] < 5:
+            continue  # the policy is certain: nothing to count
+        undecided += 1
+        # 1e-4: some ten beginnings are tested with fixed seeds; the policy at temperature 0.9 gives 1e-9
+        assert stats.chisquare(seen, expected).pvalue > 1e-4, (beginning, seen, expected)
+    assert undecided >= 3
+
+
+def flat_gradient(gradient, layers=3):
+    """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
+    tree = nnx.to_pure_dict(gradient)["base"]
+    decoder = tree["decoder"]
+
+    def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
+        return np.concatenate([kernel[..., 0::2], kernel[..., 1::2]], axis=-1).reshape(96, -1)
+
+    parts = [tree["token_embedder"]["embedding"]]
+    for layer in (decoder[f"layers_{i}"] for i in range(layers)):
+        attention, mlp = layer["self_attention"], layer["mlp"]
+        parts += [
+            layer["pre_self_attention_layer_norm"]["scale"],
+            np.concatenate([halves(attention["query"]["kernel"]), halves(attention["key"]["kernel"]),
+                            np.reshape(attention["value"]["kernel"], (96, -1))], axis=1),
+            np.reshape(attention["out"]["kernel"], (96, 96)),
+            layer["post_self_attention_layer_norm"]["scale"],
+            np.concatenate([mlp["wi_0"]["kernel"], mlp["wi_1"]["kernel"]], axis=1),
+            mlp["wo"]["kernel"],
+        ]  # fmt: skip
+    parts += [decoder["decoder_norm"]["scale"], np.pad(decoder["logits_dense"]["kernel"], ((0, 0), (0, 4)))]
+    return np.concatenate([np.ravel(part) for part in parts])
+
+
+def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
+    """The main script's own `grpo_loss`, of answers that a policy away from its reference is trained on."""
+    driver = show("clip")
+    model, mesh, c = maxtext
+    random = np.random.default_rng(1)
+    prompts = [tokens for tokens, _ in questions[:2]]
+    answers = [[[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)] for _ in prompts]
+    answers[0][0] = [2]  # ends at once: its only token is drawn from the prompt's last row
+    advantages = random.normal(size=(2, 4)).astype(np.float32)
+
+    tokens = padded([prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group])
+    graphdef, weights, rest = nnx.split(model, nnx.Param, ...)
+    with mesh:
+        reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
+        moved = jax.tree.map(lambda w: w * jnp.float32(1.02), weights)
+        batch = demo.Batch(
+            *tokens, tokens[1] != 0, advantages.ravel(), np.zeros((8, T), np.float32), reference
+        )
+
+        @jax.jit
+        def loss_and_gradient(weights):
+            policy = nnx.merge(graphdef, weights, rest, copy=True)
+            return demo.grpo_loss(policy, batch, BETA, 1.0, 8, c, 0)[0]
+
+        expected, gradient = jax.value_and_grad(loss_and_gradient)(moved)
+
+    # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
+    ask(driver, "reset")
+    still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
+    run(driver, f"await (await pool()).ask('apply', {still})")
+    given = [
+        {"tokens": p, "answers": a, "advantages": r.tolist()}
+        for p, a, r in zip(prompts, answers, advantages, strict=True)
+    ]
+    found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})",
+                prompts=given, beta=BETA, count=8)  # fmt: skip
+    expected_gradient = flat_gradient(gradient)
+    assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
+    np.testing.assert_allclose(found["gradient"], expected_gradient, rtol=0, atol=1e-4)
+    assert found["kl"] > 1 and np.abs(expected_gradient).max() > 0.1  # else 1e-4 would say little
+    ask(driver, "reset")
+
+
+def test_the_update_equals_optaxs(show):
+    """Schedule, clip and AdamW, as `make_optimizer` of the main script chains them."""
+    driver = show("clip")
+    c = settings.read(demo.Constants, [])
+    optimizer = demo.make_optimizer(c)
+    random = np.random.default_rng(2)
+    weights = random.normal(size=7).astype(np.float32)
+    gradients = random.normal(size=(30, 7)).astype(np.float32) * np.geomspace(0.01, 3, 30)[:, None]
+    state, expected = optimizer.init(weights), jnp.asarray(weights)
+    for gradient in gradients.astype(np.float32):
+        changes, state = optimizer.update(jnp.asarray(gradient), state, expected)
+        expected = optax.apply_updates(expected, changes)
+    found = run(driver, """(() => {
+        const { createOptimizer, learningRate } = module("grpo");
+        const update = createOptimizer(7), w = Float32Array.from(given[0]);
+        given[1].forEach((g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
+        return Array.from(w);
+    })()""", weights.tolist(), gradients.astype(np.float32).tolist())  # fmt: skip
+    assert np.abs(np.asarray(expected) - weights).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)  # float32 against float64 inside
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 20, 200)
+    rates = run(
+        driver, "Array.from({length: 200}, (_, step) => module('grpo').learningRate(1e-3, step, 200))"
+    )
+    np.testing.assert_allclose(rates, [schedule(step) for step in range(200)], rtol=0, atol=1e-9)
+
+
+def random_texts(count):
+    """Answers of the 76 tokens, many of them nearly right."""
+    words = load_vocabulary()
+    random = np.random.default_rng(3)
+    numbers = [
+        "7",
+        "18",
+        "1,080",
+        "08",
+        "7.",
+        ".5",
+        "-7",
+        "- 7",
+        "6+1=7",
+        "8-6=2,2+5=7",
+        "+7",
+        "3*6",
+        "7 = 7",
+        "7-",
+        "0",
+    ]
+    frames = [
+        "<reasoning>{}</reasoning><answer>{}</answer>", "<reasoning>{}<answer>{}</answer>",
+        "{}</reasoning><answer>{}", "<reasoning>{}</reasoning> <answer> {}</answer> ", "{}{}",
+        "<answer>{}</answer><answer>{}</answer>",
+    ]  # fmt: skip
+
+    def piece():
+        kind = random.integers(4)
+        if kind == 0:
+            return str(random.choice(numbers))
+        pool = (
+            words[5:] if kind == 1 else [*"0123456789+-*=,. "] if kind == 2 else [*"0123456789", *words[9:52]]
+        )
+        return "".join(random.choice(pool, random.integers(0, 6)))
+
+    return [str(random.choice(frames)).format(piece(), piece()) for _ in range(count)]
+
+
+def load_vocabulary():
+    words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
+    return sorted(words, key=words.get)
+
+
+def test_points_equal_reward_funcs(show):
+    driver = show("clip")
+    texts = random_texts(6000)
+    golds = [("7", "18", "0", "1080")[i % 4] for i in range(len(texts))]
+    points = "module('rewards').reward(text, given[1][i], module('rewards').POINTS, 9)"
+    found = run(driver, f"given[0].map((text, i) => Object.values({points}))", texts, golds)
+    given = dict(prompts=texts, completions=texts, answer=golds)
+    expected = np.array([getattr(reward_func, name)(**given) for name in REWARDS]).T
+    wrong = [(t, g, f, e) for t, g, f, e in zip(texts, golds, found, expected.tolist()) if f != e]
+    assert not wrong, wrong[:5]
+    assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
+
+
+def test_tokens_equal_the_tokenizers(show):
+    driver = show("clip")
+    tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
+    texts = [
+        *random_texts(200),
+        *(json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()),
+    ]
+    texts += ["Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", "<|eot_id|>", ""]
+    found = run(
+        driver,
+        "given[0].map((text) => module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS)"
+        ".map(({token}) => token ?? 3))",
+        texts,
+    )
+    for text, ids in zip(texts, found, strict=True):
+        if "<|" not in text:  # a mark of the conversation is no text: typed in, its signs are unknown
+            assert ids == tokenizer(text, add_special_tokens=False)["input_ids"], text
+    assert set(found[texts.index("<|eot_id|>")]) == {3}
+
+
+# --- what the other rooms compute
+
+
+def test_the_optimum_of_the_grid_equals_chapter_1s(show):
+    driver = show("clip")
+    grid, script = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning")
+    for gamma in (0.99, 0.5, 1.0):
+        expected = grid.value_iteration(script.Constants(GAMMA=gamma))
+        found = run(driver, "module('grid').optimum(given[0], 0)", gamma)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    slippery = np.array(run(driver, "module('grid').optimum(0.99, 0.4)"))
+    for cell in range(15):  # Bellman's equation, by the rules of the world
+        for action in range(4):
+            value = 0.0
+            for p, a in ((0.6, action), (0.2, (action // 2 * 2 + 2) % 4), (0.2, (action // 2 * 2 + 3) % 4)):
+                after, reward, terminated = grid.step(script.Constants(), cell, a)
+                value += p * (reward + 0.99 * (1 - terminated) * slippery[after].max())
+            assert slippery[cell, action] == pytest.approx(value, abs=1e-6)
+
+
+def test_a_move_on_the_grid_is_q_learnings_update(show):
+    driver = show("grid")
+    one(driver, "#grid_run").click()  # it runs by itself: stop
+    one(driver, "#grid_reset").click()
+    for _ in range(30):
+        one(driver, "#grid_step").click()
+        filled = one(driver, "#grid_formula").text.splitlines()[1].replace("−", "-")
+        before, alpha, reward, gamma, future, again, after = map(
+            float, re.sub(r"[()=+·]| - ", " ", filled.split("← ")[1]).split()
+        )
+        assert before == again
+        assert after == pytest.approx(
+            before + alpha * (reward + gamma * future - before), abs=0.011
+        )  # two decimals are shown
+    one(driver, "#predict").click()
+    one(driver, "#grid_step").click()
+    assert one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
+    assert not one(driver, "#grid_step").is_enabled()
+    find(driver, "#guess button")[0].click()
+    assert not one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
+    one(driver, "#grid_hundred").click()
+    assert (
+        "100 episodes" in one(driver, "#grid_told").text or "101 episodes" in one(driver, "#grid_told").text
+    )
+    cell = find(driver, "#board button")[5]
+    cell.click()
+    assert "wall" in cell.get_attribute("aria-label")
+
+
+def test_clip_and_advantages_equal_the_main_scripts(show):
+    driver = show("clip")
+    for ratio in (0.3, 0.8, 1.0, 1.15, 1.35, 2.0):
+        for advantage in (-2.0, -0.5, 0.0, 1.0):
+            for epsilon in (0.1, 0.2, 0.5):
+                found = run(
+                    driver, "module('grpo').clippedObjective(...given[0])", [ratio, advantage, epsilon]
+                )
+
+                def objective(r, A=advantage, epsilon=epsilon):
+                    return demo.clipped_objective(r, A, None, epsilon, epsilon)[0]
+
+                assert found["value"] == pytest.approx(float(objective(ratio)), abs=1e-6)
+                if (
+                    min(abs(ratio - 1 - epsilon), abs(ratio - 1 + epsilon)) > 1e-6
+                ):  # at a corner there are two slopes
+                    assert found["slope"] == pytest.approx(float(jax.grad(objective)(ratio)), abs=1e-6)
+    rewards = np.array([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0])
+    expected = {
+        "GRPO": demo.group_advantage(rewards, 8),
+        "Dr. GRPO": rewards - rewards.mean(),
+        "RLOO": loss_variants.leave_one_out_advantage(rewards, 8),
+        "MaxRL": rewards / rewards.mean() - 1,
+    }
+    for card in find(driver, "#methods .card"):
+        values = [
+            float(x) for x in card.find_element(By.CSS_SELECTOR, ".values").text.replace("−", "-").split()
+        ]
+        np.testing.assert_allclose(
+            values, expected[card.get_attribute("data-method")], atol=0.0051
+        )  # two decimals
+    find(driver, ".controls button")[3].click()  # all equal
+    assert "teaches nothing" in one(driver, "#group_told").text
+
+
+# --- eight answers
+
+
+def drawn(driver):
+    WebDriverWait(driver, 60).until(lambda d: one(d, "#eight_told").is_displayed())
+    return find(driver, "#cards article")
+
+
+def test_eight_answers_have_points_advantages_and_alternatives(show):
+    driver = show("answers")
+    cards = drawn(driver)
+    assert len(cards) == 8
+    gold = one(driver, "#gold").get_attribute("value")
+    rewards, shown = [], []
+    for card in cards:
+        text = "".join(
+            token.get_property("textContent") for token in card.find_elements(By.CSS_SELECTOR, ".token")
+        ).removesuffix("■")
+        points = [
+            float(cell.text.replace("−", "-")) for cell in card.find_elements(By.CSS_SELECTOR, "td.number")
+        ]
+        given = dict(prompts=[text], completions=[text], answer=[gold])
+        expected = [getattr(reward_func, name)(**given)[0] for name in REWARDS]
+        assert points[:4] == expected and points[4] == sum(expected)
+        rewards.append(points[4])
+        shown.append(points[5])
+    np.testing.assert_allclose(shown, demo.group_advantage(np.array(rewards), 8), atol=0.0051)
+    token = find(driver, ".token")[3]
+    token.click()
+    shares = [
+        float(x.text.split(" %")[0]) for x in find(driver, "#other .choices span") if x.text.endswith("%")
+    ]
+    assert shares == sorted(shares, reverse=True) and 93 < sum(shares) < 100.5  # 76 of less than 0.1 %
+    assert one(driver, "#other .taken").text == one(
+        driver, '.token[aria-pressed="true"]'
+    ).text.strip().replace(" ", "␣")
+
+
+def test_the_trained_weights_answer_better(show, questions):
+    """The shipped change is the default run's: of 128 held-out questions it had 96 % at its end."""
+    driver = show("train")
+    right = {
+        model: run(driver, f"(await (await pool()).evaluate('{model}', 0)).right")
+        for model in ("start", "trained")
+    }
+    assert (
+        0.25 < right["start"] < 0.45
+    )  # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
+    assert right["trained"] > 0.9
+
+
+def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
+    """A page whose WebAssembly program no browser takes: as where SIMD is missing."""
+    broken = tmp_path / "broken.html"
+    broken.write_text(re.sub(r'"wasm": "AGFzbQ', '"wasm": "AAAAAA', PAGE.read_text()))
+    show("clip")
+    driver.get(f"{broken.as_uri()}#answers")
+    WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#known").text)
+    one(driver, "#tab_train").click()
+    one(driver, "#train").click()
+    WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#train_told").text)
+
+
+def test_a_hostile_question_is_text(show):
+    driver = show("answers")
+    drawn(driver)
+    tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
+    harmless = set(driver.execute_script(tags))
+    for hostile in HOSTILE:
+        # As JSON: WebDriver itself refuses a lone surrogate.
+        script = (
+            "const e = arguments[0]; e.value = JSON.parse(arguments[1]); e.dispatchEvent(new Event('input'))"
+        )
+        driver.execute_script(script, one(driver, "#question_text"), json.dumps(hostile))
+        assert not one(driver, "#draw").is_enabled() or hostile.isspace()
+        assert set(driver.execute_script(tags)) <= harmless | {"BR"}
+        assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert driver.execute_script("return window.hacked") is None
+    kim = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
+    for typed, answer, said in (
+        (kim, "7", ""), ("", "7", "Type a question"), ("Zoe has 8 cards.", "7", "underlined"),
+        (f"{kim} {kim}", "7", "at most 28"), (kim, "", "whole number"),
+    ):  # fmt: skip
+        for name, value in (("question_text", typed), ("gold", answer)):
+            driver.execute_script(script, one(driver, f"#{name}"), json.dumps(value))
+        assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
+
+
+# --- training
+
+
+def trace_of(driver):
+    """Since the last call: processor seconds of each task of a main thread, and the addresses asked for."""
+    tasks, addresses = [], []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        event = message["params"]
+        if message["method"] == "Network.requestWillBeSent":
+            addresses.append(event["request"]["url"])
+        if "tdur" in event and event["name"].endswith("RunTask") and event["pid"] == event["tid"]:
+            tasks.append((event["pid"], event["tdur"] / 1e6))
+    return tasks, addresses
+
+
+def renderers(driver):
+    """Processes that show pages: {pid: bytes of memory}."""
+    children = psutil.Process(driver.service.process.pid).children(recursive=True)
+    return {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
+
+
+def test_nothing_leaves_the_page(show, driver):
+    driver.get_log("performance")
+    for room in ROOMS:
+        show(room)
+        if room == "answers":
+            drawn(driver)
+    one(driver, "#train").click()
+    WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
+    _, addresses = trace_of(driver)
+    assert len(addresses) >= 4
+    # A worker is a blob of the page's own, and the icon is empty.
+    elsewhere = [
+        x for x in addresses if not x.startswith((PAGE.as_uri(), "about:blank", "blob:null/", "data:,"))
+    ]
+    assert not elsewhere
+
+
+def test_training_reaches_80_percent_within_5_minutes(show, driver):
+    """From the untrained weights, seeds 0 to 2, default settings: the median. And memory, and blocks.
+
+    `make playground-seeds` writes what it sees into the CSV file named by TABLE.
+    """
+    # Figures are read by one script each: every step replaces the elements.
+    figure = """return document.querySelector('[data-figure="right"]').textContent"""
+    rows, blocks, memory = [], [], 0
+    for seed in range(3):
+        show("train")
+        turn(driver, "seed", seed)
+        driver.get_log("performance")
+        began, shown = time.monotonic(), ["–", "–"]
+        one(driver, "#train").click()
+        while time.monotonic() - began < 300 and (shown[1] == "–" or float(shown[1]) < 80):
+            time.sleep(1)
+            shown = driver.execute_script(figure).replace(" %", "").split(": ")[1].split(" → ")
+            pages = renderers(driver)
+            memory = max(memory, *pages.values())
+            # Processor time: the wall clock of a task also counts what else this machine is busy with.
+            blocks += [duration for pid, duration in trace_of(driver)[0] if pid in pages]
+        seconds = round(time.monotonic() - began, 1)
+        rows.append(dict(seed=seed, right_before=float(shown[0]), right=float(shown[1]), seconds=seconds))
+    print(f"{rows}; {memory / 1e6:.0f} MB; longest of {len(blocks)} tasks {max(blocks):.3f} s")
+    if "TABLE" in os.environ:
+        row = dict(memory_mb=round(memory / 1e6), longest_task_ms=round(1e3 * max(blocks)))
+        row |= dict(load=round(os.getloadavg()[2], 1), machine=machine.processor(), date=time.strftime("%F"))
+        with open(os.environ["TABLE"], "w", newline="") as file:
+            table = csv.DictWriter(file, [*rows[0], *row], lineterminator="\n")
+            table.writeheader()
+            table.writerows(seen | row for seen in rows)
+    assert all(25 < row["right_before"] < 45 for row in rows)  # untrained
+    assert np.median([row["seconds"] if row["right"] >= 80 else np.inf for row in rows]) < 300
+    assert memory < 1e9
+    assert len(blocks) > 100 and max(blocks) < 0.1
+
+
+def test_a_training_stops_goes_on_and_is_reset(show):
+    driver = show("train")
+    progress = lambda: int(one(driver, "#progress").get_attribute("value"))  # noqa: E731
+    Select(one(driver, "#preset")).select_by_value("form")
+    assert one(driver, "#points_right").get_attribute("value") == "0"
+    turn(driver, "answers", 2)
+    one(driver, "#train").click()
+    WebDriverWait(driver, 120).until(lambda d: progress() >= 2)
+    one(driver, "#train").click()
+    time.sleep(1)
+    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
+    stopped = progress()
+    rows = find(driver, "#train_group tr")
+    assert len(rows) == 3 and not one(driver, "#beta").is_enabled()
+    one(driver, "#tab_answers").click()  # what was trained here answers in the other room
+    drawn(driver)
+    assert f"{stopped} steps" in one(driver, "#model_own").text and one(driver, "#model_own").is_enabled()
+    one(driver, "#tab_train").click()
+    assert progress() == stopped
+    one(driver, "#train").click()
+    WebDriverWait(driver, 120).until(lambda d: progress() > stopped)
+    one(driver, "#train").click()
+    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
+    one(driver, "#train_reset").click()
+    WebDriverWait(driver, 60).until(lambda d: progress() == 0 and one(d, "#beta").is_enabled())
+    turn(driver, "answers", 16)  # more than the workers have room for: they are opened anew
+    one(driver, "#train").click()
+    WebDriverWait(driver, 200).until(lambda d: progress() >= 1)
+    assert len(find(driver, "#train_group tr")) == 17
+
+
+# --- sizes, colours, keys
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_on_a_phone_and_on_a_desk(show, room, size, scheme):
+    for lang in ("en", "zh"):
+        driver = show(room, size, scheme, lang)
+        if room == "answers":
+            drawn(driver)
+            find(driver, ".token")[4].click()
+        if room == "train":
+            one(driver, "#train").click()
+            WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
+        words = one(driver, "body").text
+        assert "undefined" not in words and "{" not in words and "NaN" not in words
+        assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[size][0]
+        style = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor]"
+        body = driver.execute_script(style, one(driver, "body"))
+        assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
+        assert contrast(*body) > 7  # WCAG's AAA
+        for selector in (".quiet", ".good", ".bad", "button.main"):
+            for color, back in driver.execute_script(
+                "return [...document.querySelectorAll(arguments[0])].slice(0, 1)"
+                ".map((e) => getComputedStyle(e)).map((s) => [s.color, s.backgroundColor])",
+                selector,
+            ):
+                back = body[1] if back == "rgba(0, 0, 0, 0)" else back
+                assert contrast(color, back) > 4.5, (selector, color, back)  # AA
+        if "SCREENSHOTS" in os.environ:
+            height = driver.execute_script("return document.documentElement.scrollHeight")
+            clip = dict(x=0, y=0, width=WIDTHS[size][0], height=height, scale=1)
+            picture = driver.execute_cdp_cmd(
+                "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
+            )
+            path = Path(os.environ["SCREENSHOTS"]) / f"playground_{room}_{size}_{scheme}_{lang}.png"
+            path.write_bytes(base64.b64decode(picture["data"]))
+
+
+def test_every_room_is_reached_and_turned_with_the_keyboard(show):
+    driver = show("grid")
+    one(driver, "#grid_run").click()
+    driver.execute_script("arguments[0].focus()", one(driver, "#tab_grid"))
+    for room in (*ROOMS[1:], ROOMS[0]):
+        driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+        assert driver.switch_to.active_element.get_attribute("id") == f"tab_{room}"
+        assert one(driver, f"#tab_{room}").get_attribute("aria-selected") == "true"
+        for element in find(driver, "main button, main input, main select"):
+            if element.is_displayed() and element.is_enabled():
+                driver.execute_script("arguments[0].focus()", element)
+                assert driver.switch_to.active_element == element
+        unnamed = driver.execute_script(
+            "const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent.trim();"
+            "return [...document.querySelectorAll('button, input, select')].filter((e) => !named(e)).length"
+        )
+        assert not unnamed
+        driver.execute_script("arguments[0].focus()", one(driver, f"#tab_{room}"))
+    slider = one(driver, "#alpha")
+    before = slider.get_attribute("value")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert slider.get_attribute("value") != before
+    one(driver, "#language").send_keys(Keys.ENTER)
+    assert "網格" in one(driver, "#tab_grid").text
+
+
+def test_the_first_thing_to_see_moves(show):
+    """Without a click: the dot walks. A reader who wants no motion sees it stand."""
+    driver = show("grid")
+    moves = lambda: int(one(driver, "#grid_told").text.split()[0])  # noqa: E731
+    WebDriverWait(driver, 20).until(lambda d: moves() > 3)
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get("about:blank")
+    driver.get(PAGE.as_uri())
+    time.sleep(1)
+    assert moves() == 0
