@@ -33,14 +33,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from parts import settings
-from parts.constants import Asking, Machine, Variants
+from parts.constants import Machine, Variants
 from parts.run import checks
 from parts.settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, Share, TwoOrMore, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants(Asking, Variants, Machine):
+class Constants(Variants, Machine):
     """Edit a value here, or give it for one run as NAME=value. The other blocks: parts/constants.py.
 
     laptop: MODEL's hidden size is below 1,024 (tiny Llama, CPU); tpu: Llama 3.1 8B on a TPU VM.
@@ -56,7 +56,17 @@ class Constants(Asking, Variants, Machine):
     RUN_DIR: str = ""  # folder of the run; with a checkpoint in it the run continues (empty = a new folder)
     SEED: Seed = 0  # orders the questions and draws the answers; the weights come from MODEL
     DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
+    SYSTEM_PROMPT: str = (
+        "You are given a problem. Think about it and write your reasoning between <reasoning> and "
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
+        "</answer>."
+    )  # what the model is asked to write; rewards that want <think> tags change the tags here, too
+    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
+        laptop="{question}", tpu="{system_prompt}\n\n{question}"
+    )  # the user's message, put inside the tokenizer's chat template
     # --- sampling
+    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
     TEMPERATURE: Positive = 1.0  # 1 = the policy itself; lower makes the G answers agree
     TOP_P: Share = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
     TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of

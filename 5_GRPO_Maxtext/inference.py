@@ -26,19 +26,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from parts import settings
-from parts.constants import Asking
+from parts.constants import Arrays
 from parts.data import prompts, questions
 from parts.plain_text import shown
 from parts.rewards import run_grader
 from parts.rewards.grading import parse_number
 from parts.run import checks, run_files
-from parts.settings import Count, Seed, UserError
+from parts.settings import Count, Seed, TwoOrMore, UserError, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class Constants(Asking):
-    """Edit a value here, or give it for one run as NAME=value. Asking: parts/constants.py."""
+class Constants(Arrays):
+    """Edit a value here, or give it for one run as NAME=value. Arrays: parts/constants.py."""
 
     CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
@@ -53,11 +53,23 @@ class Constants(Asking):
     BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory
     REWARDS: str = ""  # names, comma-separated (empty = compute_score if INPUT has a data_source)
     REWARD_FUNC: str = ""  # Python file with your own compute_score; a run's is run only if named here
+    # --- how a run asked; without one, how the main script would
+    SYSTEM_PROMPT: str = (
+        "You are given a problem. Think about it and write your reasoning between <reasoning> and "
+        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
+        "</answer>."
+    )  # what the model is asked to write
+    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
+        laptop="{question}", tpu="{system_prompt}\n\n{question}"
+    )  # the user's message, put inside the tokenizer's chat template
+    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer ones are refused
+    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
 
 
 # What is taken over from a run. Its BATCH_SIZE and SEED mean something else. Its REWARD_FUNC would be code of
 # whoever made the folder: only what the command line names is run.
-RUNS_CONSTANTS = ("MODEL", "REWARDS", *(field.name for field in dataclasses.fields(Asking)))
+ASKING = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
+RUNS_CONSTANTS = ("MODEL", "REWARDS", *ASKING, *(field.name for field in dataclasses.fields(Arrays)))
 PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
 
 QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with their answers

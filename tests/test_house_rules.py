@@ -158,7 +158,7 @@ def test_the_main_script_tells_its_story_in_order():
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     # the constants; what goes into an update; what a step draws
     bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
-    blocks = ["Asking", "Variants", "Machine"]
+    blocks = ["Variants", "Machine"]
     assert bases == {"Constants": blocks, "Batch": ["NamedTuple"], "Drawn": ["NamedTuple"]}
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     order = list(functions)
@@ -195,7 +195,7 @@ def test_the_main_script_tells_its_story_in_order():
 def test_a_function_is_given_its_constants():
     """An upper-case name in the main script belongs to the module, or to the constants it was handed."""
     classes = [*TREES[MAIN].body, *TREES["parts.constants"].body]
-    names = ("Constants", "Asking", "Variants", "Machine")
+    names = ("Constants", "Variants", "Arrays", "Machine")
     blocks = [node for node in classes if isinstance(node, ast.ClassDef) and node.name in names]
     fields = {node.target.id for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)}
     assert len(blocks) == 4 and len(fields) > 60

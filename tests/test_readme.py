@@ -59,9 +59,10 @@ def test_the_constants_tables_equal_the_script(language):
     tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
     laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
     hints = typing.get_type_hints(demo.Constants)
-    blocks = (demo.Constants, constants.Asking, constants.Variants, constants.Machine)
+    blocks = ([demo.Constants], [constants.Variants], [constants.Arrays, constants.Machine])
     for rows, block in zip(tables, blocks, strict=True):
-        assert [name for name, *_ in rows] == list(inspect.get_annotations(block))
+        named = [name for part in block for name in inspect.get_annotations(part)]
+        assert [name for name, *_ in rows] == named
         for name, *values, remark in rows:
             if name != "SYSTEM_PROMPT":  # too long for a table
                 assert values == [shown(laptop[name]), shown(tpu[name])], name
@@ -84,7 +85,7 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
     tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
     own = settings.defaults(script.Constants, "laptop")
     if script is inference:  # those that it takes over from a run are named in a sentence
-        for name in inspect.get_annotations(constants.Asking):
+        for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
             assert f"`{name}`" in text
             del own[name]
     assert [(name, str(value)) for name, value in own.items()] in tables

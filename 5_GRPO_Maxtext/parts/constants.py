@@ -1,4 +1,4 @@
-"""The main script's constants that a first reading does not need: the prompt; variants; the machine.
+"""The main script's constants that a first reading does not need: variants; the machine.
 
 They are the main script's like those on its page: the same names, `NAME=value`, `--help`.
 """
@@ -6,28 +6,9 @@ They are the main script's like those on its page: the same names, `NAME=value`,
 from dataclasses import dataclass
 from typing import Literal
 
-from parts.settings import Count, CountOrOff, NonNegative, OneOrOff, Share, TwoOrMore, pair
+from parts.settings import Count, CountOrOff, NonNegative, OneOrOff, Share, pair
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How a model is asked: what inference.py and pass_at_k take over from a run."""
-
-    TEMPLATE: str = pair(  # the tiny Llama learned its format from demonstrations; it knows no instructions
-        laptop="{question}", tpu="{system_prompt}\n\n{question}"
-    )  # the user's message, put inside the tokenizer's chat template
-    SYSTEM_PROMPT: str = (
-        "You are given a problem. Think about it and write your reasoning between <reasoning> and "
-        "</reasoning>. Then give the final answer, one number and nothing else, between <answer> and "
-        "</answer>."
-    )  # what the model is asked to write; rewards that want <think> tags change the tags here, too
-    MAX_PROMPT_LENGTH: Count = pair(laptop=28, tpu=256)  # tokens with template; longer questions are left out
-    TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
-    DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
-    WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # an update of 3e-6 vanishes in bfloat16
-    SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +36,16 @@ class Variants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Arrays:
+    """What a model's arrays and programs are like; inference.py and pass_at_k take over a run's."""
+
+    DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
+    WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # an update of 3e-6 vanishes in bfloat16
+    SCAN_LAYERS: bool = pair(laptop=False, tpu=True)  # True compiles one layer instead of 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Arrays):
     """Where a run runs, and what its arrays and programs are like there."""
 
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
