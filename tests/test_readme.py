@@ -251,6 +251,26 @@ def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_the_playgrounds_seeds_are_the_committed_csv(language):
+    with open(settings.HERE / "assets" / "playground_seeds.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    text = pages.text(settings.HERE, language)
+    for line in lines:
+        assert line["steps"] == "25" and float(line["right"]) > 80  # as the headings and the door say
+        shown = f"| {line['seed']} | {line['right_before']} % | {line['right']} % | {line['seconds']} |"
+        assert shown in text
+        for figure in (
+            f"{line['memory_mb']} MB",
+            f"{line['longest_task_ms']} ms",
+            line["load"],
+            line["date"],
+        ):
+            assert figure in text
+    door = (ROOT / ("README.md" if language == "english" else "README_ch.md")).read_text()
+    assert f"{statistics.mean(float(line['right_before']) for line in lines):.0f} %" in door
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_pass_at_k_is_the_committed_csv(language):
     with open(settings.HERE / "assets" / "pass_at_k.csv", newline="") as file:
         lines = list(csv.DictReader(file))
