@@ -122,7 +122,7 @@ from parts.data import questions
 from parts.data.prompts import make_prompts, read_data
 from parts.machine import devices, process
 from parts.machine.versions import check_versions
-from parts.model import llama
+from parts.model import llama, turns
 from parts.model.cluster import batch_log_probs, first_moments, make_cluster, place, trainer_mesh
 from parts.model.log_probs import entropy_of, log_probs, mean_figures, token_figures
 from parts.model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
@@ -202,8 +202,8 @@ class Batch(NamedTuple):
 
     prompt_ids: jax.Array  # int32 [N, P], left-padded
     completion_ids: jax.Array  # int32 [N, T], right-padded
-    completion_mask: jax.Array  # bool [N, T], true up to and including end-of-sequence: what is trained
-    advantages: jax.Array  # float32 [N]
+    completion_mask: jax.Array  # bool [N, T]: what is trained; up to end-of-sequence, without a world's words
+    advantages: jax.Array  # float32 [N]; with RETURN_TO_GO [N, T]
     sampler_log_prob: jax.Array  # float32 [N, T], under the distribution that the tokens were drawn from
     ref_log_prob: jax.Array | None = None  # float32 [N, T] under the frozen reference; None without KL
     old_log_prob: jax.Array | None = None  # float32 [N, T] under pi_old; None: each answer is used once
@@ -226,7 +226,7 @@ def grpo_loss(model, batch: Batch, beta, temperature, count, c: Constants, pad_i
     """
     use = loss_variants.pieces(c, PLAIN)
     mask = batch.completion_mask  # [N, T]: padding never counts
-    A = batch.advantages[:, None]  # [N, 1]: every token of an answer gets the answer's advantage
+    A = batch.advantages.reshape(len(mask), -1)  # [N, 1]: every token gets its answer's advantage; or [N, T]
     log_prob, logits = log_probs(
         model, batch.prompt_ids, batch.completion_ids,
         pad_id=pad_id, temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
@@ -327,10 +327,15 @@ def evaluate(
         seed = jax.random.fold_in(jax.random.key(c.SEED + 1), start)
         if c.ROLLOUT_ENGINE == "vllm":  # takes no seed per request
             seed = None
-        output = rollout.generate(prompts[start : start + chunk], sampling(c, config_name, seed=seed))
+        part, config = slice(start, start + chunk), sampling(c, config_name, seed=seed)
+        if c.ENVIRONMENT:
+            asked = [row["question"] for row in rows[part]]
+            output = turns.walk(c, rollout, prompts[part], asked, config)
+        else:
+            output = rollout.generate(prompts[part], config)
         texts += output.text
         lengths += [len(tokens) for tokens in output.tokens]
-        cut_off += [rollout.eos_id() not in tokens for tokens in output.tokens]
+        cut_off += (~turns.ended(output, rollout.eos_id())).tolist()
 
     return evaluation.figures(grader, rows, texts, lengths, cut_off)
 
@@ -371,22 +376,27 @@ class Drawn(NamedTuple):
     sampler_log_prob: np.ndarray  # float32 [N, T]
     texts: np.ndarray  # str [N]
     lengths: np.ndarray  # tokens, int [N]
-    ended: np.ndarray  # whether there is an end-of-sequence token, bool [N]
+    turn: np.ndarray  # of each token the turn it belongs to, int32 [N, T]; -1: a world's, or padding
+    ended: np.ndarray  # whether there is an end-of-sequence token, or the world ended it, bool [N]
     points: dict[str, np.ndarray]  # by reward function, float [N]
     rewards: np.ndarray  # their sum, float [N]
 
 
-def ask(c: Constants, columns: dict[str, np.ndarray], generate, rewards, pad_id: int, eos_id: int) -> Drawn:
+def ask(
+    c: Constants, columns: dict[str, np.ndarray], generate, walk, rewards, pad_id: int, eos_id: int
+) -> Drawn:
     """Asks each of B questions G times, and grades the answers.
 
     Args:
         columns: of the questions [B], as `training_batches` gives them.
         generate: of prompts [B * G], Tunix's `RolloutOutput`.
+        walk: of prompts and questions [B * G], the same with the turns of ENVIRONMENT, where there is one.
         rewards: functions, each one float per answer.
         pad_id, eos_id: padding and end-of-sequence token.
     """
     asked = {name: np.repeat(column, c.NUM_GENERATIONS) for name, column in columns.items()}  # [B * G]
-    output = generate(asked["prompts"].tolist())
+    prompts = asked["prompts"].tolist()
+    output = walk(prompts, asked["question"].tolist()) if c.ENVIRONMENT else generate(prompts)
     points = {
         reward.__name__: np.array(reward(completions=output.text, completion_ids=output.tokens, **asked))
         for reward in rewards
@@ -398,7 +408,8 @@ def ask(c: Constants, columns: dict[str, np.ndarray], generate, rewards, pad_id:
         right_padded(output.logprobs, c.TOTAL_GENERATION_STEPS, 0.0, np.float32),
         np.array(output.text, dtype=object),
         np.array([len(tokens) for tokens in output.tokens]),
-        np.array([eos_id in tokens for tokens in output.tokens]),
+        turns.turns_of(output, c.TOTAL_GENERATION_STEPS),
+        turns.ended(output, eos_id),
         points,
         np.sum(list(points.values()), axis=0),
     )
@@ -411,7 +422,9 @@ def to_batch(c: Constants, cluster: RLCluster, drawn: Drawn, advantages: np.ndar
     """
     width = llama.used_columns(cluster.actor_trainer.model, c.TOTAL_GENERATION_STEPS, drawn.lengths.max())
     counts = loss_variants.what_counts(c, drawn.rewards, drawn.ended)  # [N]
-    mask = (np.arange(width) < drawn.lengths[:, None]) & counts[:, None]  # [N, T]
+    mask = (drawn.turn[:, :width] >= 0) & counts[:, None]  # [N, T]
+    if c.RETURN_TO_GO:
+        advantages = advantages[:, :width]
     arrays = Batch(
         drawn.prompt_ids, drawn.completion_ids[:, :width], mask,
         advantages.astype(np.float32), drawn.sampler_log_prob[:, :width],
@@ -484,20 +497,25 @@ def train(
                 raise KeyboardInterrupt
             started, done = time.perf_counter(), step + 1
             temperature = loss_variants.temperature_of(c, step)
-            cluster.get_rollout_config(Mode.TRAIN).temperature = temperature
+            config = cluster.get_rollout_config(Mode.TRAIN)
+            config.temperature = temperature
 
             # Each question G times; the answers, and what each earns.
             generate = functools.partial(ahead.take, step) if ahead else cluster.generate
+            walk = functools.partial(turns.walk, c, cluster.rollout, config=config)
             asking = functools.partial(
-                ask, c, generate=generate, rewards=rewards, pad_id=pad_id, eos_id=eos_id
+                ask, c, generate=generate, walk=walk, rewards=rewards, pad_id=pad_id, eos_id=eos_id
             )
-            drawn = all_drawn = asking(batch_of_questions)
-            if c.ZERO_VARIANCE_GROUPS == "refill":
-                others = map(asking, refill_batches(c, rows, step))
-                drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
+            with process.kept(save, step):
+                drawn = all_drawn = asking(batch_of_questions)
+                if c.ZERO_VARIANCE_GROUPS == "refill":
+                    others = map(asking, refill_batches(c, rows, step))
+                    drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
 
             # Each answer against its group.
             advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)  # [B * G]
+            if c.RETURN_TO_GO:  # each turn against the group's same turn: [N, T]
+                advantages = loss_variants.turn_advantage(drawn, c.NUM_GENERATIONS, c.NORM_ADV_BY_STD)
             if c.ADVANTAGE_CLIP:
                 advantages = np.clip(advantages, -c.ADVANTAGE_CLIP, c.ADVANTAGE_CLIP)
 
@@ -566,9 +584,11 @@ def main(arguments: list[str]) -> None:
     tokenizer = llama.load_tokenizer(folder)
     data = read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     everything = [question for asked, _ in data.values() for question in asked]
-    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, everything)
+    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
     checks.model(c, hf)
+    if c.ENVIRONMENT:
+        turns.load(c.ENVIRONMENT)
 
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written

@@ -160,7 +160,13 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         run, step = run_files.newest_run(), None
         if run is None or c.MODEL:
             return None
-    return Checkpoint(run, step, run_files.read_constants(run, "CHECKPOINT"))
+    constants = run_files.read_constants(run, "CHECKPOINT")
+    if world := constants.get("ENVIRONMENT"):
+        raise UserError(
+            f"CHECKPOINT={run}: was trained by turns with ENVIRONMENT={world}, and nobody answers its model "
+            "here; its evaluations are in evaluations.jsonl and after.json"
+        )
+    return Checkpoint(run, step, constants)
 
 
 def named_run(path: Path) -> tuple[Path, int | None]:

@@ -15,6 +15,8 @@ from parts import settings
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 SHORT = [
     "NUM_BATCHES=8",
+    "NUM_ITERATIONS=1",  # not the defaults: once on a batch, and a rate at which 8 steps change the answers
+    "LEARNING_RATE=1e-3",
     "BATCH_SIZE=4",
     "NUM_GENERATIONS=4",
     "NUM_TEST_QUESTIONS=16",

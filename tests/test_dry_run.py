@@ -221,8 +221,8 @@ def test_another_version_of_tunix_is_named(monkeypatch):
 def test_the_constants_of_a_run_that_goes_on_are_compared():
     with run_folder.open_run(settings.read(demo.Constants, ["RUN_DIR=run", "NUM_BATCHES=5"])):
         pass
-    with pytest.raises(UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
-        demo.main(["RUN_DIR=run", "NUM_BATCHES=6", "DRY_RUN=True"])
+    with pytest.raises(UserError, match=r"NUM_BATCHES=4: .*was started with 5"):
+        demo.main(["RUN_DIR=run", "NUM_BATCHES=4", "DRY_RUN=True"])
 
 
 def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path, monkeypatch):

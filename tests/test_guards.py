@@ -246,8 +246,8 @@ def begin(*arguments):
 
 def test_other_constants_than_the_run_in_run_dir_are_refused():
     begin("RUN_DIR=run", "NUM_BATCHES=5")
-    with pytest.raises(UserError, match=r"NUM_BATCHES=6: .*was started with 5"):
-        begin("RUN_DIR=run", "NUM_BATCHES=6")
+    with pytest.raises(UserError, match=r"NUM_BATCHES=4: .*was started with 5"):
+        begin("RUN_DIR=run", "NUM_BATCHES=4")
 
 
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])

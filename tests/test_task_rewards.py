@@ -413,7 +413,7 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
     ).functions
     assert reward(**COLUMNS) == [1.0, 2.0] == reward(**COLUMNS)
     assert reward(**COLUMNS | {"answer": ["2", "9"]}) == [1.0, 3.0]
-    assert Counter(sys.modules["own_rewards"].calls).most_common(1)[0][1] == 1
+    assert Counter(sys.modules["own_REWARD_FUNC"].calls).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,15 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
+        "python 5_GRPO_Maxtext/studies/turns_on_the_grid.py",
+        into(
+            "5_GRPO_Maxtext", "turns.csv", "turns_curves.csv", "turns_starts.csv", "turns_credit.csv",
+            "turns_price.csv", "turns.png",
+        ),
+        45,
+        writes_itself=True,
+    ),
+    Job(
         "python 5_GRPO_Maxtext/mesh_and_axis_rules.py",
         into("5_GRPO_Maxtext", "mesh_and_axis_rules.png"),
         1.1,

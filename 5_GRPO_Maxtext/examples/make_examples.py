@@ -7,10 +7,12 @@
     examples/two_step/         GSM8K's columns: two operations
     examples/small_numbers/    one operation on the numbers 2 to 12, in English that no tiny Llama knows: for
                                a pretrained model; no pair of numbers is in two of its files
+    examples/grid/plain/       a start of chapter 1's grid per row, the optimal return (GAMMA=0.99) as ground
+                               truth; slippery/ and walls/ are two harder worlds
     runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
                                renamed to <think> and </think>
 
-Each folder of data holds train, validation and test, as .json or .jsonl.
+Each folder of data holds train, validation and test, as .json or .jsonl; the grid's are the same starts.
 
 The data are committed; the model, a copy, is not. Takes about one second.
 """
@@ -21,6 +23,8 @@ import random
 import shutil
 import sys
 from pathlib import Path
+
+from grid import grid_world
 
 # %% Constants ------------------------------------------------------------------------------------------
 ROWS = {"train": 600, "validation": 40, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
@@ -59,6 +63,15 @@ def make_data() -> dict[str, str]:
             ),
             f"two_step/{split}.jsonl": json_lines(two_step),
         }
+    for world in ("plain", "slippery", "walls"):
+        name = world.removeprefix("plain")
+        q_star = grid_world.q_star(name, gamma=0.99)
+        rows = [
+            {"prompt": f"{name} {grid_world.in_words(start)}".strip(), "data_source": "grid",
+             "ground_truth": f"{max(q_star[start, move] for move in grid_world.MOVES):.2f}"}
+            for start in grid_world.starts(name)
+        ]  # fmt: skip
+        files |= {f"grid/{world}/{split}.jsonl": json_lines(rows) for split in ROWS}
     return files | {
         f"small_numbers/{split}.jsonl": json_lines(rows) for split, rows in small_numbers().items()
     }
@@ -122,7 +135,7 @@ def main() -> None:
     """Writes the files above."""
     for name, text in make_data().items():
         path = EXAMPLES / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(f"wrote {path}")
     make_think_model(Path("runs/tiny_think"))

@@ -33,6 +33,10 @@ class Variants:
     OFF_POLICY_STEPS: OneOrOff = 0  # 1: answers are one step old; vLLM draws them while a step trains
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
+    ENVIRONMENT: str = ""  # Python file with a class Environment, a world to act in by turns (empty = off)
+    MAX_TURNS: Count = 12  # actions per episode of ENVIRONMENT; longer ones are cut off
+    GAMMA: Share = 1.0  # discount of the world's rewards per turn; below 1 a short way is worth more
+    RETURN_TO_GO: bool = False  # True: a turn is judged by what came after it, not by the whole episode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,6 +195,38 @@ def filled_up(c, drawn, others: Iterable[Any]):
     return jax.tree.map(lambda array: array[rows], all_drawn), all_drawn
 
 
+# %% Turns --------------------------------------------------------------------------------------------------
+def turn_advantage(drawn, num_generations: int, by_std: bool = True) -> np.ndarray:
+    """Each turn against the same turn of its group: A_ik = (G_ik - mean_i G_ik) / std.
+
+    G_ik is what answer i earned from turn k on (chapter 3's return-to-go), the mean is over the answers that
+    came as far, and the standard deviation is that of all the group's turns around these means.
+
+    Args:
+        drawn: the main script's `Drawn`, of episodes.
+        num_generations: G.
+        by_std: False leaves the division out.
+
+    Returns:
+        float [N, T], of each token of the model's own; 0 for the others.
+    """
+    K = drawn.turn.max() + 1
+    to_go = np.full((len(drawn.texts), K), np.nan)
+    for row, episode in zip(to_go, drawn.texts, strict=True):
+        row[: len(episode.to_go)] = episode.to_go
+    world = drawn.points.get("episode_return", 0.0 * drawn.rewards)  # the other rewards come at the end
+    to_go = to_go * ("episode_return" in drawn.points) + (drawn.rewards - world)[:, None]
+    groups = to_go.reshape(-1, num_generations, K)  # [B, G, K]
+    walked = ~np.isnan(groups)
+    count = walked.sum(axis=1, keepdims=True)  # [B, 1, K]
+    centered = np.where(walked, groups - np.nansum(groups, axis=1, keepdims=True) / count.clip(1), 0.0)
+    if by_std:
+        spare = walked.sum(axis=(1, 2)) - (count > 0).sum(axis=(1, 2))  # [B], less a mean for each turn
+        std = np.sqrt((centered**2).sum(axis=(1, 2)) / spare.clip(1))
+        centered /= std[:, None, None] + 1e-6
+    return np.take_along_axis(centered.reshape(-1, K), drawn.turn.clip(0), axis=1) * (drawn.turn >= 0)
+
+
 # %% Schedules: pure functions of the step ------------------------------------------------------------------
 def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
     """The KL weight after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).

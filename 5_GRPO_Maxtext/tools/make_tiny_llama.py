@@ -13,8 +13,10 @@ nothing to choose.
 
     python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
     python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
+    python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                   # tiny_grid/, tiny_grid.sha256
 
-About 6 minutes on 2 cores.
+About 6 minutes on 2 cores. With TASK=grid, a smaller model for examples/grid, in one: it has seen wanderers,
+who know the four moves and not the goal, tend to go on as they came, and now and then write "wait".
 """
 
 import hashlib
@@ -25,9 +27,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from parts import settings
-from parts.settings import HERE, Seed, UserError
+from parts.settings import HERE, Seed, UserError, find_path
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -35,17 +38,33 @@ from parts.settings import HERE, Seed, UserError
 class Constants:
     """What ships is what the defaults make: give another SEED together with another FOLDER."""
 
+    TASK: Literal["gsm8k", "grid"] = "gsm8k"  # grid: tiny_grid/, whose sizes and steps are its own
     FOLDER: str = ""  # for tiny_llama/, tiny_gsm8k/ and tiny.sha256 (empty = folder 5)
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
 
 
 # Questions by split, in the order drawn; no demonstration uses the test's. `make_problem` knows about 59,000.
 QUESTIONS = {"test": 512, "train": 4_000, "validation": 128}
-HIDDEN, LAYERS, MLP = 96, 3, 256  # width of the residual stream, transformer blocks, width of a block's MLP
-HEADS, KV_HEADS = 4, 2  # query heads of HIDDEN / HEADS dimensions; key/value heads, each shared by two
-TRAINING_STEPS, TRAINING_BATCH = 2_500, 64  # each step on one batch of new demonstrations
-LEARNING_RATE, WARMUP_STEPS = 3e-3, 100  # peak, after a rise from 0; it decays to 0 along a cosine
-MAX_TOKENS = 52  # of the longest prompt and demonstration together; a longer one stops the script
+HEADS, KV_HEADS = 4, 2  # query heads of hidden / HEADS dimensions; key/value heads, each shared by two
+TRAINING_BATCH = 64  # new demonstrations per step
+
+
+class Recipe(NamedTuple):
+    """What the models of the two tasks differ in."""
+
+    hidden: int  # width of the residual stream
+    layers: int  # transformer blocks
+    mlp: int  # width of a block's MLP
+    steps: int  # of next-token training
+    learning_rate: float  # peak, after a rise from 0; it decays to 0 along a cosine
+    warmup_steps: int  # of the rise
+    max_tokens: int  # of the longest prompt and demonstration together; a longer one stops the script
+
+
+RECIPES = {
+    "gsm8k": Recipe(96, 3, 256, 2_500, 3e-3, 100, 52),
+    "grid": Recipe(64, 2, 128, 120, 2e-3, 20, 78),  # 78: the longest prompt, twelve turns of six tokens
+}
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
@@ -65,6 +84,7 @@ from tqdm import trange
 
 from parts.machine.versions import check_versions
 from parts.model import llama
+from parts.rewards.run_grader import load_file
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
@@ -158,18 +178,48 @@ def make_dataset(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     return {split: list(itertools.islice(drawn, size)) for split, size in QUESTIONS.items()}
 
 
+# %% Walks on the grid --------------------------------------------------------------------------------------
+GRID_WORD = r" ?[a-z]+| ?\d"
+WORLDS = ("", "slippery", "walls")
+WAITS, GOES_ON = 0.1, 0.3  # share of the moves that are none; that repeat the one before
+MOVES_OF_A_WALK = 12
+
+
+def wander(rng: random.Random) -> list[tuple[str, bool]]:
+    """A walk in one of the three worlds: texts, and whether a wanderer said them."""
+    world = load_file(find_path("examples/grid/grid_world.py"), "ENVIRONMENT")
+    kind = rng.choice(WORLDS)
+    question = f"{kind} {world.in_words(rng.choice(world.starts(kind)))}".strip()
+    walk, walker, move = [(BOS + question, False)], world.Environment(), ""
+    walker.reset(question, np.random.default_rng(rng.getrandbits(32)))
+    for _ in range(MOVES_OF_A_WALK):
+        if not move or rng.random() > GOES_ON:
+            move = rng.choice(tuple(world.MOVES))
+        said = "wait" if rng.random() < WAITS else move
+        observation, _, reached, _ = walker.step(said)
+        walk += [(said + EOS, True), (observation, False)]
+        if reached:
+            break
+    return walk
+
+
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
-def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
-    words = set("0123456789+-*=,.? ")
-    for _ in range(VOCABULARY_DRAWS):
-        words.update(re.findall(WORD, make_problem(rng)[0]))
-    vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *TAGS, *sorted(words)]
+    words, word, tags, template = set("0123456789+-*=,.? "), WORD, TAGS, CHAT_TEMPLATE
+    if c.TASK == "grid":
+        word, tags, template = GRID_WORD, (), CHAT_TEMPLATE.partition("{% if")[0]
+        words = {"row", " row", " column", *WORLDS[1:], *(f" {i}" for i in range(1, 5))}
+        words |= {"up", "down", "left", "right", "wait"}
+    else:
+        for _ in range(VOCABULARY_DRAWS):
+            words.update(re.findall(WORD, make_problem(rng)[0]))
+    vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     # The tags are whole tokens but not "special": decoding must show them to the reward functions.
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN, ASSISTANT])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -177,16 +227,17 @@ def make_tokenizer(rng: random.Random) -> transformers.PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
 
 # %% Training by next-token prediction ----------------------------------------------------------------------
-def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
     """One batch of demonstrations.
 
     Args:
+        c: the constants.
         tokenizer: from `make_tokenizer`.
         test: questions that are not used.
         rng: draws the questions and the demonstrations.
@@ -194,24 +245,32 @@ def make_batch(tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarra
     Returns:
         Token ids, int32 [B, L]; and what is learned, float32 [B, L]: 1 in the demonstration, else 0.
     """
-    ids = np.full((TRAINING_BATCH, MAX_TOKENS), tokenizer.pad_token_id, np.int32)
+    limit = RECIPES[c.TASK].max_tokens
+    ids = np.full((TRAINING_BATCH, limit), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
     for row, mask in zip(ids, learned, strict=True):
-        question = None
-        while question is None or question in test:
-            question, steps, kind, thing = make_problem(rng)
-        prompt = tokenizer.encode(BOS + question + ASSISTANT, add_special_tokens=False)
-        answer = tokenizer.encode(demonstrate(steps, kind, thing, rng) + EOS, add_special_tokens=False)
-        if len(prompt) + len(answer) > MAX_TOKENS:
-            raise UserError(f"MAX_TOKENS={MAX_TOKENS}: a demonstration takes {len(prompt) + len(answer)}")
-        row[: len(prompt) + len(answer)] = prompt + answer
-        mask[len(prompt) : len(prompt) + len(answer)] = 1
+        spoken = wander(rng) if c.TASK == "grid" else solve(test, rng)
+        texts = [(tokenizer.encode(text, add_special_tokens=False), mine) for text, mine in spoken]
+        length = sum(len(tokens) for tokens, _ in texts)
+        if length > limit:
+            raise UserError(f"TASK={c.TASK}: a demonstration takes {length} tokens, more than {limit}")
+        row[:length] = [token for tokens, _ in texts for token in tokens]
+        mask[:length] = [mine for tokens, mine in texts for _ in tokens]
     return ids, learned
 
 
-def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
+def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
+    """A question that is not in `test`, and a demonstration: texts, and whether they are to be learned."""
+    question = None
+    while question is None or question in test:
+        question, steps, kind, thing = make_problem(rng)
+    return [(BOS + question + ASSISTANT, False), (demonstrate(steps, kind, thing, rng) + EOS, True)]
+
+
+def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
     """Trains in place with AdamW, warm-up and cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(0, LEARNING_RATE, WARMUP_STEPS, TRAINING_STEPS)
+    recipe = RECIPES[c.TASK]
+    schedule = optax.warmup_cosine_decay_schedule(0, recipe.learning_rate, recipe.warmup_steps, recipe.steps)
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     optimizer = nnx.Optimizer(adapter, transform, wrt=nnx.Param)
 
@@ -227,31 +286,33 @@ def train(adapter, mesh, tokenizer, test: set[str], rng: random.Random) -> None:
         optimizer.update(model, grads)
         return loss
 
-    progress = trange(TRAINING_STEPS, desc="next-token training")
+    progress = trange(recipe.steps, desc="next-token training")
     with mesh:
         for i in progress:
-            loss = step(adapter, optimizer, *make_batch(tokenizer, test, rng))
-            if i % 50 == 0 or i == TRAINING_STEPS - 1:
+            loss = step(adapter, optimizer, *make_batch(c, tokenizer, test, rng))
+            if i % 50 == 0 or i == recipe.steps - 1:
                 progress.set_postfix(loss=f"{float(loss):.4f}")
 
 
 # %% Writing it down ----------------------------------------------------------------------------------------
-def write_checksums(folder: Path) -> None:
-    """`tiny.sha256` in `folder`, in the format of `sha256sum -c`."""
-    files = sorted(p for d in ("tiny_llama", "tiny_gsm8k") for p in (folder / d).iterdir())
+def write_checksums(path: Path, *folders: str) -> None:
+    """Of the files in these folders beside `path`, in the format of `sha256sum -c`."""
+    folder = path.parent
+    files = sorted(p for d in folders for p in (folder / d).iterdir())
     lines = [
         f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder).as_posix()}\n" for p in files
     ]
-    (folder / "tiny.sha256").write_text("".join(lines))
+    path.write_text("".join(lines))
 
 
-def make_config(tokenizer) -> transformers.LlamaConfig:
+def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
     """The sizes of the model, with Llama 3.1's rotary scaling."""
+    recipe = RECIPES[c.TASK]
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=131_072,
@@ -275,21 +336,23 @@ def make_config(tokenizer) -> transformers.LlamaConfig:
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
-    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256."""
+    """Writes tiny_gsm8k/, tiny_llama/ and tiny.sha256; with TASK=grid tiny_grid/ and tiny_grid.sha256."""
     c = settings.read(Constants, arguments)
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
-    dataset = make_dataset(random.Random(c.SEED))
+    name = "tiny_grid" if c.TASK == "grid" else "tiny_llama"
+    dataset = {} if c.TASK == "grid" else make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    tokenizer = make_tokenizer(random.Random(c.SEED))
-    hf = make_config(tokenizer)
-    hf.save_pretrained(folder / "tiny_llama")
-    config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=MAX_TOKENS - 1, new_tokens=1)
+    tokenizer = make_tokenizer(c, random.Random(c.SEED))
+    hf = make_config(c, tokenizer)
+    hf.save_pretrained(folder / name)
+    tokens = RECIPES[c.TASK].max_tokens
+    config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
         config,
         wrap_with_tunix_adapter=True,
@@ -298,15 +361,17 @@ def main(arguments: Sequence[str]) -> None:
     )
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
-    train(adapter, mesh, tokenizer, {row["question"] for row in dataset["test"]}, random.Random(c.SEED))
+    test = {row["question"] for row in dataset.get("test", [])}
+    train(c, adapter, mesh, tokenizer, test, random.Random(c.SEED))
 
-    tokenizer.save_pretrained(folder / "tiny_llama")
+    tokenizer.save_pretrained(folder / name)
     weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
-    safetensors.numpy.save_file(
-        weights, folder / "tiny_llama" / "model.safetensors", metadata={"format": "pt"}
-    )
-    write_checksums(folder)
-    print(f"wrote tiny_llama/, tiny_gsm8k/ and tiny.sha256 in {folder}")
+    safetensors.numpy.save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
+    checksums, folders = "tiny.sha256", ("tiny_llama", "tiny_gsm8k")
+    if c.TASK == "grid":
+        checksums, folders = "tiny_grid.sha256", (name,)
+    write_checksums(folder / checksums, *folders)
+    print(f"wrote {'/, '.join(folders)}/ and {checksums} in {folder}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parts import settings
 from parts.plain_text import shown
-from parts.run import health, page, run_files
+from parts.run import episodes, health, page, run_files
 from parts.settings import UserError
 
 
@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> None:
     lines = list(health.history(rows, constants))
     print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
     print(f"page     {page.write(folder)}")
+    if constants.get("ENVIRONMENT"):
+        print(f"turns    {episodes.write(folder)}")
 
 
 if __name__ == "__main__":

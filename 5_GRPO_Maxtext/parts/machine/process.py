@@ -66,6 +66,17 @@ def stop_after_step() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
+def kept(save: Callable[[int], None], step: int) -> Iterator[None]:
+    """Saves the `step` steps done if the block raises UserError: a reader's reward or world is at fault."""
+    try:
+        yield
+    except UserError:
+        if step:
+            save(step)
+        raise
+
+
+@contextlib.contextmanager
 def full_disk(folder) -> Iterator[None]:
     """Says in one line that no space was left on the disk under RUN_DIR=`folder`; raises UserError then."""
     try:

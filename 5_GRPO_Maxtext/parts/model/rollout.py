@@ -15,7 +15,8 @@ Three things differ from Tunix's vanilla sampler. Each would spoil learning sile
     log-probs          use the sampling temperature: otherwise the ratio of the first inner update is not 1
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -110,8 +111,9 @@ def sample(
 
         def drawn():
             noise = jax.random.fold_in(key, t)
-            token = sample_top_p(logits[:, None], noise, temperature, kind.top_p, kind.top_k)[0]
-            return token, sampled_log_prob(logits, token, temperature, kind.top_p, kind.top_k)
+            top_k = min(kind.top_k, logits.shape[-1])  # a vocabulary may be smaller
+            token = sample_top_p(logits[:, None], noise, temperature, kind.top_p, top_k)[0]
+            return token, sampled_log_prob(logits, token, temperature, kind.top_p, top_k)
 
         return drawn
 
@@ -197,6 +199,8 @@ class MaxTextRollout(BaseRollout):
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
         self._decode = jax.jit(self._decode_all, static_argnames=("kinds", "max_tokens"), out_shardings=whole)
+        self._first = jax.jit(sample, static_argnames="kinds")
+        self._next = jax.jit(self._column, static_argnames="kinds", donate_argnames="cache")
 
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
         """A module with the actor's layers and a KV cache, but without weights of its own: its structure.
@@ -313,15 +317,21 @@ class MaxTextRollout(BaseRollout):
         log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
         return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
 
-    def _decode_step(self, params, rest, key, temperature, kind, kinds, carry):
-        """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
-        t, cache, token, done, tokens, log_probs, lengths = carry
+    def _column(self, params, rest, cache, token, lengths, t, key, temperature, kind, kinds):
+        """Token t of each row and its log-prob, drawn behind the tokens [B] of column t - 1; the cache."""
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
             self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
             MODEL_MODE_AUTOREGRESSIVE,
         )  # fmt: skip
-        token, log_prob = sample(logits, t, key, temperature, kind, kinds)
+        return *sample(logits, t, key, temperature, kind, kinds), cache
+
+    def _decode_step(self, params, rest, key, temperature, kind, kinds, carry):
+        """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
+        t, cache, token, done, tokens, log_probs, lengths = carry
+        token, log_prob, cache = self._column(
+            params, rest, cache, token, lengths, t, key, temperature, kind, kinds
+        )
         token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
         tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
         return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
@@ -352,8 +362,8 @@ class MaxTextRollout(BaseRollout):
         params = nnx.state(self._actor.base, nnx.Param)
         return self._merge(params) if self._merge else params
 
-    def _encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
-        """int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
+    def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
+        """Prompts as int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
         ids_of = {p: self._tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
         longest = max(len(ids) for ids in ids_of.values())
         if longest > P:
@@ -382,12 +392,11 @@ class MaxTextRollout(BaseRollout):
         Raises:
             ValueError: a prompt is longer than `max_prompt_length` tokens.
         """
-        padded = self._encode(prompts, rollout_config.max_prompt_length)
-        key, drawing = self._key(rollout_config.seed), self._drawing(rollout_config)
-        B = self._config.global_batch_size_to_load
-        params = self._weights()
+        padded = self.encode(prompts, rollout_config.max_prompt_length)
+        key, drawing = self.key(rollout_config.seed), self._drawing(rollout_config)
+        B, params = self.rows, self._weights()
         chunks = []
-        with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
+        with self._axes():
             for i, start in enumerate(range(0, len(padded), B)):
                 rows = self._fill_up(padded[start : start + B], B)
                 logits, cache = self._prompts_done(params, rows)
@@ -412,35 +421,64 @@ class MaxTextRollout(BaseRollout):
 
         The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
         """
-        B = self._config.global_batch_size_to_load
-        row = self._fill_up(self._encode([prompt], rollout_config.max_prompt_length), B)
-        key, drawing = jax.random.fold_in(self._key(rollout_config.seed), 0), self._drawing(rollout_config)
-        params, said = self._weights(), ""
+        key = jax.random.fold_in(self.key(rollout_config.seed), 0)
+        columns = self.token_by_token([prompt], rollout_config, key)
+        tokens, said = [], ""
+        for _ in range(rollout_config.max_tokens_to_generate):
+            token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)
+            tokens.append(int(token[0]))
+            # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
+            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            over = tokens[-1] == self.eos_id() or len(tokens) == rollout_config.max_tokens_to_generate
+            if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
+                yield text[len(said) :]
+                said = text
+            if over:
+                return
+
+    def token_by_token(
+        self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
+    ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
+        """Draws one token for each prompt, is sent those that stand there, and so on, column by column.
+
+        Who walks decides what stands in a row: the token that was drawn, or one of the world's (turns.py).
+        The KV cache is kept from column to column.
+
+        Args:
+            prompts: at most `rows` texts, as in `generate`.
+            rollout_config: as in `generate`.
+            key: token t is drawn with `fold_in(key, t)`.
+
+        Yields:
+            The tokens drawn, int32 [N], and their log-probs, float32 [N]; wants int32 [N] sent.
+        """
+        prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
+        drawing, lengths = self._drawing(rollout_config), self._lengths(prompt_ids)
+        params, t = self._weights(), 0
+        with self._axes():
+            logits, cache = self._prompts_done(params, prompt_ids)
+            token, log_prob = self._first(logits, t, key, **drawing)
+        while True:
+            stands = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
+            t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
+            fed[: len(prompts)] = stands
+            with self._axes():  # left while the caller has the word
+                token, log_prob, cache = self._next(
+                    params, self._rest, cache, fed, lengths, t, key, **drawing
+                )
+
+    @contextlib.contextmanager
+    def _axes(self) -> Iterator[None]:
+        """Inside the block jax computes on the actor's mesh, by the actor's axis rules."""
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
-            begin = jax.jit(self._begin, static_argnames=("kinds", "max_tokens"))
-            step = jax.jit(self._decode_step, static_argnames="kinds", donate_argnames="carry")
-            logits, cache = self._prompts_done(params, row)
-            carry = begin(
-                cache, logits, self._lengths(row), key, **drawing,
-                max_tokens=rollout_config.max_tokens_to_generate,
-            )  # fmt: skip
-            while True:
-                t, _, _, done, tokens, *_ = carry
-                # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
-                text = self._tokenizer.decode(np.asarray(tokens[0, :t]).tolist(), skip_special_tokens=True)
-                over = bool(done[0]) or t == tokens.shape[1]
-                if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
-                    yield text[len(said) :]
-                    said = text
-                if over:
-                    return
-                carry = step(params, self._rest, key, **drawing, carry=carry)
+            yield
 
     def _lengths(self, prompts: np.ndarray) -> np.ndarray:
         """Tokens of left-padded prompts [B, P]: int32 [B]."""
         return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
 
-    def _key(self, seed: jax.Array | None) -> jax.Array:
+    def key(self, seed: jax.Array | None) -> jax.Array:
+        """`seed`, or the key of this call: of the run's seed, the training step, and the call in the step."""
         if seed is not None:
             return seed
         step = self._current_step()
@@ -458,6 +496,11 @@ class MaxTextRollout(BaseRollout):
 
     def update_params(self, params, filter_types=None) -> None:
         """Nothing to do: the model that decodes is the actor itself."""
+
+    @property
+    def rows(self) -> int:
+        """B, rows of one call."""
+        return self._config.global_batch_size_to_load
 
     @property
     def tokenizer(self):

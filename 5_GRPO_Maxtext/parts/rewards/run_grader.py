@@ -114,6 +114,12 @@ THINK_REWARDS = {
 }
 
 
+# %% Episodes of ENVIRONMENT -----------------------------------------------------------------------------
+def episode_return(prompts, completions, **kwargs) -> list[float]:
+    """What the world gave: the rewards of an episode, discounted by GAMMA."""
+    return [episode.to_go[0] for episode in completions]
+
+
 # %% Which rewards a run uses ----------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Grader:
@@ -197,6 +203,24 @@ class Grader:
         return cast.index(max(given, key=given.count)) if given else 0
 
 
+class WorldGrader(Grader):
+    """A grader where nobody but the world pays: what it ended with a reward above 0 is right."""
+
+    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """1 for each `Episode` that is right, else 0."""
+        import numpy as np
+
+        return np.array([float(episode.right) for episode in completions])
+
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """As `score`: bool [N]."""
+        return self.score(completions, answer, data_source, extra_info) >= 1
+
+    def format_right(self, completion) -> bool:
+        """Whether the world ended it: it was not cut off."""
+        return completion.terminated
+
+
 def make_grader(
     rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping[str, str]]
 ) -> Grader:
@@ -217,6 +241,7 @@ def make_grader(
     own = {name: value for name, value in own.items() if name[0] != "_"}
     built_in = {name: getattr(course, name) for name in COURSE_REWARDS}
     built_in |= THINK_REWARDS | {"compute_score": task_rewards.compute_score}
+    built_in |= {"episode_return": episode_return}
     known = {name: function for name, function in (built_in | own).items() if callable(function)}
     names = reward_names(rewards)
     if not names:
@@ -247,7 +272,8 @@ def make_grader(
         for name, function in zip(names, functions)
     ]
     files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
-    return Grader(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
+    kind = WorldGrader if names == [episode_return.__name__] else Grader
+    return kind(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
 
 
 def place_of(error: BaseException) -> str:
@@ -257,24 +283,23 @@ def place_of(error: BaseException) -> str:
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
-def load_file(path: Path) -> ModuleType:
-    """Runs a file of rewards and returns it as a module.
+def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
+    """Runs a reader's own file, which `constant` names, and returns it as a module.
 
     Raises:
         UserError: no such file, or it raises an exception.
     """
-    spec = importlib.util.spec_from_file_location("own_rewards", path)
+    spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
-        raise UserError(f"REWARD_FUNC={path}: not a Python file; give the path of one that ends in .py")
+        raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(
-            f"REWARD_FUNC={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
-        ) from error
+        fault = f"{constant}={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
+        raise UserError(fault) from error
     return module
 
 

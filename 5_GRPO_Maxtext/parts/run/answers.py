@@ -11,6 +11,8 @@ one per token, the end-of-sequence token included:
         "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
         "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
         "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
+
+An episode of ENVIRONMENT also has, per token, "turn" (-1: the world's) and "advantages", and its "rewards".
 """
 
 import json
@@ -93,7 +95,7 @@ def question_rows(
         num_generations: G.
         completions: int32 [N, T], right-padded; the G answers to a question side by side.
         graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].
-        advantages: float [N].
+        advantages: float [N], or [N, T].
         counts: bool [N], whether the answer is in the loss.
         log_prob: float [N, T]; so are the others.
     """
@@ -102,6 +104,12 @@ def question_rows(
         "log_prob": log_prob, "log_prob_after": log_prob_after, "log_prob_reference": log_prob_reference,
     }  # fmt: skip
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
+    if advantages.ndim == 2:  # with RETURN_TO_GO an answer's is that of its first turn
+        per_answer = np.array(
+            [row[text.turn.index(0)] for row, text in zip(advantages, graded["completions"])]
+        )
+    else:
+        per_answer = advantages
     answers = [
         {
             "text": text,
@@ -109,17 +117,18 @@ def question_rows(
             "pieces": token_texts(tokenizer.decode, tokens[i]),
             "points": {name: float(points[i]) for name, points in graded["points"].items()},
             "reward": float(graded["rewards"][i]),
-            "advantage": round(float(advantages[i]), DECIMALS),
+            "advantage": round(float(per_answer[i]), DECIMALS),
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": tokenizer.eos_id() not in tokens[i],
+            "cut_off": not getattr(text, "terminated", tokenizer.eos_id() in tokens[i]),
             "counts": bool(counts[i]),
         }
         | {
             name: None if values is None else rounded(values[i, : len(tokens[i])])
             for name, values in per_token.items()
         }
+        | of_turns(text, advantages[i])
         for i, text in enumerate(graded["completions"])
     ]
     return [
@@ -127,6 +136,15 @@ def question_rows(
         | {"completions": answers[i : i + num_generations]}
         for i in range(0, len(answers), num_generations)
     ]
+
+
+def of_turns(text: str, advantage: np.ndarray) -> dict[str, Any]:
+    """What an answer with turns has beside the others; `advantage` is [], or [T]."""
+    if not hasattr(text, "turn"):
+        return {}
+    advantages = np.broadcast_to(advantage, max(len(text.turn), advantage.size))[: len(text.turn)]
+    own = np.array(text.turn) >= 0
+    return {"turn": text.turn, "rewards": text.rewards, "advantages": rounded(np.where(own, advantages, 0.0))}
 
 
 # %% Log of the answers -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ def refuse(c) -> None:
     """
     names(c)
     combinations(c)
+    with_turns(c)
     paths(c)
     template(c)
     rewards(c)
@@ -81,9 +82,32 @@ def combinations(c) -> None:
             raise UserError(fault)
 
 
+def with_turns(c) -> None:
+    """What does not go with ENVIRONMENT, or not without it."""
+    refused = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OFF_POLICY_STEPS": 0, "OVERLONG_BUFFER": 0}
+    for name, value in refused.items():
+        if c.ENVIRONMENT and getattr(c, name) != value:
+            raise UserError(
+                f"{name}={getattr(c, name)}: does not go with turns (ENVIRONMENT={c.ENVIRONMENT}); "
+                f"set {name}={value}"
+            )
+    if c.RETURN_TO_GO and (not c.ENVIRONMENT or c.ADVANTAGE != "group"):
+        raise UserError(
+            f"RETURN_TO_GO=True: judges turns (ENVIRONMENT={c.ENVIRONMENT or 'empty'}) against their group "
+            f"(ADVANTAGE={c.ADVANTAGE}); name an ENVIRONMENT, or set it to False"
+        )
+    if not c.ENVIRONMENT and "episode_return" in run_grader.reward_names(c.REWARDS):
+        raise UserError(f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT")
+
+
+def rewards_of(c) -> str:
+    """REWARDS; where it is empty and there is a world, what the world gives."""
+    return c.REWARDS or ("episode_return" if c.ENVIRONMENT else "")
+
+
 def paths(c) -> None:
     """Files and folders, as far as their names tell."""
-    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"):
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
             raise UserError(
                 f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "

@@ -24,7 +24,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from parts import settings
 from parts.data import prompts, questions
 from parts.machine import devices, versions
-from parts.model import llama
+from parts.model import llama, turns
 from parts.rewards import run_grader, task_rewards
 from parts.run import checkpoints, checks, memory, run_files, run_folder
 from parts.settings import UserError, find_path, reachable
@@ -163,7 +163,10 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
             raise
         print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
-    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, course, rows)
+    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, rows)
+    if c.ENVIRONMENT:
+        turns.load(c.ENVIRONMENT)
+        print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
     if data and c.EVAL_EVERY:
         (train, source), (validation, _) = data["train"], data["validation"]
         held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)

@@ -78,12 +78,12 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
                 f"({now('correct'):.0%}). Take easier questions ({turn('DATASET')}) or rewards with more "
                 f"steps (reward_func.py), look at the prompt (TEMPLATE), or raise {turn('NUM_GENERATIONS')}"
             )
+    limits = turn(*["MAX_TURNS"] * bool(constants.get("ENVIRONMENT")), "TOTAL_GENERATION_STEPS")
     if now("cut_off") >= NEVER_STOPS and at_first("cut_off") >= NEVER_STOPS:
         found["never_stops"] = (
             f"{now('cut_off'):.0%} of the answers never end, from the first step on: a wrong chat template, "
             "or an end-of-sequence token that the model has not learned to write. Look at the tokenizer of "
-            f"{turn('MODEL')} and at TEMPLATE; if answers are simply longer, raise "
-            f"{turn('TOTAL_GENERATION_STEPS')}"
+            f"{turn('MODEL')} and at TEMPLATE; if answers are simply longer, raise {limits}"
         )
     elif now("length") >= LONGER * at_first("length"):
         found["longer"] = (
@@ -95,7 +95,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
     elif now("cut_off") >= OFTEN_CUT:
         found["cut_off"] = (
             f"{now('cut_off'):.0%} of the answers are cut off at the limit, and graded without their end: "
-            f"raise {turn('TOTAL_GENERATION_STEPS')}, or leave them out of the loss (MASK_OVERLONG)"
+            f"raise {limits}, or leave them out of the loss (MASK_OVERLONG)"
         )
     if now("kl") >= KL_HIGH:
         found["kl"] = (

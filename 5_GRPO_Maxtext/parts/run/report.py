@@ -17,7 +17,7 @@ from parts.data import questions
 from parts.machine import process
 from parts.model import llama, lora
 from parts.plain_text import fenced, shown, table_cell
-from parts.run import answers, checkpoints, evaluation, page, train_log
+from parts.run import answers, checkpoints, episodes, evaluation, page, train_log
 from parts.run.run_files import read_object
 from parts.run.run_folder import Run
 
@@ -240,6 +240,8 @@ def write(
     print(f"\n{table}\n\n{by_data_source}{flips}\n\n{shown(sample)}\n\n{training}\n\n{best}", end="")
     print(f"report: {folder}/report.md, picture: {folder}/report.png, total {seconds:.0f} s")
     print(f"every answer: open {path} in a browser")
+    if c.ENVIRONMENT:
+        print(f"turn by turn: open {episodes.write(folder)} in a browser")
     print(f"curves: tensorboard --logdir {shlex.quote(f'{folder}/tensorboard')}")
     if c.PROFILE_DIR and any(epath.Path(c.PROFILE_DIR).glob("plugins/profile/*/*")):
         print(f"trace of one step: tensorboard --logdir {shlex.quote(c.PROFILE_DIR)}")

@@ -1,0 +1,360 @@
+"""The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
+
+    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py                  # every run one after another
+    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; goes on
+
+Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
+run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
+are explained in folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the episodes of its
+first step are the untrained model's. Every figure of an episode is computed from its moves and the rules of
+the grid. Processor seconds count all threads: with two cores free, a run takes at least half as many.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent
+ROOT = FOLDER.parent
+ASSETS = FOLDER / "assets"
+sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning"), str(ROOT / "benchmarks")]
+
+import jax
+import matplotlib
+import numpy as np
+from machine import processor
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import grpo_llama3_1_8b_demo as demo
+from parts import loss_variants, settings
+from parts.machine import process
+from parts.model import llama, turns
+from parts.rewards.run_grader import load_file
+
+world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
+GAMMA = 0.99  # chapter 1's
+STEPS = 30
+COMMON = (
+    f"ENVIRONMENT=examples/grid/grid_world.py MODEL=tiny_grid DATASET=examples/grid/plain GAMMA={GAMMA} "
+    "NUM_ITERATIONS=1 LEARNING_RATE=1e-3 MAX_PROMPT_LENGTH=5 TOTAL_GENERATION_STEPS=48 MAX_TURNS=8 "
+    f"BATCH_SIZE=15 BETA=0.0 NUM_BATCHES={STEPS} EVAL_EVERY=0 EVAL_CONFIG=greedy NUM_TEST_QUESTIONS=15 "
+    f"LOG_ANSWERS_EVERY=10 SAVE_INTERVAL_STEPS={STEPS}"
+)
+LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
+PLAIN_MASK = "mask = (drawn.turn[:, :width] >= 0) & counts[:, None]"
+ADVANTAGE = "advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)"
+HEARD = "self.fed.extend(tokens)"
+# By name: seeds, constants, and what is changed in the text of the main script, or of parts/model/turns.py.
+VARIANTS = {
+    "episode": (range(5), "", ()),
+    "return to go": (range(5), "RETURN_TO_GO=True", ()),
+    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ()),
+    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ()),
+    "the world's tokens trained": (
+        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace("(drawn.turn[:, :width] >= 0)",
+                                                       "(np.arange(width) < drawn.lengths[:, None])")),),
+    ),
+    "only the last turn trained": (
+        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace(">= 0", "== drawn.turn.max(axis=1, keepdims=True)")),),
+    ),
+    "groups of different starts": (
+        range(3), "",
+        ((ADVANTAGE, "advantages = use.advantage(drawn.rewards.reshape(c.BATCH_SIZE, -1).T.ravel(), "
+                     "c.BATCH_SIZE).reshape(-1, c.BATCH_SIZE).T.ravel()"),),
+    ),
+    "padding between turns": (
+        range(3), "", ((HEARD, "self.fed.extend([self.tokenizer.pad_id()] * 2 + tokens)"),),
+    ),
+}  # fmt: skip
+
+
+# %% Runs -----------------------------------------------------------------------------------------------
+def changed(module: types.ModuleType, changes) -> types.ModuleType:
+    """A copy of a module with pieces of its text replaced; each has to stand there once."""
+    text = Path(module.__file__).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    copy = types.ModuleType(module.__name__)
+    copy.__file__ = module.__file__
+    sys.modules[copy.__name__] = copy  # dataclasses look a class's module up by name
+    try:
+        exec(compile(text, module.__file__, "exec"), vars(copy))
+    finally:
+        sys.modules[module.__name__] = module
+    return copy
+
+
+def run(name: str, seed: int, constants: str, changes, folder: Path) -> dict[str, Any]:
+    """One run of the main script, unless it has been; the line for the table."""
+    arguments = f"{COMMON} {constants} SEED={seed}".split()
+    done = folder / "seconds.json"
+    if not done.exists():
+        print(f"\n{name}: python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}", flush=True)
+        of_turns = [change for change in changes if change[0] == HEARD]
+        script = changed(demo, [change for change in changes if change not in of_turns])
+        script.turns = changed(turns, of_turns)
+        clock, started = time.process_time(), time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            script.main([*arguments, f"RUN_DIR={folder}"])
+        seconds = {"processor_seconds": time.process_time() - clock, "seconds": time.perf_counter() - started}
+        done.write_text(json.dumps(seconds | {"date": time.strftime("%Y-%m-%d"), "machine": processor()}))
+        (folder / "said.txt").write_text(said.getvalue())
+    command = f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}"
+    return {"variant": name, "seed": seed, "command": command} | json.loads(done.read_text())
+
+
+# %% Episodes -------------------------------------------------------------------------------------------
+OPTIMA = {name: world.q_star(name, GAMMA) for name in ("", "slippery", "walls")}
+
+
+def best(name: str, cell: tuple[int, int]) -> float:
+    """V* of a cell."""
+    return max(OPTIMA[name][cell, move] for move in world.MOVES)
+
+
+def optimum(name: str) -> float:
+    """The optimal return, mean over the starts."""
+    return float(np.mean([best(name, start) for start in world.starts(name)]))
+
+
+def moves_of(question: str, text: str) -> Iterator[tuple[tuple[int, int], str]]:
+    """Cell and move, "" for a word that is none, of each turn of an episode's text."""
+    cell, said = world.read(question)[1], text.split("\n")
+    for i in range(0, len(said), 2):
+        yield cell, said[i] if said[i] in world.MOVES else ""
+        if i + 1 < len(said):
+            cell = world.read(said[i + 1])[1]
+
+
+def judged(question: str, text: str, rewards: list[float]) -> dict[str, float]:
+    """Return and its share of the optimum, regret per move, whether the goal was reached, of one episode."""
+    name, start = world.read(question)
+    pairs = [*moves_of(question, text)]
+    regrets = [best(name, cell) - OPTIMA[name][cell, move] for cell, move in pairs]
+    gained = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
+    return {"return": gained, "share": gained / best(name, start), "regret": float(np.mean(regrets)),
+            "goal": float(rewards[-1] > 0), "moves": len(pairs)}  # fmt: skip
+
+
+def kept_steps(folder: Path) -> dict[int, list[tuple[str, dict[str, float]]]]:
+    """Question and `judged` of every episode of the steps that a run kept."""
+    steps: dict[int, list] = {}
+    for line in (folder / "answers.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for answer in row["completions"]:
+            found = judged(row["question"], answer["text"], answer["rewards"])
+            steps.setdefault(row["step"], []).append((row["question"], found))
+    return steps
+
+
+def greedy(folder: Path, when: str) -> list[float]:
+    """Share of the optimum of the greedy walk from each start, before or after training.
+
+    On the slippery grid NaN: its rewards follow from slips that the text does not tell.
+    """
+    result, shares = json.loads((folder / f"{when}.json").read_text()), []
+    for asked, text in zip(result["asked"], result["completions"], strict=True):
+        walked, rewards = world.Environment(), []
+        walked.reset(asked["question"], np.random.default_rng(0))
+        for cell, move in moves_of(asked["question"], text):
+            walked.place = cell
+            rewards.append(walked.step(move)[1])
+        slips = world.read(asked["question"])[0] in world.SLIP
+        shares.append(math.nan if slips else judged(asked["question"], text, rewards)["share"])
+    return shares
+
+
+def table_of_runs(runs: Path) -> list[dict[str, Any]]:
+    """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv; the curves."""
+    lines, curves, starts = [], [], []
+    for name, (seeds, constants, changes) in VARIANTS.items():
+        for seed in seeds:
+            folder = runs / f"{name.replace(' ', '_')}_{seed}"
+            line = run(name, seed, constants, changes, folder)
+            steps = kept_steps(folder)
+            for when, step in (("before", 1), ("after", STEPS)):
+                episodes = [found for _, found in steps[step]]
+                line |= {
+                    f"{when}_{key}": round(np.mean([e[key] for e in episodes]), 4) for key in episodes[0]
+                }
+                by_start = {q: [f["share"] for question, f in steps[step] if question == q]
+                            for q, _ in steps[step]}  # fmt: skip
+                line[f"{when}_worst_start"] = round(min(np.mean(v) for v in by_start.values()), 4)
+                line[f"{when}_greedy_worst_start"] = round(min(greedy(folder, when)), 4)
+                starts += [{"variant": name, "seed": seed, "when": when, "start": q,
+                            "share": round(np.mean(v), 4), "optimum": round(best(*world.read(q)), 3)}
+                           for q, v in sorted(by_start.items())]  # fmt: skip
+            with open(folder / "train_log.csv", newline="") as file:
+                log = list(csv.DictReader(file))
+            said = (folder / "said.txt").read_text() + (folder / "report.md").read_text()
+            line["health"] = " | ".join(
+                sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
+            )
+            line["tokens_drawn"] = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
+            lines.append(line)
+            curves += [{"variant": name, "seed": seed} | {key: row[key] for key in CURVES} for row in log]
+    write("turns.csv", lines)
+    write("turns_curves.csv", curves)
+    write("turns_starts.csv", starts)
+    return curves
+
+
+CURVES = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
+
+
+def write(name: str, lines: list[dict[str, Any]]) -> None:
+    """Writes a table into the assets of folder 5."""
+    with open(ASSETS / name, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+# %% Credit ---------------------------------------------------------------------------------------------
+GROUPS = (4, 8, 16)
+CALLS = 8  # of 15 starts x 16 walks
+
+
+def table_of_credit(runs: Path) -> None:
+    """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
+    table = runs / "credit.json"
+    if not table.exists():
+        c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
+        folder, hf = llama.load_hf_config(c.MODEL)
+        tokenizer = llama.load_tokenizer(folder)
+        cluster = demo.make_cluster(c, folder, hf, tokenizer, lambda **rest: demo.sampling(c, **rest))
+        questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
+        prompts = [tokenizer.bos_token + question for question in questions]
+        lines = []
+        for call in range(CALLS):
+            config = demo.sampling(c, seed=jax.random.key(1_000 + call))
+            output = turns.walk(c, cluster.rollout, prompts, questions, config)
+            for G in GROUPS:
+                lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
+        table.write_text(json.dumps(lines))
+    write("turns_credit.csv", json.loads(table.read_text()))
+
+
+def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
+    """Correlations with A*, over all moves of these walks, in groups of G."""
+    returns = np.array([episode.to_go[0] for episode in output.text])
+    turn = turns.turns_of(output, 48)
+    drawn = types.SimpleNamespace(
+        texts=output.text, turn=turn, rewards=returns, points={"episode_return": returns}
+    )
+    kinds = {
+        "episode": np.broadcast_to(demo.group_advantage(returns, G)[:, None], turn.shape),
+        "return to go": loss_variants.turn_advantage(drawn, G),
+    }
+    first = [{k: episode.turn.index(k) for k in range(len(episode.rewards))} for episode in output.text]
+    for kind, advantages in kinds.items():
+        given, right = [], []
+        for i, (question, episode) in enumerate(zip(questions, output.text, strict=True)):
+            for k, (cell, move) in enumerate(moves_of(question, episode)):
+                if k in first[i]:
+                    given.append(advantages[i, first[i][k]])
+                    right.append(OPTIMA[""][cell, move] - best("", cell))
+        yield {"advantage": kind, "correlation": round(float(np.corrcoef(given, right)[0, 1]), 4),
+               "moves": len(given)}  # fmt: skip
+
+
+# %% Price ----------------------------------------------------------------------------------------------
+def table_of_price(runs: Path, curves: list[dict[str, Any]]) -> None:
+    """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
+    import Q_Learning
+
+    c = Q_Learning.Constants(GAMMA=GAMMA, NUM_EPISODES=4_000, LOG_EVERY=10)
+    lines = []
+    for seed in range(5):
+        started = time.process_time()
+        _, log, tables = Q_Learning.train(c, np.random.default_rng(seed))
+        seconds = time.process_time() - started
+        good = np.array([worst_of_table(Q) for Q in tables]) >= 0.95
+        at = int(np.flatnonzero(good)[0])
+        moves = round(float((log[: at + 1, 3] * c.LOG_EVERY).sum()))
+        lines.append({"who": "Q-learning", "seed": seed, "numbers": 64, "episodes": int(log[at, 0]),
+                      "moves": moves, "tokens": 0, "seconds": round(seconds * moves / log[:, 3].sum()
+                      / c.LOG_EVERY, 3)})  # fmt: skip
+    for name in ("episode", "return to go"):
+        for seed in VARIANTS[name][0]:
+            rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
+            means = [
+                np.mean([float(r["reward"]) for r in rows[max(0, i - 2) : i + 1]]) for i in range(len(rows))
+            ]
+            at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
+            if at is None:
+                continue
+            tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
+            moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
+            line = json.loads((runs / f"{name.replace(' ', '_')}_{seed}" / "seconds.json").read_text())
+            lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
+                          "episodes": 120 * (at + 1), "moves": round(moves), "tokens": round(tokens),
+                          "seconds": round(line["processor_seconds"] * (at + 1) / STEPS, 1)})  # fmt: skip
+    write("turns_price.csv", lines)
+
+
+def worst_of_table(Q: np.ndarray) -> float:
+    """The greedy policy's smallest share of the optimum, over the starts."""
+    shares = []
+    for start in world.starts(""):
+        cell, gained = start, 0.0
+        for k in range(16):
+            move = world.MOVES[list(world.MOVES)[int(Q[cell[0] * 4 + cell[1]].argmax())]]
+            cell = world.moved("", cell, move)
+            gained += GAMMA**k * (world.GOAL_REWARD if cell == world.GOAL else world.STEP_REWARD)
+            if cell == world.GOAL:
+                break
+        shares.append(gained / best("", start))
+    return min(shares)
+
+
+# %% Picture --------------------------------------------------------------------------------------------
+def draw(curves: list[dict[str, Any]]) -> None:
+    """Return against the optimum: the two kinds of credit, and the mistakes."""
+    figure, halves = plt.subplots(1, 2, figsize=(12, 4.4), sharey=True, layout="constrained")
+    names = list(VARIANTS)
+    for axes, shown in zip(halves, (names[:4], [names[0], *names[4:]])):
+        for name in shown:
+            of_seed = [[float(r["reward"]) for r in curves if r["variant"] == name and r["seed"] == seed]
+                       for seed in VARIANTS[name][0]]  # fmt: skip
+            values = np.array(of_seed)
+            [line] = axes.plot(np.arange(1, STEPS + 1), values.mean(axis=0), label=name, lw=1.6)
+            axes.fill_between(np.arange(1, STEPS + 1), values.min(axis=0), values.max(axis=0),
+                              color=line.get_color(), alpha=0.15, lw=0)  # fmt: skip
+        axes.axhline(optimum(""), color="black", lw=0.8, ls="--", label="optimum of the plain grid")
+        axes.set(xlabel="step (120 episodes each)", ylim=(-10, 100))
+        axes.legend(frameon=False, loc="lower right")
+    halves[0].set(ylabel="return, mean over all starts")
+    figure.savefig(ASSETS / "turns.png", dpi=110, facecolor="white")
+    plt.close(figure)
+
+
+def main(runs: Path) -> None:
+    """All tables and the picture."""
+    settings.quiet()
+    process.keep_compiled()
+    runs.mkdir(parents=True, exist_ok=True)
+    table_of_credit(runs)
+    curves = table_of_runs(runs)
+    table_of_price(runs, curves)
+    draw(curves)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1].removeprefix("RUNS=")).resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder))

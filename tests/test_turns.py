@@ -1,0 +1,637 @@
+"""Turns: what a model draws and a world answers, against one full pass, brute force, and chapter 1's grid."""
+
+import csv
+import functools
+import hashlib
+import itertools
+import json
+import shutil
+from types import SimpleNamespace
+
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.stats import chisquare
+from short_runs import load_weights, run_here
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+
+import grpo_llama3_1_8b_demo as demo
+import inference
+from parts import loss_variants, settings
+from parts.data.prompts import to_prompt
+from parts.model import llama, rollout, turns
+from parts.rewards.run_grader import load_file
+from parts.run import checks, episodes, health
+from parts.run.run_files import read_log
+from parts.settings import HERE, UserError
+from tools import pass_at_k
+
+ROOT = HERE.parent
+GRID = "examples/grid/grid_world.py"
+T, TURNS, ROWS = 30, 5, 32  # tokens and turns of an episode here, rows of a call
+world = load_file(HERE / GRID, "ENVIRONMENT")
+
+
+def constants(*arguments):
+    c = settings.read(demo.Constants, (f"ENVIRONMENT={GRID}", f"MAX_TURNS={TURNS}", *arguments))
+    checks.refuse(c)
+    return c
+
+
+@functools.cache
+def engine(model="tiny_grid", rows=ROWS):
+    folder, hf = llama.load_hf_config(model)
+    tokenizer = llama.load_tokenizer(folder)
+    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=T)
+    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+    return rollout.MaxTextRollout(
+        actor, TokenizerAdapter(tokenizer), mesh, sampling(), maxtext_config=config, hf=hf,
+        current_step=lambda: 0, seed=0,
+    )  # fmt: skip
+
+
+def sampling(seed=0, temperature=1.0):
+    config = dict(temperature=temperature, top_p=1.0, top_k=-1)
+    return rollout.rollout_config(config, prompt_tokens=28, new_tokens=T, seed=jax.random.key(seed))
+
+
+def walk(questions, *arguments, seed=0, model="tiny_grid", temperature=1.0, rows=ROWS):
+    made = engine(model, rows)
+    prompts = [
+        to_prompt(made.tokenizer.tokenizer, q, template="{question}", system_prompt="") for q in questions
+    ]
+    return turns.walk(constants(*arguments), made, prompts, questions, sampling(seed, temperature))
+
+
+def one_pass(made, output):
+    """Logits [N, T, V] that predict each token, from one uncached pass over whole rows."""
+    completions = rollout.right_padded(output.tokens, T, made.pad_id(), np.int32)
+    tokens = np.concatenate([output.left_padded_prompt_tokens, completions], axis=1)
+    mask = tokens != made.pad_id()
+    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    causal = mask[:, None, :] & np.tril(np.ones((tokens.shape[1],) * 2, bool))
+    forward = jax.jit(lambda model, *inputs: model(*inputs)[0])
+    with made._mesh:
+        logits = forward(made.model(), jnp.array(tokens), jnp.array(positions), None, jnp.array(causal))
+    return np.array(logits)[:, -T - 1 : -1]
+
+
+QUESTIONS = [
+    f"{kind}row {1 + i % 3} column {1 + i % 4}" for i, kind in enumerate(["", "slippery ", "walls "] * 9)
+]
+
+
+# --- the row
+
+
+@pytest.mark.parametrize("model", ["tiny_grid", "tiny_llama"])
+def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
+    output = walk(QUESTIONS, model=model, temperature=0.7)
+    logits = one_pass(engine(model), output)
+    logits[..., engine(model).pad_id()] = -np.inf  # never drawn
+    expected = np.asarray(jax.nn.log_softmax(logits / 0.7))
+    of_turn = turns.turns_of(output, T)
+    for i, (tokens, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
+        at = np.flatnonzero(of_turn[i] >= 0)
+        found = expected[i, at, tokens[at]]
+        # two programs sum float32 in another order; the tiny Llama's logits as in test_rollout.py
+        np.testing.assert_allclose(log_prob[at], found, atol=1e-5 if model == "tiny_grid" else 2e-4)
+        assert not log_prob[np.flatnonzero(of_turn[i, : len(tokens)] < 0)].any()  # never drawn
+    assert of_turn.max() == TURNS - 1 or model == "tiny_llama"
+
+
+def test_a_row_is_what_was_said_without_a_gap():
+    """Each action and observation again from the tokens, and the world walked again from the actions."""
+    output, made = walk(QUESTIONS), engine()
+    decode = functools.partial(made.tokenizer.decode, skip_special_tokens=True)
+    for question, episode, tokens in zip(QUESTIONS, output.text, output.tokens, strict=True):
+        assert len(episode.turn) == len(tokens) and made.pad_id() not in tokens
+        pairs = itertools.groupby(zip(episode.turn, tokens, strict=True), key=lambda pair: pair[0])
+        pieces = [(turn, [token for _, token in pair]) for turn, pair in pairs]
+        assert [decode(ids) for _, ids in pieces] == episode.split("\n")
+        assert [turn for turn, _ in pieces if turn >= 0] == list(range(max(episode.turn) + 1))
+        if question.startswith("slippery"):
+            continue
+        again, said = world.Environment(), ()
+        again.reset(question, np.random.default_rng(0))
+        for k, (turn, ids) in enumerate(pieces):
+            if turn < 0:
+                assert decode(ids) == said[0]
+            elif k < len(pieces) - 1:
+                assert ids[-1] == made.eos_id() and made.eos_id() not in ids[:-1]
+                said = again.step(decode(ids))
+    ended = turns.ended(output, made.eos_id())
+    assert 0 < ended.sum() < len(QUESTIONS)
+    for episode, over in zip(output.text, ended, strict=True):
+        assert (episode.rewards[-1] == 100) == over == episode.right
+        assert over or len(episode.rewards) == TURNS or len(episode.turn) == T
+
+
+def test_tokens_are_drawn_with_the_policys_frequencies_at_each_turn():
+    """The first token of turns 0, 1 and 2, given what was said until then: chi-square against one pass."""
+    made = engine(rows=256)
+    outputs = [walk(["row 2 column 2"] * 256, seed=seed, rows=256) for seed in range(3)]
+    seen = {}  # what stands before a turn: the tokens drawn there
+    for output in outputs:
+        for episode, tokens in zip(output.text, output.tokens, strict=True):
+            for turn in range(min(3, max(episode.turn) + 1)):
+                at = episode.turn.index(turn)
+                seen.setdefault((turn, tuple(tokens[:at].tolist())), []).append(int(tokens[at]))
+    tested = []
+    for turn in range(3):
+        (_, before), drawn = max(
+            (item for item in seen.items() if item[0][0] == turn), key=lambda i: len(i[1])
+        )
+        row = SimpleNamespace(tokens=[[*before, made.eos_id()]])
+        row.left_padded_prompt_tokens = outputs[0].left_padded_prompt_tokens[:1]
+        logits = one_pass(made, row)[0, len(before)].astype(float)
+        logits[made.pad_id()] = -np.inf
+        expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() * len(drawn)
+        counts = np.bincount(drawn, minlength=len(expected))
+        common = expected >= 5  # chi-square needs 5 a cell; the rest is one cell
+        observed, wanted = counts[common], expected[common]
+        rest = expected[~common].sum()
+        observed, wanted = [*observed, counts[~common].sum()], [*wanted, rest]
+        if rest < 5:
+            observed, wanted = observed[:-1], np.array(wanted[:-1]) * sum(observed[:-1]) / sum(wanted[:-1])
+        assert len(observed) > 2 and len(drawn) >= 20 * (turn < 2)
+        # the seeds are fixed; a right sampler fails with probability 0.001
+        assert chisquare(observed, wanted).pvalue > 1e-3, turn
+        tested.append(len(drawn))
+    assert tested[0] == 768 > tested[1]
+
+
+def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_path):
+    draws = (
+        "    def reset(self, question, rng): return f'row {1 + rng.integers(4)}'\n    def step(self, a): pass"
+    )
+    for path in (GRID, written(tmp_path, draws.replace("pass", "return '', 0.0, True, False"))):
+        questions = ["slippery row 1 column 1"] * 16
+        walks = [walk(questions, f"ENVIRONMENT={path}", seed=seed).text for seed in (1, 1, 2)]
+        assert walks[0] == walks[1] != walks[2]
+        assert [e.rewards for e in walks[0]] == [e.rewards for e in walks[1]]
+    assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
+
+
+# --- what is trained
+
+
+class Given(nnx.Module):
+    """A language model whose logits are given."""
+
+    def __init__(self, logits):
+        self.logits = nnx.Param(logits)
+
+    def __call__(self, *tokens, **named):
+        return self.logits[...], None
+
+
+def free_logits(output):
+    """A `Batch` of the episodes, and the loss on the page as a function of every token's logits."""
+    c = constants("NUM_GENERATIONS=3", "BATCH_SIZE=9", "BETA=0.1", f"TOTAL_GENERATION_STEPS={T}")
+    made = engine()
+    batch = demo.Batch(
+        prompt_ids=output.left_padded_prompt_tokens,
+        completion_ids=rollout.right_padded(output.tokens, T, made.pad_id(), np.int32),
+        completion_mask=turns.turns_of(output, T) >= 0,
+        advantages=np.random.default_rng(0).normal(size=len(output.text)).astype(np.float32),
+        sampler_log_prob=rollout.right_padded(output.logprobs, T, 0.0, np.float32),
+        ref_log_prob=np.full((len(output.text), T), -2.0, np.float32),
+    )
+    P = batch.prompt_ids.shape[1]
+
+    def loss(logits):  # [N, T, V]
+        padded = jnp.pad(logits, ((0, 0), (P - 1, 1), (0, 0)))
+        return demo.grpo_loss(Given(padded), batch, c.BETA, 1.0, len(output.text), c, made.pad_id())[0]
+
+    return batch, loss
+
+
+def test_the_gradient_is_exactly_zero_at_the_worlds_tokens():
+    output = walk(QUESTIONS)
+    batch, loss = free_logits(output)
+    logits = np.random.default_rng(1).normal(size=(*batch.completion_ids.shape, 19)).astype(np.float32)
+    gradient = np.abs(np.asarray(jax.grad(loss)(jnp.array(logits)))).max(axis=-1)  # [N, T]
+    of_turn = turns.turns_of(output, T)
+    worlds = np.array([np.arange(T) < len(ids) for ids in output.tokens]) & (of_turn < 0)
+    assert worlds.sum() > 100 and (gradient[worlds] == 0).all()
+    assert (gradient[of_turn >= 0] > 0).all()
+
+
+def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
+    """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
+    fed, update = [], demo.update
+
+    def recorded(graphdef, weights, frozen, moments, batch, *rest):
+        fed.extend(zip(*(np.asarray(x[0]) for x in (batch.completion_mask, batch.advantages)), strict=True))
+        return update(graphdef, weights, frozen, moments, batch, *rest)
+
+    monkeypatch.setattr(demo, "update", recorded)
+    said = run_here(tmp_path, *SHORT, "RETURN_TO_GO=True", "NUM_BATCHES=2")
+    assert "answers right" in said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    episodes = [answer for row in rows for answer in row["completions"]]
+    for answer, (mask, advantages) in zip(episodes, fed, strict=True):
+        of_turn = np.array(answer["turn"])
+        assert len(of_turn) == len(answer["tokens"]) == len(answer["pieces"])
+        np.testing.assert_array_equal(np.flatnonzero(mask), np.flatnonzero(of_turn >= 0))
+        np.testing.assert_allclose(answer["advantages"], advantages[: len(of_turn)], atol=1e-5)  # rounded
+        assert not advantages[~mask].any() and answer["advantages"][0] == answer["advantage"]
+        assert answer["cut_off"] == (answer["rewards"][-1] < 0)
+        gained = sum(r * 0.9**k for k, r in enumerate(answer["rewards"]))
+        np.testing.assert_allclose(answer["reward"], gained, atol=1e-6)
+    assert np.ptp([answer["advantage"] for answer in episodes]) > 1
+
+
+SHORT = [
+    f"ENVIRONMENT={GRID}", "MODEL=tiny_grid", "DATASET=examples/grid/plain", "MAX_PROMPT_LENGTH=6",
+    "TOTAL_GENERATION_STEPS=24", "MAX_TURNS=4", "GAMMA=0.9", "BATCH_SIZE=4", "NUM_GENERATIONS=4",
+    "NUM_TEST_QUESTIONS=8", "EVAL_EVERY=0", "BETA=0.0", "EVAL_CONFIG=liberal", "LOG_ANSWERS_EVERY=1",
+    "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1",
+]  # fmt: skip
+
+
+# --- credit
+
+
+def rewarded(*rewards, gamma=1.0):
+    to_go = [sum(gamma**j * r for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
+    return turns.Episode("", to_go=to_go, rewards=list(rewards))
+
+
+def test_return_to_go_is_discounted_from_the_turn_on():
+    output = walk(QUESTIONS, "GAMMA=0.9")
+    for found in output.text:
+        expected = rewarded(*found.rewards, gamma=0.9).to_go
+        np.testing.assert_allclose(found.to_go[: len(expected)], expected)
+        assert len(found.to_go) == max(found.turn) + 1
+
+
+def test_a_turn_is_judged_against_the_same_turn_of_its_group():
+    """By plain loops; the second group has episodes of one, two and three turns, and another reward, too."""
+    texts = [rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1),
+             rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]  # fmt: skip
+    turn = np.array([[0, -1, 1, -1]] * 3 + [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]])
+    own = np.array([e.to_go[0] for e in texts])
+    other = np.array([0.0, 2, 0, 0, 0, 5])
+    drawn = SimpleNamespace(
+        texts=texts, turn=turn, rewards=own + other, points={"episode_return": own, "other": other}
+    )
+    found = loss_variants.turn_advantage(drawn, 3)
+    for group in ([0, 1, 2], [3, 4, 5]):
+        values = {(i, k): g + other[i] for i in group for k, g in enumerate(texts[i].to_go)}
+        means = {k: np.mean([v for (_, j), v in values.items() if j == k]) for _, k in values}
+        squares = [(v - means[k]) ** 2 for (_, k), v in values.items()]
+        std = np.sqrt(sum(squares) / (len(squares) - len(means)))
+        for i, t in itertools.product(group, range(4)):
+            k = turn[i, t]
+            expected = 0 if k < 0 else (values[i, k] - means[k]) / (std + 1e-6)
+            np.testing.assert_allclose(found[i, t], expected, atol=1e-9)
+    plain = loss_variants.turn_advantage(drawn, 3, by_std=False)
+    np.testing.assert_allclose(plain[3], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
+
+
+def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
+    texts = [rewarded(-1, 100), rewarded(-1, -1)]
+    drawn = SimpleNamespace(
+        texts=texts, turn=np.array([[0, 1]] * 2), rewards=np.array([0.0, 4]), points={"other": [0.0, 4]}
+    )
+    np.testing.assert_allclose(loss_variants.turn_advantage(drawn, 2, by_std=False), [[-2, -2], [2, 2]])
+
+
+# --- the grid
+
+
+def test_the_grid_is_chapter_1s():
+    """Every move from every cell, and the optimum, against folder 1's own."""
+    chapter = folders.load("1_Q_Learning", "grid")
+    c = folders.load("1_Q_Learning", "Q_Learning").Constants()
+    theirs, ours = chapter.value_iteration(c), world.q_star("", c.GAMMA)
+    for state, (action, name) in itertools.product(range(15), enumerate(chapter.ACTIONS)):
+        cell = divmod(state, 4)
+        here = world.Environment()
+        here.reset(world.in_words(cell), np.random.default_rng(0))
+        observation, reward, terminated, truncated = here.step(name)
+        next_state, expected, reached = chapter.step(c, state, action)
+        assert (observation, reward, terminated) == (world.in_words(divmod(next_state, 4)), expected, reached)
+        assert not truncated and world.read(observation)[1] == divmod(next_state, 4)
+        np.testing.assert_allclose(ours[cell, name], theirs[state, action], atol=1e-9)
+    assert len(ours) == 15 * 5  # with the move that is none
+
+
+def test_slips_and_walls():
+    chances, here = [], world.Environment()
+    for seed in range(2000):
+        here.reset("slippery row 2 column 2", np.random.default_rng(seed))
+        chances.append(here.step("down")[0])
+    found = np.mean(np.array(chances) == "row 3 column 2")
+    assert abs(found - 0.85) < 0.025  # 0.8 + 0.2 / 4; three standard errors of 2,000
+    here.reset("walls row 1 column 2", np.random.default_rng(0))
+    assert here.step("down")[0] == "row 1 column 2" and here.step("wait")[0] == "row 1 column 2"
+    values = world.q_star("walls", 1.0)
+    assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8  # nine moves around the walls
+
+
+def test_the_shipped_model_has_its_checksums_and_is_small():
+    lines = (HERE / "tiny_grid.sha256").read_text().splitlines()
+    recorded = dict(reversed(line.split("  ")) for line in lines)
+    assert recorded == {
+        f"tiny_grid/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in (HERE / "tiny_grid").iterdir()
+    }
+    assert sum(p.stat().st_size for p in (HERE / "tiny_grid").iterdir()) < 1.5e6
+    tokenizer = llama.load_tokenizer(HERE / "tiny_grid")
+    for text in ("slippery row 2 column 3", "walls row 4 column 1", "down"):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+# --- other interfaces: a tool inside of one message, a chat template
+
+
+def written(tmp_path, body, name="mine.py"):
+    path = tmp_path / name
+    path.write_text(f"import time\nclass Environment:\n{body}\n")
+    return str(path)
+
+
+TOOL = """
+    STOP = "7"
+    def reset(self, question, rng):
+        self.calls = []
+        return "row 1" if "2" in question else ""
+    def step(self, action):
+        self.calls.append(action)
+        return " column 4", float(len(self.calls)), False, False
+"""
+
+
+def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
+    """The tiny Llama, hot: it writes a 7 now and then. STOP ends an action, its own end the episode."""
+    questions = ["How many books are there?"] * 16 + ["2 books"] * 16
+    output = walk(questions, f"ENVIRONMENT={written(tmp_path, TOOL)}", model="tiny_llama", temperature=20.0)
+    made = engine("tiny_llama")
+    heard = made.tokenizer.encode(" column 4", add_special_tokens=False)
+    first = made.tokenizer.encode("row 1", add_special_tokens=False)
+    found = 0
+    for question, text, tokens in zip(questions, output.text, output.tokens, strict=True):
+        begin = len(first) if "2" in question else 0
+        assert tokens[:begin].tolist() == first[:begin] and set(text.turn[:begin]) <= {-1}
+        for t in range(begin, len(tokens)):
+            stops = made.tokenizer.decode([tokens[t]]).endswith("7") and text.turn[t] >= 0
+            if stops and len(tokens) - t - 1 > len(heard) and max(text.turn[: t + 1]) < TURNS - 1:
+                assert tokens[t + 1 : t + 1 + len(heard)].tolist() == heard
+                assert set(text.turn[t + 1 : t + 1 + len(heard)]) == {-1}
+                assert text.turn[t + 1 + len(heard)] == text.turn[t] + 1
+                found += 1
+            ends = tokens[t] == made.eos_id()
+            assert not ends or t == len(tokens) - 1
+        assert not text.terminated and not text.right
+    assert found > 3
+
+
+def test_what_stands_around_an_observation_is_the_chat_templates():
+    tokenizer = llama.load_tokenizer(HERE / "tiny_grid")
+    assert turns.around_observation(TokenizerAdapter(tokenizer)) == ("", "")
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|eot_id|>\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    around = turns.around_observation(TokenizerAdapter(tokenizer))
+    assert around == ("\n[user]", "<|eot_id|>\n[assistant]")  # the model has written <|eot_id|> itself
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(UserError, match="leaves messages out"):
+        turns.around_observation(TokenizerAdapter(tokenizer))
+
+
+# --- a world at fault
+
+FAULTS = {
+    "    x = 1": "has no class Environment with reset and step",
+    "    def __init__(self): raise KeyError('no\\n world')\n    def reset(self): pass\n    step = reset":
+        "Environment() raised KeyError: 'no\\n world'",
+    "    def reset(self, question, rng): return 1 / 0\n    step = reset": "reset raised ZeroDivisionError",
+    "    def reset(self, question, rng): pass\n    step = reset": "reset returned the observation None",
+} | {
+    f"    def reset(self, question, rng): return ''\n    def step(self, action): {body}": message
+    for body, message in {
+        "exit(3)": "step raised SystemExit: 3",
+        "time.sleep(60)": "step raised TimeoutError: took more than 0.3 s",
+        "return 'x'": "step returned 'x'; return observation, reward, terminated, truncated",
+        "return None, 0, False, False": "step returned the observation None; return a text",
+        "return '', float('nan'), False, False": "step returned the reward nan",
+        "return '', float('inf'), True, False": "step returned the reward inf",
+        "return '', 'much', True, False": "step returned the reward 'much'",
+        "return '', 0, 'no', False": "terminated, truncated = ['no', False]",
+        "return '<|pad|>', 0, False, False": "has the padding token in it",
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", FAULTS)
+def test_a_world_at_fault_is_one_line(body, tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "WORLD_SECONDS", 0.3)
+    with pytest.raises(UserError) as caught:
+        walk(["row 1 column 1"] * 2, f"ENVIRONMENT={written(tmp_path, body)}")
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("ENVIRONMENT=") and FAULTS[body] in line
+
+
+def test_a_world_that_never_ends_is_cut_off(tmp_path):
+    """By MAX_TURNS, by the row's length, or by its own `truncated`: none of them is the world's end."""
+    body = "    def reset(self, question, rng): return ''\n    def step(self, action): return {}"
+    for said, length in (("'row 1', 1.0, False, False", TURNS), ("'row 1 ' * 14, 1.0, False, False", 1),
+                         ("'', 1.0, False, True", 1)):  # fmt: skip
+        path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
+        output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}", f"MAX_TURNS={TURNS}")
+        assert not turns.ended(output, engine().eos_id()).any()
+        lengths = [len(episode.rewards) for episode in output.text]
+        assert max(lengths) == length and max(map(len, output.tokens)) <= T
+
+
+LOADS = f"""
+from pathlib import Path
+from parts.rewards.run_grader import load_file
+grid_world = load_file(Path({str(HERE / GRID)!r}), "GRID")
+"""
+BREAKS = """
+    def reset(self, question, rng):
+        self.grid, self.mark = grid_world.Environment(), Path("broken")
+        return self.grid.reset(question, rng)
+    def step(self, action):
+        if self.mark.exists():
+            raise OSError("the world is gone")
+        return self.grid.step(action)
+"""
+
+
+def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path, monkeypatch):
+    """The world breaks in step 4, after an odd number of steps that no interval saved; nothing is lost."""
+    path = tmp_path / "breaks.py"
+    path.write_text(LOADS + "class Environment:" + BREAKS)
+    arguments = [*SHORT, f"ENVIRONMENT={path}"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken_run"
+    whole.mkdir(), broken.mkdir()
+    run_here(whole, *arguments)
+    ask, asked = demo.ask, []
+
+    def breaking(*positional, **named):
+        asked.append(1)
+        if len(asked) == 4:
+            (broken / "broken").touch()
+        return ask(*positional, **named)
+
+    monkeypatch.setattr(demo, "ask", breaking)
+    with pytest.raises(UserError, match="step raised OSError: the world is gone; fix it"):
+        run_here(broken, *arguments)
+    (broken / "broken").unlink()
+    assert sorted(p.name for p in (broken / "run" / "checkpoints").glob("[0-9]*")) == ["2", "3"]
+    run_here(broken, *arguments)
+    assert len(asked) == 5  # steps 1 to 4, and 4 once more
+    expected, found = (load_weights(folder / "run", 4) for folder in (whole, broken))
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    after = [json.loads((folder / "run" / "after.json").read_text()) for folder in (whole, broken)]
+    assert after[0] == after[1] and len(set(after[0]["completions"])) > 1
+    shutil.rmtree(whole)
+
+
+def test_the_health_line_of_episodes_that_are_cut_off_names_the_turns():
+    log = read_log(ROOT / "tests" / "golden" / "health" / "cut_off.csv")
+    saved = json.loads((ROOT / "tests" / "golden" / "health" / "cut_off.json").read_text())
+    [line] = [x for x in health.history(log, saved | {"ENVIRONMENT": GRID, "MAX_TURNS": 8}) if "cut off" in x]
+    assert "raise MAX_TURNS=8, TOTAL_GENERATION_STEPS=" in line
+    [line] = [x for x in health.history(log, saved) if "cut off" in x]
+    assert "raise TOTAL_GENERATION_STEPS=" in line
+
+
+# --- refused
+
+REFUSED = {
+    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True": "ROLLOUT_ENGINE=vllm: does not go with turns",
+    "DISTRIBUTED=True": "DISTRIBUTED=True: does not go with turns",
+    "OFF_POLICY_STEPS=1": "OFF_POLICY_STEPS=1: does not go with turns",
+    "OVERLONG_BUFFER=4": "OVERLONG_BUFFER=4: does not go with turns",
+    "RETURN_TO_GO=True ADVANTAGE=rloo": "RETURN_TO_GO=True: judges turns",
+    "RETURN_TO_GO=True ENVIRONMENT=": "name an ENVIRONMENT",
+    "REWARDS=episode_return ENVIRONMENT=": "episode_return is a world's",
+    "MAX_TURNS=0": "MAX_TURNS=0: must be greater than or equal to 1",
+    "GAMMA=1.5": "GAMMA=1.5: must be less than or equal to 1",
+    "ENVIRONMENT=gs://bucket/world.py": "must be a local path",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_does_not_go_with_turns_is_refused(arguments):
+    with pytest.raises(UserError) as caught:
+        constants(*arguments.split())
+    assert REFUSED[arguments] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):
+    (tmp_path / "constants.json").write_text(json.dumps({"MODEL": "tiny_grid", "ENVIRONMENT": GRID}))
+    for ask in (
+        inference.read_arguments,
+        lambda given: pass_at_k.named_run(pass_at_k.Constants(), str(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=r"was trained by turns with ENVIRONMENT=.* nobody answers"):
+            ask([f"CHECKPOINT={tmp_path}"])
+
+
+def test_a_dry_run_loads_the_world(tmp_path, capsys):
+    run_here(tmp_path, *SHORT, "DRY_RUN=True")
+    said = (tmp_path / "said.txt").read_text()
+    assert f"world    {GRID}, at most 4 turns" in said and "episode_return (built in)" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"ENVIRONMENT=.*nowhere.py: not a Python file"):
+        run_here(tmp_path, *SHORT, "DRY_RUN=True", "ENVIRONMENT=nowhere.py")
+
+
+def test_the_calculator():
+    calculator = load_file(HERE / "examples" / "calculator.py", "ENVIRONMENT").Environment()
+    assert calculator.reset("", None) == ""
+    for action, result in {"<reasoning>15-4=": "11", ",11 + 3 =": "14", "17*24=": "408", "x=": ""}.items():
+        assert calculator.step(action) == (result, 0.0, False, False)
+    assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
+
+
+def test_lora_and_rewards_of_ones_own_go_with_turns(tmp_path):
+    """Points for a short walk beside the world's; the weights that are trained are A and B alone."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def short(completions, **columns):\n    return [-len(text.split()) for text in completions]\n"
+    )
+    arguments = [f"REWARD_FUNC={mine}", "REWARDS=episode_return,short", "LORA_RANK=2", "NUM_BATCHES=1"]
+    run_here(tmp_path, *SHORT, *arguments)
+    [line] = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[1:]
+    names = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[0].split(",")
+    row = dict(zip(names, map(float, line.split(",")), strict=True))
+    assert row["reward"] == pytest.approx(row["reward_episode_return"] + row["reward_short"])
+    assert row["reward_short"] < -4 and row["grad_norm"] > 0
+    weights = [name for name in load_weights(tmp_path / "run", 1) if name.startswith("weights")]
+    assert weights and all("lora" in name for name in weights)
+
+
+def test_the_page_of_turns_says_whose_a_token_is(tmp_path):
+    """Against answers.jsonl; hostile text is text. The path ends where the walk ended."""
+    run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    lines[0]["completions"][0]["pieces"][0] = "<script>"
+    (run / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = episodes.write(run).read_text()
+    assert page.isascii() and "<script>" not in page and "&lt;script&gt;" in page
+    shown = [answer for line in lines for answer in line["completions"]]
+    worlds = sum(turn < 0 for answer in shown for turn in answer["turn"])
+    assert page.count('class="world"') == worlds > 20
+    assert page.count("<small>") == sum(len(answer["turn"]) for answer in shown) - worlds
+    assert page.count("<polyline") == len(shown) == 8
+    svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
+    assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
+
+
+# --- the page
+
+
+def lines_of(name, **wanted):
+    with open(HERE / "assets" / name, newline="") as file:
+        return [row for row in csv.DictReader(file) if all(row[k] == v for k, v in wanted.items())]
+
+
+def spread(rows, column, digits, scale=1.0, unit=""):
+    values = scale * np.array([float(row[column]) for row in rows])
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}{unit}"
+
+
+@pytest.mark.parametrize("page", ["turns.md", "turns_ch.md"])
+def test_the_tables_of_the_page_are_those_of_the_study(page):
+    text = (HERE / "docs" / page).read_text()
+    for G in ("4", "8", "16"):
+        cells = [spread(lines_of("turns_credit.csv", G=G, advantage=kind), "correlation", 3)
+                 for kind in ("episode", "return to go")]  # fmt: skip
+        assert f"| {G} | {' | '.join(cells)} |" in text
+    for variant in dict.fromkeys(row["variant"] for row in lines_of("turns.csv")):
+        rows = lines_of("turns.csv", variant=variant)
+        shares = [spread(rows, f"{when}_share", 1, 100, " %") for when in ("before", "after")]
+        if variant not in ("episode", "return to go", "slippery", "walls"):
+            assert f"| {shares[1]} |" in text, variant  # a mistake's
+            continue
+        cells = [*shares, spread(rows, "after_worst_start", 1, 100, " %")]
+        cells += [spread(rows, f"{when}_regret", 2) for when in ("before", "after")]
+        greedy = min(float(row["after_greedy_worst_start"]) for row in rows)
+        cells += ["—" if variant == "slippery" else f"{100 * greedy:.1f} %"]
+        cells += [f"{np.mean([float(row['processor_seconds']) for row in rows]):.0f}"]
+        assert f"| {' | '.join(cells)} |" in text, variant
+        if variant in ("episode", "return to go"):  # what it must show: 95 % from every start, in 3 minutes
+            assert len(rows) == 5 and min(float(row["after_greedy_worst_start"]) for row in rows) >= 0.95
+            assert max(float(row["processor_seconds"]) for row in rows) < 180
+    for who in dict.fromkeys(row["who"] for row in lines_of("turns_price.csv")):
+        rows = lines_of("turns_price.csv", who=who)
+        mean = {
+            k: np.mean([float(row[k]) for row in rows]) for k in ("episodes", "moves", "tokens", "seconds")
+        }
+        tokens = f"{mean['tokens']:,.0f}" if mean["tokens"] else "—"
+        cells = [f"{int(rows[0]['numbers']):,}", f"{mean['episodes']:,.0f}", f"{mean['moves']:,.0f}", tokens]
+        assert f"| {' | '.join(cells)} | {mean['seconds']:.3g} |" in text, who
