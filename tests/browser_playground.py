@@ -732,8 +732,7 @@ def test_every_room_is_reached_and_turned_with_the_keyboard(show):
     driver.execute_script("arguments[0].focus()", one(driver, "#tab_grid"))
     for room in (*ROOMS[1:], ROOMS[0]):
         driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-        focused = "return document.activeElement.id"
-        WebDriverWait(driver, 20).until(lambda d, room=room: d.execute_script(focused) == f"tab_{room}")
+        WebDriverWait(driver, 20).until(lambda d, room=room: find(d, f"#tab_{room}:focus"))
         assert one(driver, f"#tab_{room}").get_attribute("aria-selected") == "true"
         for element in find(driver, "main button, main input, main select"):
             if element.is_displayed() and element.is_enabled():
