@@ -114,7 +114,7 @@ const TEXTS = {
   eight_words: ["The words that it knows", "它認得的字"],
   eight_model: ["model", "模型"],
   model_start: ["before training", "訓練前"],
-  model_trained: ["after the 200 steps of the course's run", "課程那次執行的 200 步之後"],
+  model_trained: ["after 200 steps of the main script", "主腳本訓練 200 步之後"],
   model_own: ["mine, after {steps} steps", "我訓練的，{steps} 步之後"],
   model_own_none: ["mine (train it in room 4)", "我訓練的（到第 4 間訓練）"],
   eight_draw: ["▶ Draw eight answers", "▶ 抽八個回答"],
@@ -133,8 +133,8 @@ const TEXTS = {
   // --- training
   train_title: ["Train a language model, now", "現在就訓練一個語言模型"],
   train_about: [
-    "GRPO with the constants of the course's default run: {batch} questions per step. The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays.",
-    "用 GRPO，常數和課程的預設執行相同：每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
+    "GRPO, {batch} questions per step and one update for them (NUM_ITERATIONS=1). The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays.",
+    "用 GRPO，每一步 {batch} 個題目，更新一次（NUM_ITERATIONS=1）。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
   ],
   train_start: ["▶ Train", "▶ 開始訓練"],
   train_on: ["▶ Go on", "▶ 繼續"],
