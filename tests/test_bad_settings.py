@@ -35,7 +35,7 @@ DATASET=tiny_gsm8k:inf => above 0
 DATASET=tiny_gsm8k:nan => above 0
 DATASET=tiny_gsm8k,tiny_gsm8k => twice
 DATASET=tiny_gsm8k:0.5,mine.jsonl => every source a weight
-DATASET=/dev/null => no rows
+DATASET=/dev/null => is trained on, too
 DATASET=empty_folder => train.jsonl
 DATASET=gs://bucket/x => local
 TEST_DATASET=nothing.json => No such file

@@ -749,7 +749,7 @@ def test_the_command_prints_protection_and_score(tmp_path, capsys):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
     if ISOLATED:
         protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"
-        assert result.stdout.splitlines() == [protection, "score: 0.500"]
+        assert result.stdout.splitlines() == [protection, "score: 0.500", "failed: assert add(1, 2) == 4"]
         code_reward.main([])
         assert capsys.readouterr().out.splitlines() == [protection]
     else:

@@ -20,7 +20,10 @@ from parts.settings import HERE
 
 ROOT = HERE.parent
 TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}
-FIGURES = {"tiny_gsm8k": "seeds.csv", "small_numbers": "smollm2_seeds.csv"}  # of the run behind each task
+FIGURES = {
+    "tiny_gsm8k": "once_per_answer.csv",
+    "small_numbers": "smollm2_seeds.csv",
+}  # of the run behind each task
 METRICS = {"strict-match": "greedy_answer_accuracy", "flexible-extract": "greedy_lenient_accuracy"}
 
 
@@ -61,7 +64,7 @@ def test_the_tasks_are_the_two_that_were_run():
     assert TASKS.keys() == FIGURES.keys() == set(map(task_of, rows_of("lm_eval.csv")))
     for name, task in TASKS.items():
         assert task["task"] == name and task["output_type"] == "generate_until"
-    assert "\nTASK ?= tiny_gsm8k\n" in (ROOT / "Makefile").read_text()
+    assert "\nTASK ?= tiny_gsm8k\n" in (ROOT / "make" / "environments.mk").read_text()
 
 
 @pytest.mark.parametrize("name", FIGURES)

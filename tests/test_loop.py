@@ -42,7 +42,7 @@ from parts.rewards import run_grader
 from parts.run import run_folder, train_log
 
 MODES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0")
+QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1")
 
 
 def random_answers(seed, count, limit=3):

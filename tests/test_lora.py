@@ -247,7 +247,7 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     ("argument", "words"),
     [
         ("LORA_RANK=-1", ["LORA_RANK=-1", "equal to 0"]),
-        ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "above 0"]),
+        ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "greater than 0"]),
         ("LORA_TARGETS=q_proj,query", ["LORA_TARGETS=q_proj,query", "v_proj"]),
         ("LORA_TARGETS=q_proj,q_proj", ["LORA_TARGETS=q_proj,q_proj", "once"]),
         ("LORA_TARGETS=", ["LORA_TARGETS=", "q_proj"]),

@@ -430,11 +430,11 @@ def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes()
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "grpo, gspo-token"]),
+        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "'grpo', 'gspo-token'"]),
         (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
-        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "group, rloo"]),
+        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "'group' or 'rloo'"]),
         (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
-        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "keep, skip, refill"]),
+        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "'keep', 'skip' or 'refill'"]),
         (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "equal to 0"]),
         (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
         (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1:"]),
@@ -453,7 +453,7 @@ def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes()
         (["OVERLONG_PENALTY=-1"], ["OVERLONG_PENALTY=-1:"]),
         (["OVERLONG_BUFFER=-1"], ["OVERLONG_BUFFER=-1:"]),
         (["OVERLONG_BUFFER=29"], ["OVERLONG_BUFFER=29:", "TOTAL_GENERATION_STEPS=3"]),
-        (["OFF_POLICY_STEPS=2"], ["OFF_POLICY_STEPS=2:", "at most 1"]),
+        (["OFF_POLICY_STEPS=2"], ["OFF_POLICY_STEPS=2:", "equal to 1"]),
         (["OFF_POLICY_STEPS=1", "ZERO_VARIANCE_GROUPS=refill"], ["OFF_POLICY_STEPS=1:", "refill"]),
         (["OFF_POLICY_STEPS=1", "TEMPERATURE_END=0.5"], ["OFF_POLICY_STEPS=1:", "TEMPERATURE_END=0.5"]),
     ],

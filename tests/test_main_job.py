@@ -270,7 +270,7 @@ def test_it_learns_and_leaves_a_report(learned):
     assert after["format_accuracy"] > before["format_accuracy"] + 0.15
     assert 0.2 <= before["greedy_answer_accuracy"] <= 0.6
     assert result["steps"] == 50 and result["seconds_per_step"] > 0 and before["questions"] == 128
-    assert "tensorboard --logdir my run/tensorboard" in out
+    assert "tensorboard --logdir 'my run/tensorboard'" in out
     report = (run / "report.md").read_text()
     assert f"{after['answer_accuracy']:.1%}" in report and "wrong before" in report
     assert (run / "report.png").read_bytes().startswith(b"\x89PNG")

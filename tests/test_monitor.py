@@ -160,7 +160,7 @@ def test_the_trace_holds_the_third_step_and_no_other(run):
         spans = [(e.start_ns, e.end_ns) for e in events if e.name == f"PjitFunction({program})"]
         return sum(not any(a < start and end < b for a, b in spans) for start, end in spans)
 
-    assert calls("update") == 1
+    assert calls("update") == 2  # NUM_ITERATIONS
     assert calls("_decode_all") == 3  # the answers, and two for its evaluation
     # TensorBoard's plugin is xprof; this is what it does with the file
     data, kind = raw_to_tool_data.xspace_to_tool_data([str(files[0])], "trace_viewer", {})

@@ -37,7 +37,7 @@ def grader_of(rewards, rows=()):
     [
         (
             ["REWARDS=check_anser"],
-            r"no reward 'check_anser'; there are match_format_exactly, .*compute_score",
+            r"no reward function 'check_anser'; there are match_format_exactly, .*compute_score",
         ),
         (["REWARD_FUNC=gone.py"], r"REWARD_FUNC=.*gone.py: not a Python file"),
         (["BAD_ROWS=drop"], "BAD_ROWS=drop: must be 'refuse' or 'skip'"),

@@ -229,6 +229,12 @@ JOBS = [
     ),
     Job(
         "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
+        into("5_GRPO_Maxtext", "once_per_answer.csv"),
+        4,
+        rows=language_model_rows,
+    ),
+    Job(
+        "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
         into("5_GRPO_Maxtext", "own_tasks.csv"),
         rows=task_rows,
     ),

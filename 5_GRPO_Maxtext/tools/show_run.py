@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parts import settings
 from parts.plain_text import shown
-from parts.run import episodes, health, page, run_files
+from parts.run import health, page, run_files
 from parts.settings import UserError
 
 
@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> None:
     print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
     print(f"page     {page.write(folder)}")
     if constants.get("ENVIRONMENT"):
+        from parts.run import episodes  # needs jax, which takes a second to import
+
         print(f"turns    {episodes.write(folder)}")
 
 
