@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chromium import contrast, find, look_like, one, started
 from hostile import HOSTILE
 from PIL import Image
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -26,10 +26,6 @@ from parts.run import answers, evaluation, page
 
 WIDTHS = {"phone": (390, 844), "desk": (1400, 1000)}
 WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +36,7 @@ def run(finished):
 
 @pytest.fixture(scope="module")
 def driver():
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = started()
     yield driver
     driver.quit()
 
@@ -54,25 +46,12 @@ def show(driver):
     """Opens a page at a size and in a colour scheme; at the end the browser has no complaint."""
 
     def show(path, size="desk", scheme="light"):
-        width, height = WIDTHS[size]
-        metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=size == "phone")
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)
         driver.get(Path(path).resolve().as_uri())
         return driver
 
     yield show
     assert not driver.get_log("browser")
-
-
-def find(driver, selector):
-    return driver.find_elements(By.CSS_SELECTOR, selector)
-
-
-def one(driver, selector):
-    [element] = find(driver, selector)
-    return element
 
 
 def set_step(driver, step):
@@ -565,18 +544,6 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
         "return [...document.querySelectorAll('option')].map((e) => e.textContent)"
     )
     assert any("U+202E" in text for text in questions)
-
-
-def contrast(first, second):
-    """WCAG 2's contrast ratio of two CSS colours "rgb(r, g, b)"."""
-
-    def luminance(color):
-        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

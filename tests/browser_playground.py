@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -20,13 +19,11 @@ import numpy as np
 import optax
 import psutil
 import pytest
-from browser_page import FLAGS, contrast
+from chromium import contrast, find, look_like, one, started
 from flax import nnx
 from folders import load
 from hostile import HOSTILE
 from scipy import stats
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -48,12 +45,7 @@ REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer",
 
 @pytest.fixture(scope="module")
 def driver():
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.add_experimental_option("perfLoggingPrefs", {"traceCategories": "toplevel"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = started("performance", perfLoggingPrefs={"traceCategories": "toplevel"})
     driver.set_script_timeout(600)
     yield driver
     driver.quit()
@@ -64,11 +56,7 @@ def show(driver):
     """Opens a room at a size, in a colour scheme and a language; at the end the browser has no complaint."""
 
     def show(room, size="desk", scheme="light", lang="en"):
-        width, height = WIDTHS[size]
-        metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=size == "phone")
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)
         driver.get("about:blank")  # an address that differs by its hash alone would not be loaded anew
         driver.get(f"{PAGE.as_uri()}?lang={lang}#{room}")
         WebDriverWait(driver, 60).until(lambda d: find(d, f'#tab_{room}[aria-selected="true"]'))
@@ -76,15 +64,6 @@ def show(driver):
 
     yield show
     assert not driver.get_log("browser")
-
-
-def find(driver, selector):
-    return driver.find_elements(By.CSS_SELECTOR, selector)
-
-
-def one(driver, selector):
-    [element] = find(driver, selector)
-    return element
 
 
 def turn(driver, name, value):

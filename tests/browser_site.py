@@ -7,17 +7,14 @@ server.
 import functools
 import http.server
 import re
-import shutil
 import sys
 import threading
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from browser_page import FLAGS
+from chromium import look_like, started
 from pages import ALL, ROOT
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 SITE = ROOT / "site"
 LOOK = """
@@ -41,13 +38,8 @@ def test_the_committed_playground_is_what_its_sources_make():
 
 @pytest.fixture(scope="module")
 def driver():
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    metrics = dict(width=390, height=844, deviceScaleFactor=1, mobile=True)
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver = started()
+    look_like(driver, 390, 844, phone=True)
     yield driver
     driver.quit()
 

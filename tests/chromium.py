@@ -1,0 +1,55 @@
+"""A headless Chromium for the tests of pages; needs Debian's chromium and chromium-driver."""
+
+import shutil
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+
+
+def started(*logs: str, **experimental: Any) -> webdriver.Chrome:
+    """A browser that keeps the log of its complaints, and those named."""
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", dict.fromkeys(("browser", *logs), "ALL"))
+    for name, value in experimental.items():
+        options.add_experimental_option(name, value)
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def look_like(driver, width, height, *, phone, scheme="light"):
+    """Gives the browser a size and a colour scheme."""
+    metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=phone)
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def find(driver, selector):
+    """The elements that a CSS selector finds."""
+    return driver.find_elements(By.CSS_SELECTOR, selector)
+
+
+def one(driver, selector):
+    """The only element that a CSS selector finds."""
+    [element] = find(driver, selector)
+    return element
+
+
+def contrast(first, second):
+    """WCAG 2's contrast ratio of two CSS colours "rgb(r, g, b)"."""
+
+    def luminance(color):
+        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
