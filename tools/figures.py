@@ -252,7 +252,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python 5_GRPO_Maxtext/studies/grpo_variants.py",
+        "python benchmarks/grpo_variants.py",
         into(
             "5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png", "mismatch.csv",
             "mismatch_curves.csv", "mismatch.png",
@@ -261,7 +261,7 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python 5_GRPO_Maxtext/studies/turns_on_the_grid.py",
+        "python benchmarks/turns_on_the_grid.py",
         into(
             "5_GRPO_Maxtext", "turns.csv", "turns_curves.csv", "turns_starts.csv", "turns_credit.csv",
             "turns_price.csv", "turns.png",
@@ -330,14 +330,14 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python 5_GRPO_Maxtext/studies/try_hostile_programs.py "
+        "python benchmarks/try_hostile_programs.py "
         "TABLE=5_GRPO_Maxtext/assets/hostile_programs.csv",
         {"hostile_programs.csv": "5_GRPO_Maxtext/assets/hostile_programs.csv"},
         1.5,
         writes_itself=True,
     ),
     Job(
-        "python 5_GRPO_Maxtext/studies/gradient_on_cpu.py",
+        "python benchmarks/gradient_on_cpu.py",
         {"gradient_on_cpu.csv": "5_GRPO_Maxtext/assets/gradient_on_cpu.csv"},
         writes_itself=True,
     ),

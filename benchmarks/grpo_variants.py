@@ -1,7 +1,7 @@
 """Variants of GRPO side by side on the tiny Llama, and the sampler that is not the trainer.
 
-    python 5_GRPO_Maxtext/studies/grpo_variants.py                      # 39 runs
-    python 5_GRPO_Maxtext/studies/grpo_variants.py RUNS=runs/variants   # keeps the runs; goes on with them
+    python benchmarks/grpo_variants.py                      # 39 runs
+    python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; goes on with them
 
 Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
 `variants.png`, and the same for `mismatch`. The constants are explained in folder 5's
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+ROOT = Path(__file__).resolve().parent.parent
 
 import matplotlib
 import numpy as np

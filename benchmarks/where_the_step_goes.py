@@ -1,6 +1,6 @@
 """Where the time of a GRPO step goes: the calls of a step, timed from inside, and the gradient's operations.
 
-    python 5_GRPO_Maxtext/studies/where_the_step_goes.py [STEPS=12] [NAME=value ...]    # the main script's
+    python benchmarks/where_the_step_goes.py [STEPS=12] [NAME=value ...]    # the main script's
 
 It trains as the main script does, with a clock around each call, and leaves out the first steps, which
 compile. The update is one compiled program; the loss and its gradient are also compiled on their own.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "benchmarks")]
+FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
+sys.path.insert(0, str(FOLDER))
 
 import jax
 import numpy as np

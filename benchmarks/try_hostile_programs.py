@@ -1,7 +1,7 @@
 """What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
 
-    python 5_GRPO_Maxtext/studies/try_hostile_programs.py               # prints, 1.5 minutes
-    python 5_GRPO_Maxtext/studies/try_hostile_programs.py TABLE=path    # and keeps the table
+    python benchmarks/try_hostile_programs.py               # prints, 1.5 minutes
+    python benchmarks/try_hostile_programs.py TABLE=path    # and keeps the table
 
 One line per protection and user, root or another: the walls are built differently for them. TABLE keeps the
 other user's lines. Columns:
@@ -19,8 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-for folder in ("5_GRPO_Maxtext", "tests", "benchmarks"):
+ROOT = Path(__file__).resolve().parent.parent
+for folder in ("5_GRPO_Maxtext", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
 import hostile_programs

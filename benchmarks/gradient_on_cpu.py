@@ -1,6 +1,6 @@
 """What each change of faster_on_cpu.py is worth, and what else was tried: the gradient's time, in turn.
 
-    python 5_GRPO_Maxtext/studies/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]    # the main script's
+    python benchmarks/gradient_on_cpu.py [ROUNDS=15] [NAME=value ...]    # the main script's
 
 The loss and its gradient are compiled once per variant, for a batch of random answers of 10 to 22 tokens, and
 then run in turn in one process: a machine that changes its speed slows all of them alike. Writes
@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
-FOLDER = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "benchmarks")]
+FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
+sys.path.insert(0, str(FOLDER))
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
 
-    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py                  # every run one after another
-    python 5_GRPO_Maxtext/studies/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; goes on
+    python benchmarks/turns_on_the_grid.py                  # every run one after another
+    python benchmarks/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; goes on
 
 Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
@@ -22,11 +22,12 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-FOLDER = Path(__file__).resolve().parent.parent
-ROOT = FOLDER.parent
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "5_GRPO_Maxtext"
 ASSETS = FOLDER / "assets"
-sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning")]
 
 import jax
 import matplotlib
@@ -52,62 +53,64 @@ COMMON = (
     f"LOG_ANSWERS_EVERY=10 SAVE_INTERVAL_STEPS={STEPS}"
 )
 LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
-PLAIN_MASK = "mask = (drawn.turn[:, :width] >= 0) & counts[:, None]"
-ADVANTAGE = "advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)"
-HEARD = "self.fed.extend(tokens)"
-# By name: seeds, constants, and what is changed in the text of the main script, or of parts/model/turns.py.
+
+
+# %% Mistakes: what stands in the place of a function -------------------------------------------------------
+to_batch, hear = demo.to_batch, turns.Walker.hear
+
+
+def with_the_worlds_tokens(c, cluster, drawn, advantages) -> demo.Batch:
+    """The batch with a mask of all tokens, the world's too."""
+    said = np.arange(drawn.turn.shape[1]) < drawn.lengths[:, None]  # [N, T]
+    return to_batch(c, cluster, drawn._replace(turn=np.where(said, 0, -1)), advantages)
+
+
+def with_the_last_turn(c, cluster, drawn, advantages) -> demo.Batch:
+    """The batch with a mask of each episode's last turn."""
+    last = drawn.turn == drawn.turn.max(axis=1, keepdims=True)  # [N, T]
+    return to_batch(c, cluster, drawn._replace(turn=np.where(last, 0, -1)), advantages)
+
+
+def against_other_starts(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Advantages [B * G] in groups of the i-th walks from all B starts."""
+    starts = len(rewards) // num_generations
+    mixed = demo.group_advantage(rewards.reshape(starts, -1).T.ravel(), starts)
+    return mixed.reshape(-1, starts).T.ravel()
+
+
+def hear_with_gaps(self: turns.Walker, observation: str, text: str) -> None:
+    """Queues the world's tokens behind two of padding."""
+    hear(self, observation, text)
+    if self.fed:
+        self.fed.extendleft([self.tokenizer.pad_id()] * 2)
+
+
+# By name: seeds, constants, and what is replaced: object, name, what stands in its place.
 VARIANTS = {
     "episode": (range(5), "", ()),
     "return to go": (range(5), "RETURN_TO_GO=True", ()),
     "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ()),
     "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ()),
-    "the world's tokens trained": (
-        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace("(drawn.turn[:, :width] >= 0)",
-                                                       "(np.arange(width) < drawn.lengths[:, None])")),),
-    ),
-    "only the last turn trained": (
-        range(3), "", ((PLAIN_MASK, PLAIN_MASK.replace(">= 0", "== drawn.turn.max(axis=1, keepdims=True)")),),
-    ),
+    "the world's tokens trained": (range(3), "", (demo, "to_batch", with_the_worlds_tokens)),
+    "only the last turn trained": (range(3), "", (demo, "to_batch", with_the_last_turn)),
     "groups of different starts": (
-        range(3), "",
-        ((ADVANTAGE, "advantages = use.advantage(drawn.rewards.reshape(c.BATCH_SIZE, -1).T.ravel(), "
-                     "c.BATCH_SIZE).reshape(-1, c.BATCH_SIZE).T.ravel()"),),
+        range(3), "", (demo, "PLAIN", demo.PLAIN._replace(advantage=against_other_starts)),
     ),
-    "padding between turns": (
-        range(3), "", ((HEARD, "self.fed.extend([self.tokenizer.pad_id()] * 2 + tokens)"),),
-    ),
+    "padding between turns": (range(3), "", (turns.Walker, "hear", hear_with_gaps)),
 }  # fmt: skip
 
 
 # %% Runs -----------------------------------------------------------------------------------------------
-def changed(module: types.ModuleType, changes) -> types.ModuleType:
-    """A copy of a module with pieces of its text replaced; each has to stand there once."""
-    text = Path(module.__file__).read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    copy = types.ModuleType(module.__name__)
-    copy.__file__ = module.__file__
-    sys.modules[copy.__name__] = copy  # dataclasses look a class's module up by name
-    try:
-        exec(compile(text, module.__file__, "exec"), vars(copy))
-    finally:
-        sys.modules[module.__name__] = module
-    return copy
-
-
-def run(name: str, seed: int, constants: str, changes, folder: Path) -> dict[str, Any]:
+def run(name: str, seed: int, constants: str, change: tuple, folder: Path) -> dict[str, Any]:
     """One run of the main script, unless it has been; the line for the table."""
     arguments = f"{COMMON} {constants} SEED={seed}".split()
     done = folder / "seconds.json"
     if not done.exists():
         print(f"\n{name}: python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}", flush=True)
-        of_turns = [change for change in changes if change[0] == HEARD]
-        script = changed(demo, [change for change in changes if change not in of_turns])
-        script.turns = changed(turns, of_turns)
+        replaced = mock.patch.object(*change) if change else contextlib.nullcontext()
         clock, started = time.process_time(), time.perf_counter()
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            script.main([*arguments, f"RUN_DIR={folder}"])
+        with replaced, contextlib.redirect_stdout(io.StringIO()) as said:
+            demo.main([*arguments, f"RUN_DIR={folder}"])
         seconds = {"processor_seconds": time.process_time() - clock, "seconds": time.perf_counter() - started}
         done.write_text(json.dumps(seconds | {"date": time.strftime("%Y-%m-%d"), "machine": processor()}))
         (folder / "said.txt").write_text(said.getvalue())
@@ -179,10 +182,10 @@ def greedy(folder: Path, when: str) -> list[float]:
 def table_of_runs(runs: Path) -> list[dict[str, Any]]:
     """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv; the curves."""
     lines, curves, starts = [], [], []
-    for name, (seeds, constants, changes) in VARIANTS.items():
+    for name, (seeds, constants, change) in VARIANTS.items():
         for seed in seeds:
             folder = runs / f"{name.replace(' ', '_')}_{seed}"
-            line = run(name, seed, constants, changes, folder)
+            line = run(name, seed, constants, change, folder)
             steps = kept_steps(folder)
             for when, step in (("before", 1), ("after", STEPS)):
                 episodes = [found for _, found in steps[step]]
