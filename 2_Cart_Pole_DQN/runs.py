@@ -189,9 +189,8 @@ def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float]:
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        with ThreadPoolExecutor(
-            1
-        ) as pool:  # Python hears Ctrl-C only in a thread that XLA does not keep busy
+        # Python hears Ctrl-C only in a thread that XLA does not keep busy.
+        with ThreadPoolExecutor(1) as pool:
             result = pool.submit(lambda: jax.block_until_ready(program(*arguments))).result()
     finally:
         signal.signal(signal.SIGINT, before)

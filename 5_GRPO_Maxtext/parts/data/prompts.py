@@ -22,11 +22,7 @@ def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]]
     Raises:
         UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
     """
-    read = functools.partial(
-        read_questions,
-        bad_rows=c.BAD_ROWS,
-        fault=fault,
-    )
+    read = functools.partial(read_questions, bad_rows=c.BAD_ROWS, fault=fault)
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")
     test = read(c.TEST_DATASET or c.DATASET, "test", constant=test_constant)
