@@ -26,6 +26,12 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize("column", ["laptop", "tpu"])
+def test_without_a_run_a_model_is_asked_as_the_main_script_would(column):
+    mine, its = (settings.defaults(kind, column) for kind in (inference.Constants, demo.Constants))
+    assert {name: mine[name] for name in inference.ASKING} == {name: its[name] for name in inference.ASKING}
+
+
 @pytest.fixture(scope="module")
 def trained(finished, tmp_path_factory):
     """A copy of a run, its test questions, and its own rollout engine's greedy answers, before and after."""

@@ -1,9 +1,7 @@
 """Folder 3, PPO: the environment against Gymnasium, GAE and losses by hand, against rlax and TFP, learning on
 worlds whose values are known, and the script as a reader runs it."""
 
-import contextlib
 import csv
-import io
 import itertools
 import json
 import subprocess
@@ -22,7 +20,7 @@ import optax
 import pytest
 import rlax
 from flax import nnx
-from folders import load
+from folders import load, whole_run_of
 from tensorflow_probability.substrates.jax import distributions as tfd
 
 ppo, study = load("3_Pendulum", "pendulum"), load("3_Pendulum", "study")
@@ -429,19 +427,8 @@ QUICK = [
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """A whole run of the script: its folder, its result, what was printed, what was trained."""
-    folder, printed, trained = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), []
-    train_seeds = ppo.train_seeds
-
-    def remember(c, report):
-        trained.extend(train_seeds(c, report))
-        return trained
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(ppo, "train_seeds", remember)
-        result = ppo.main(
-            [*QUICK, "GAMMA=0.5", "SEED=3", f"RUN_DIR={folder}"]
-        )  # the first row of the study below
-    return folder, result, printed.getvalue(), trained
+    # the first row of the study below
+    return whole_run_of(ppo, tmp_path_factory.mktemp("whole") / "mine", *QUICK, "GAMMA=0.5", "SEED=3")
 
 
 def test_at_the_first_epoch_the_ratio_is_one():

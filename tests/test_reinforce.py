@@ -2,10 +2,8 @@
 variances, and the script as a reader runs it."""
 
 import ast
-import contextlib
 import csv
 import inspect
-import io
 import itertools
 import json
 import re
@@ -21,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from folders import load
+from folders import load, whole_run_of
 from jax.flatten_util import ravel_pytree
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
@@ -547,17 +545,7 @@ def test_unbiased_baselines_have_the_same_mean_gradient(frozen_estimates):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """A whole run of the script: its folder, its result, what was printed, what was trained."""
-    folder, printed, trained = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), []
-    train_seeds = reinforce.train_seeds
-
-    def remember(c, report):
-        trained.extend(train_seeds(c, report))
-        return trained
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(reinforce, "train_seeds", remember)
-        result = reinforce.main([*QUICK, "SEED=3", f"RUN_DIR={folder}"])
-    return folder, result, printed.getvalue(), trained
+    return whole_run_of(reinforce, tmp_path_factory.mktemp("whole") / "mine", *QUICK, "SEED=3")
 
 
 def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other(whole_run):
