@@ -515,7 +515,9 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number):
     (tmp_path / "slow.py").write_text(
-        "import time\nfrom pathlib import Path\nPath('asked').touch()\ntime.sleep(3600)\n"
+        "import time\nfrom pathlib import Path\nPath('asked').touch()\n"
+        "while True:  # a signal between the line before and one long sleep would not end that sleep\n"
+        "    time.sleep(0.1)\n"
         "def slow(prompts, completions, **columns):\n    return [0.0] * len(completions)\n"
     )
     process = subprocess.Popen(
