@@ -134,8 +134,9 @@ MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 
 # %% Prompts ------------------------------------------------------------------------------------------------
 def training_batches(c: Constants, rows: list[dict[str, str]], start_step: int):
-    """Batches of BATCH_SIZE questions from training step `start_step` on, the sources mixed by weight."""
-    return questions.mixed_batches(rows, c.SEED, c.BATCH_SIZE)[start_step : c.NUM_BATCHES]
+    """Batches of questions from training step `start_step` on, the sources mixed by weight."""
+    size = c.BATCH_SIZE * (loss_variants.CANDIDATES if c.CURRICULUM else 1)
+    return questions.mixed_batches(rows, c.SEED, size)[start_step : c.NUM_BATCHES]
 
 
 def refill_batches(c: Constants, rows: list[dict[str, str]], step: int):
@@ -174,6 +175,11 @@ def clipped_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
     return jnp.minimum(ratio * A, clipped * A), clipped * A < ratio * A
 
 
+def truncated_weight(log_prob, sampler_log_prob, mask, cap: float):
+    """min(pi / pi_sampler, cap): drawn from pi_sampler, meant over pi (arXiv 1802.01561, section 4.1)."""
+    return jnp.minimum(token_ratio(log_prob, sampler_log_prob, mask), cap)  # [N, T]
+
+
 def k3(log_ref_ratio):
     """KL_t = pi_ref / pi - log(pi_ref / pi) - 1, never negative (arXiv 2402.03300, eq. 4); [N, T]."""
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # exp(x) - 1 would lose its digits near 0
@@ -190,7 +196,7 @@ def count_answers(mask):
 
 
 PLAIN = loss_variants.Pieces(  # a constant of parts/constants.py exchanges one; parts/loss_variants.py
-    group_advantage, token_ratio, clipped_objective, k3, token_mean, count_answers
+    group_advantage, token_ratio, clipped_objective, truncated_weight, k3, token_mean, count_answers
 )
 
 
@@ -237,9 +243,8 @@ def grpo_loss(model, batch: Batch, beta, temperature, count, c: Constants, pad_i
 
     ratio = use.ratio(log_prob, old_log_prob, mask)  # [N, T]
     objective, clipped = use.objective(ratio, A, log_prob, c.EPSILON, c.EPSILON_HIGH or c.EPSILON)  # [N, T]
-    if c.SAMPLER_CORRECTION:  # drawn from pi_sampler, meant over pi: arXiv 1802.01561, section 4.1
-        weight = token_ratio(old_log_prob, batch.sampler_log_prob, mask)  # [N, T]
-        objective *= jnp.minimum(weight, c.SAMPLER_CORRECTION)
+    if c.SAMPLER_CORRECTION:
+        objective *= use.weight(old_log_prob, batch.sampler_log_prob, mask, c.SAMPLER_CORRECTION)
 
     kl = jnp.zeros_like(log_prob)
     if batch.ref_log_prob is not None:
@@ -455,7 +460,7 @@ def train(
     rewards, use = loss_variants.reward_functions(c, grader.functions), loss_variants.pieces(c, PLAIN)
     pad_id, eos_id = cluster.rollout.pad_id(), cluster.rollout.eos_id()
     model = cluster.actor_trainer.model
-    reference = cluster.inference_worker.get_model("reference") if c.BETA else None
+    reference = cluster.inference_worker.get_model("reference") if c.BETA else None  # or the TEACHER
     trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
     graphdef, weights, frozen = nnx.split(model, trained, ...)
     weights = nnx.to_pure_dict(weights)
@@ -467,7 +472,7 @@ def train(
         nnx.update(model, weights)
         cluster.rollout.update_params(nnx.state(model, trained), (trained,))
     cluster.global_steps = start  # the sampling key of a step follows from it
-    beta, nonfinite = loop["beta"], 0
+    beta, pass_rates, nonfinite = loop["beta"], loop.get("pass_rates", {}), 0
     ahead = None
     if c.OFF_POLICY_STEPS:
         ahead = OneStepAhead(cluster, training_batches(c, rows, 0), c, loop["ahead"])
@@ -480,7 +485,7 @@ def train(
         return log.add_evaluation(done, evaluate_both(c, cluster.rollout, validation_rows, grader))
 
     def save(done: int) -> None:
-        loop = {"beta": beta, "ahead": ahead.to_json() if ahead else None}
+        loop = {"beta": beta, "ahead": ahead.to_json() if ahead else None, "pass_rates": pass_rates}
         checkpoints.save(manager, done, weights, moments, loop, c)
 
     with (
@@ -507,15 +512,23 @@ def train(
                 ask, c, generate=generate, walk=walk, rewards=rewards, pad_id=pad_id, eos_id=eos_id
             )
             with process.kept(save, step):
+                if c.CURRICULUM:
+                    batch_of_questions = loss_variants.half_right(
+                        batch_of_questions, pass_rates, c.BATCH_SIZE
+                    )
                 drawn = all_drawn = asking(batch_of_questions)
+                if c.CURRICULUM:
+                    pass_rates |= loss_variants.rates_of(drawn, grader, c.NUM_GENERATIONS)
                 if c.ZERO_VARIANCE_GROUPS == "refill":
                     others = map(asking, refill_batches(c, rows, step))
                     drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
 
             # Each answer against its group.
             advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)  # [B * G]
-            if c.RETURN_TO_GO:  # each turn against the group's same turn: [N, T]
-                advantages = loss_variants.turn_advantage(drawn, c.NUM_GENERATIONS, c.NORM_ADV_BY_STD)
+            if finer := loss_variants.finer_advantage(
+                c, PLAIN
+            ):  # each reward or turn against the same: [N, T]
+                advantages = finer(drawn, c.NUM_GENERATIONS)
             if c.ADVANTAGE_CLIP:
                 advantages = np.clip(advantages, -c.ADVANTAGE_CLIP, c.ADVANTAGE_CLIP)
 
@@ -587,6 +600,7 @@ def main(arguments: list[str]) -> None:
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
     checks.model(c, hf)
+    loss_variants.check_method(c, PLAIN)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 

@@ -7,6 +7,7 @@
     examples/two_step/         GSM8K's columns: two operations
     examples/small_numbers/    one operation on the numbers 2 to 12, in English that no tiny Llama knows: for
                                a pretrained model; no pair of numbers is in two of its files
+    examples/larger_numbers/   tiny_gsm8k's questions, with numbers that the tiny Llama seldom or never saw
     examples/grid/plain/       a start of chapter 1's grid per row, the optimal return (GAMMA=0.99) as ground
                                truth; slippery/ and walls/ are two harder worlds
     runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
@@ -72,9 +73,9 @@ def make_data() -> dict[str, str]:
             for start in grid_world.starts(name)
         ]  # fmt: skip
         files |= {f"grid/{world}/{split}.jsonl": json_lines(rows) for split in ROWS}
-    return files | {
-        f"small_numbers/{split}.jsonl": json_lines(rows) for split, rows in small_numbers().items()
-    }
+    for name, splits in {"small_numbers": small_numbers(), "larger_numbers": larger_numbers()}.items():
+        files |= {f"{name}/{split}.jsonl": json_lines(rows) for split, rows in splits.items()}
+    return files
 
 
 SMALL = range(2, 13)
@@ -116,6 +117,56 @@ def small_numbers() -> dict[str, list[dict]]:
             )  # fmt: skip
         splits[split], start = rows, stop
     return splits
+
+
+# tiny_llama's demonstrations have a up to 12, b up to 9, c up to 5.
+LARGER = {"a": (2, 15), "b": (2, 10), "c": (2, 7)}
+LARGER_NUMBERS = {"test": 256, "train": 800, "validation": 256}  # rows per file, in the order drawn
+LARGER_SEED = 7
+LARGER_NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
+LARGER_THINGS = ("apples", "pencils", "marbles", "books", "stickers", "coins", "cards", "shells")
+LARGER_PROBLEMS = (  # tiny_gsm8k's six kinds; s = a + b, m = c * b
+    (
+        "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
+        "{a}+{b}={s}",
+        "s",
+    ),
+    ("{name} has {s} {things} and gives away {b}. How many {things} are left?", "{s}-{b}={a}", "a"),
+    (
+        "{name} has {c} boxes with {b} {things} in each box. How many {things} does {name} have?",
+        "{c}*{b}={m}",
+        "m",
+    ),
+    (
+        "{name} has {s} {things}, loses {b} and then buys {c} more. How many {things} are there now?",
+        "{s}-{b}={a},{a}+{c}={a_c}",
+        "a_c",
+    ),
+    (
+        "{name} buys {c} bags with {b} {things} each and finds {a} more. How many {things} are there?",
+        "{c}*{b}={m},{m}+{a}={m_a}",
+        "m_a",
+    ),
+    (
+        "{name} finds {a} {things} and then twice as many. How many {things} does {name} have?",
+        "{a}*3={t}",
+        "t",
+    ),
+)
+
+
+def larger_numbers() -> dict[str, list[dict]]:
+    """Rows of examples/larger_numbers by split, in GSM8K's columns; all questions are different."""
+    rng, rows = random.Random(LARGER_SEED), {}
+    while len(rows) < sum(LARGER_NUMBERS.values()):
+        words = {"name": rng.choice(LARGER_NAMES), "things": rng.choice(LARGER_THINGS)}
+        a, b, c = (rng.randint(*LARGER[letter]) for letter in "abc")
+        words |= {"a": a, "b": b, "c": c, "s": a + b, "m": c * b, "a_c": a + c, "m_a": c * b + a, "t": 3 * a}
+        question, working, answer = rng.choice(LARGER_PROBLEMS)
+        text = question.format(**words)
+        rows[text] = {"question": text, "answer": f"{working.format(**words)}\n#### {words[answer]}"}
+    drawn = iter(rows.values())
+    return {split: list(itertools.islice(drawn, size)) for split, size in LARGER_NUMBERS.items()}
 
 
 def json_lines(rows: list[dict]) -> str:

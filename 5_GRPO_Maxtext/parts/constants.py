@@ -20,9 +20,15 @@ class Variants:
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
-    ADVANTAGE: Literal["group", "rloo"] = "group"  # RLOO, arXiv 2402.14740: R - mean of the other G - 1
+    METHOD: str = ""  # Python file with a piece of the loss of your own, by its name (empty = off)
+    ADVANTAGE: Literal["group", "rloo", "maxrl", "gdpo", "none"] = "group"  # none: a TEACHER alone teaches
     NORM_ADV_BY_STD: bool = True  # divide by the group's std; False: Dr. GRPO, arXiv 2503.20783
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
+    TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
+    SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = (
+        "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
+    )
+    CURRICULUM: bool = False  # True: of twice as many questions ask those that were half right the last time
     ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
     OVERLONG_BUFFER: CountOrOff = 0  # last tokens before the limit that cost points (0 = off), DAPO's penalty

@@ -6,6 +6,7 @@ up, tokens that do not count) is a function here, too, which the loop calls.
 The constants that ask for them stand in parts/constants.py.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer
+from parts.rewards.run_grader import load_file, place_of
+from parts.settings import UserError, find_path
+
+MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer, and the sum of an answer's
+CANDIDATES = 2  # CURRICULUM chooses among so many times BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
 REFILL_SEED = 1_000_003  # added to SEED: these questions come in another order
 KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
@@ -29,6 +34,7 @@ class Pieces(NamedTuple):
         ratio: of log_prob, old_log_prob and the mask.
         objective: of ratio, advantage [N, 1], log_prob, epsilon and upper epsilon: the objective, and which
             tokens the clip changes (bool).
+        weight: of log_prob, sampler_log_prob, the mask and the cap: what the objective is multiplied by.
         kl: of log pi_ref - log pi.
         answer_sum: of values, the mask and the limit of tokens: [N].
         count: of the mask: what the sum over the answers is divided by, [].
@@ -37,6 +43,7 @@ class Pieces(NamedTuple):
     advantage: Callable[..., np.ndarray]
     ratio: Callable[..., Any]
     objective: Callable[..., tuple[Any, Any]]
+    weight: Callable[..., Any]
     kl: Callable[..., Any]
     answer_sum: Callable[..., Any]
     count: Callable[..., Any]
@@ -50,21 +57,25 @@ def pieces(c, plain: Pieces) -> Pieces:
         plain: those of the page.
     """
     chosen = {}
-    if c.ADVANTAGE == "rloo":
-        chosen["advantage"] = leave_one_out_advantage
+    advantages = {"rloo": leave_one_out_advantage, "maxrl": maxrl_advantage, "none": no_advantage}
+    if c.ADVANTAGE in advantages:
+        chosen["advantage"] = advantages[c.ADVANTAGE]
     elif not c.NORM_ADV_BY_STD:
         chosen["advantage"] = centered_advantage
     if c.LOSS_ALGO == "gspo-token":
         chosen["ratio"] = sequence_ratio
     if c.LOSS_ALGO == "cispo":
         chosen["objective"] = cispo_objective
+    if c.SAMPLER_WEIGHT != "token":
+        weights = {"token-mask": masked_weight, "sequence": sequence_weight}
+        chosen["weight"] = weights.get(c.SAMPLER_WEIGHT, masked_sequence_weight)
     if c.KL_LOSS_MODE != "low_var_kl":
         chosen["kl"] = {"kl": k1, "mse_kl": k2}[c.KL_LOSS_MODE]
     if c.LOSS_AGG_MODE != "seq-mean-token-mean":
         chosen["answer_sum"] = sum_by_limit if c.LOSS_AGG_MODE.endswith("norm") else token_sum
     if c.LOSS_AGG_MODE == "token-mean":
         chosen["count"] = count_tokens
-    return plain._replace(**chosen)
+    return plain._replace(**chosen | own_pieces(c.METHOD))
 
 
 def leave_one_out_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
@@ -78,6 +89,31 @@ def centered_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
     """Dr. GRPO (arXiv 2503.20783): R - mean of the group, not divided by its std; [B * G]."""
     groups = rewards.reshape(-1, num_generations)  # [B, G]
     return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+
+
+def maxrl_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """MaxRL (arXiv 2602.02710): (R - mean) / mean, for rewards that are never negative; [B * G].
+
+    With 0/1 rewards it is an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
+    of p: a question that is rarely solved counts as much as one that is often solved. 0 where no answer is
+    right.
+
+    Raises:
+        UserError: a reward below 0.
+    """
+    if rewards.min() < 0:
+        raise UserError(
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {rewards.min():g}; take rewards that "
+            "are never negative, such as REWARDS=correctness_reward"
+        )
+    groups = rewards.reshape(-1, num_generations)  # [B, G]
+    mean = groups.mean(axis=1, keepdims=True)
+    return ((groups - mean) / np.where(mean > 0, mean, 1.0)).ravel()
+
+
+def no_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
+    """Distillation: the rewards are only logged, the KL to the TEACHER is all that teaches; [B * G]."""
+    return np.zeros(len(rewards))
 
 
 def sequence_ratio(log_prob, old_log_prob, mask):
@@ -97,6 +133,24 @@ def cispo_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
     """
     weight = jax.lax.stop_gradient(jnp.minimum(ratio, 1 + epsilon_high))
     return weight * A * log_prob, ratio > 1 + epsilon_high
+
+
+def sequence_weight(log_prob, sampler_log_prob, mask, cap: float):
+    """min(pi / pi_sampler of the whole answer, cap), [N, 1]: exact, and noisier the longer the answer."""
+    log_ratio = ((log_prob - sampler_log_prob) * mask).sum(axis=1, keepdims=True)  # [N, 1]
+    return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
+
+
+def masked_weight(log_prob, sampler_log_prob, mask, cap: float):
+    """IcePop (arXiv 2510.18855): pi / pi_sampler of a token within 1/cap..cap, beyond it 0; [N, T]."""
+    weight = jnp.exp(jnp.clip(log_prob - sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
+    return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
+
+
+def masked_sequence_weight(log_prob, sampler_log_prob, mask, cap: float):
+    """The whole answer's ratio, 0 where it is above cap (arXiv 2510.26788, section 4.2); [N, 1]."""
+    weight = sequence_weight(log_prob, sampler_log_prob, mask, math.inf)
+    return jnp.where(weight <= cap, weight, 0.0)
 
 
 def k1(log_ref_ratio):
@@ -122,6 +176,66 @@ def sum_by_limit(values, mask, limit: int):
 def count_tokens(mask):
     """DAPO: the tokens that count."""
     return mask.sum()
+
+
+# %% A piece of your own ------------------------------------------------------------------------------------
+@functools.cache
+def own_pieces(method: str) -> dict[str, Callable[..., Any]]:
+    """The functions of METHOD's file that have the name of a piece.
+
+    Raises:
+        UserError: no such file, it does not run, or it has no piece.
+    """
+    if not method:
+        return {}
+    module = load_file(find_path(method).resolve(), "METHOD")
+    found = {name: getattr(module, name) for name in Pieces._fields if callable(getattr(module, name, None))}
+    if not found:
+        raise UserError(
+            f"METHOD={method}: has none of the functions {', '.join(Pieces._fields)}; name one so"
+        )
+    return found
+
+
+def check_method(c, plain: Pieces) -> None:
+    """Calls METHOD's functions on two small groups, the second of which has equal rewards.
+
+    Raises:
+        UserError: one raises, or gives another shape than the page's own, or a NaN.
+    """
+    G, mask = 4, np.arange(3) < np.array([[3, 2, 1, 3] * 2]).T  # [N, T]: answers of 3, 2, 1 and 3 tokens
+    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(mask.shape)
+    other, A = log_prob[::-1], np.linspace(-1, 1, len(mask), dtype=np.float32)[:, None]
+    examples = {
+        "advantage": (np.array([0.0, 1, 1, 3, 0, 0, 0, 0]), G),
+        "ratio": (log_prob, other, mask),
+        "objective": (np.exp(log_prob - other), A, log_prob, 0.2, 0.3),
+        "weight": (log_prob, other, mask, 2.0),
+        "kl": (other - log_prob,),
+        "answer_sum": (log_prob, mask, 3),
+        "count": (mask,),
+    }
+    for name, function in own_pieces(c.METHOD).items():
+        arguments, fault = examples[name], f"METHOD={c.METHOD}: {name}"
+        # NumPy's stays NumPy; the others are compiled as in the loss. Numbers are constants there, too.
+        arrays = [i for i, x in enumerate(arguments) if isinstance(x, np.ndarray)]
+        compiled = jax.jit(function, static_argnums=[i for i in range(len(arguments)) if i not in arrays])
+        try:
+            given = (function if name == "advantage" else compiled)(*arguments)
+            shapes, expected = (jax.tree.map(np.shape, x) for x in (given, getattr(plain, name)(*arguments)))
+            finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
+        except (Exception, SystemExit) as error:
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise UserError(
+                f"{fault} raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
+            ) from error
+        if shapes != expected and not (name == "weight" and shapes == (len(mask), 1)):
+            raise UserError(
+                f"{fault} returned the shape {shapes} for {len(mask)} answers of {mask.shape[1]} tokens, not "
+                f"{expected}; fix it"
+            )
+        if not finite:
+            raise UserError(f"{fault} returned NaN or infinity (a group of equal rewards? a 0 / 0?); fix it")
 
 
 # %% What does not count, and what only the tokens tell -----------------------------------------------------
@@ -193,6 +307,61 @@ def filled_up(c, drawn, others: Iterable[Any]):
     rows = (chosen[:, None] * G + np.arange(G)).ravel()
     all_drawn = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     return jax.tree.map(lambda array: array[rows], all_drawn), all_drawn
+
+
+# %% Which questions are asked ------------------------------------------------------------------------------
+def half_right(
+    batch: dict[str, np.ndarray], pass_rates: dict[str, float], size: int
+) -> dict[str, np.ndarray]:
+    """Of a batch, the `size` questions whose last pass rate is nearest to 1/2: they have most to teach.
+
+    The variance of a 0/1 reward, p (1 - p), is largest there, and 0 where all answers agree. Questions that
+    were not yet asked count as 1/2 and come in their order.
+
+    Args:
+        batch: columns of the questions, str [CANDIDATES * size].
+        pass_rates: by question, from `rates_of`.
+        size: questions per step, B.
+    """
+    distance = [abs(pass_rates.get(question, 0.5) - 0.5) for question in batch["question"].tolist()]
+    chosen = np.sort(np.argsort(distance, kind="stable")[:size])
+    return {name: column[chosen] for name, column in batch.items()}
+
+
+def rates_of(drawn, grader, num_generations: int) -> dict[str, float]:
+    """By question, the share of its G answers that were right."""
+    names = ("answer", "data_source", "extra_info")
+    right = grader.score(drawn.texts.tolist(), **{name: drawn.asked[name].tolist() for name in names}) >= 1
+    rates = right.reshape(-1, num_generations).mean(axis=1).tolist()
+    return dict(zip(drawn.asked["question"][::num_generations].tolist(), rates, strict=True))
+
+
+# %% Each reward, each turn ---------------------------------------------------------------------------------
+def finer_advantage(c, plain: Pieces) -> Callable[..., np.ndarray] | None:
+    """What takes the advantage's place and sees more than the sum of an answer's rewards; None: nothing."""
+    if c.RETURN_TO_GO:
+        return functools.partial(turn_advantage, by_std=c.NORM_ADV_BY_STD)
+    if c.ADVANTAGE == "gdpo":
+        return functools.partial(decoupled_advantage, of_one=plain.advantage)
+    return None
+
+
+def decoupled_advantage(drawn, num_generations: int, of_one: Callable[..., np.ndarray]) -> np.ndarray:
+    """GDPO (arXiv 2601.05242): each reward against its own group, summed, divided by the batch's std.
+
+    Two answers with the same sum from different rewards are told apart, where the group advantage of the sum
+    sees one number.
+
+    Args:
+        drawn: the main script's `Drawn`.
+        num_generations: G.
+        of_one: the group advantage of one reward.
+
+    Returns:
+        float [B * G]
+    """
+    total = sum(of_one(points, num_generations) for points in drawn.points.values())
+    return (total - total.mean()) / (total.std(ddof=1) + 1e-6)
 
 
 # %% Turns --------------------------------------------------------------------------------------------------

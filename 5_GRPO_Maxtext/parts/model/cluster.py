@@ -38,7 +38,9 @@ def make_cluster(c, folder: Path, hf, tokenizer, sampling: Callable[..., Rollout
     if c.LORA_RANK:  # the weights are frozen, and shared with the reference: no second copy
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     reference = None
-    if c.BETA:
+    if c.TEACHER:
+        reference = llama.load_teacher(c, tokenizer, trainer_devices)
+    elif c.BETA:
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:
         reference = llama.to_memory(reference, "pinned_host")

@@ -62,6 +62,14 @@ def combinations(c) -> None:
             0 < c.EPSILON_HIGH < c.EPSILON,
         f"TARGET_KL={c.TARGET_KL}: BETA=0 has no reference model; set BETA above 0":
             c.TARGET_KL and not c.BETA,
+        f"TEACHER={c.TEACHER}: BETA=0 has no pull to it; set BETA=1": c.TEACHER and not c.BETA,
+        f"TEACHER={c.TEACHER}: the gradient of KL_LOSS_MODE=kl is 0 on average; set it to mse_kl":
+            c.TEACHER and c.KL_LOSS_MODE == "kl",
+        "ADVANTAGE=none: then only a teacher teaches; set TEACHER": c.ADVANTAGE == "none" and not c.TEACHER,
+        f"SAMPLER_WEIGHT={c.SAMPLER_WEIGHT}: SAMPLER_CORRECTION=0 weighs nothing; set it to 2":
+            c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
+        f"CURRICULUM=True: OFF_POLICY_STEPS={c.OFF_POLICY_STEPS} draws answers before it is known which "
+        "questions are chosen; switch one off": c.CURRICULUM and c.OFF_POLICY_STEPS,
         "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
             c.REFERENCE_OFFLOAD and not c.BETA,
         f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
