@@ -588,6 +588,7 @@ def main(arguments: list[str]) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
+    loss_variants.check_method(c, PLAIN)
     if c.DRY_RUN:
         from parts.run import dry_run
 
@@ -600,7 +601,7 @@ def main(arguments: list[str]) -> None:
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, reward_func, everything)
     checks.rollout_engine(c)
     checks.model(c, hf)
-    loss_variants.check_method(c, PLAIN)
+    llama.check_teacher(c, tokenizer)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 

@@ -42,9 +42,10 @@ def text(folder: Path, language: str) -> str:
     return "\n".join(page.read_text() for page in mine)
 
 
-UNCOUNTED = re.compile(  # not running text: code, tables, pictures, headings, where a link leads, a list's number
+UNCOUNTED = re.compile(  # not running text: code, tables, pictures, headings, links' ends, a list's number
     r"^```.*?^```|<picture>.*?</picture>|^\s*\|.*?$|^#.*?$|\]\([^)]*\)|<[^>]*>|^\s*\d+\.\s"
-    r"|\b(?:[Cc]hapters?|[Mm]odules?|[Ff]olders?|[Qq]uestions?) \d(?:(?:, | and | to |-)\d)*|第 ?\d ?[章題模]",
+    r"|\b(?:[Cc]hapters?|[Mm]odules?|[Ff]olders?|[Qq]uestions?) \d(?:(?:, | and | to |-)\d)*"
+    r"|第 ?\d ?[章題模]",
     re.M | re.S,
 )
 FIGURE = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*")

@@ -97,6 +97,11 @@ EPSILON_HIGH=0.1 => below EPSILON
 LOSS_ALGO=ppo => must be 'grpo
 LOSS_AGG_MODE=mean => must be 'seq-mean
 ADVANTAGE=gae => must be 'group
+METHOD=nowhere.py => not a Python file
+METHOD=empty_folder => not a Python file
+TEACHER=empty_folder => empty_folder
+TEACHER=tiny_grid => its vocabulary
+SAMPLER_WEIGHT=answer => must be 'token
 KL_LOSS_MODE=k3 => must be 'low_var_kl
 ENTROPY_COEF=-1 => or equal to 0
 OVERLONG_BUFFER=-1 => or equal to 0

@@ -4,6 +4,7 @@ The model is a table of logits (table_policy.py). The numbers beside it are plai
 float64, or Tunix's own loss.
 """
 
+import math
 import typing
 
 import jax
@@ -98,6 +99,11 @@ def test_every_choice_of_a_constant_exchanges_its_piece_and_no_other():
     variants = loss_variants
     exchanged = {
         ("ADVANTAGE", "rloo"): dict(advantage=variants.leave_one_out_advantage),
+        ("ADVANTAGE", "maxrl"): dict(advantage=variants.maxrl_advantage),
+        ("ADVANTAGE", "none"): dict(advantage=variants.no_advantage),
+        ("SAMPLER_WEIGHT", "token-mask"): dict(weight=variants.masked_weight),
+        ("SAMPLER_WEIGHT", "sequence"): dict(weight=variants.sequence_weight),
+        ("SAMPLER_WEIGHT", "sequence-mask"): dict(weight=variants.masked_sequence_weight),
         ("LOSS_ALGO", "gspo-token"): dict(ratio=variants.sequence_ratio),
         ("LOSS_ALGO", "cispo"): dict(objective=variants.cispo_objective),
         ("LOSS_AGG_MODE", "token-mean"): dict(answer_sum=variants.token_sum, count=variants.count_tokens),
@@ -108,15 +114,18 @@ def test_every_choice_of_a_constant_exchanges_its_piece_and_no_other():
         ("NORM_ADV_BY_STD", "False"): dict(advantage=variants.centered_advantage),
     }
     hints = typing.get_type_hints(demo.Constants)
-    names = ("ADVANTAGE", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE")
+    names = ("ADVANTAGE", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "SAMPLER_WEIGHT")
     chosen = [(name, value) for name in names for value in typing.get_args(hints[name])]
     for name, value in [*chosen, ("NORM_ADV_BY_STD", "True"), ("NORM_ADV_BY_STD", "False")]:
         expected = demo.PLAIN._replace(**exchanged.pop((name, value), {}))
-        assert loss_variants.pieces(constants_of(f"{name}={value}"), demo.PLAIN) == expected, (name, value)
+        needed = {"none": ["TEACHER=tiny_llama"]}.get(value, [])  # refused without
+        needed += ["SAMPLER_CORRECTION=2.0"] * (name == "SAMPLER_WEIGHT")
+        chosen = loss_variants.pieces(constants_of(f"{name}={value}", *needed), demo.PLAIN)
+        assert chosen == expected, (name, value)
     assert not exchanged
     assert loss_variants.Pieces(
-        demo.group_advantage, demo.token_ratio, demo.clipped_objective, demo.k3, demo.token_mean,
-        demo.count_answers,
+        demo.group_advantage, demo.token_ratio, demo.clipped_objective, demo.truncated_weight, demo.k3,
+        demo.token_mean, demo.count_answers,
     ) == demo.PLAIN  # fmt: skip
     assert tuple(lora.TARGETS) == LORA_TARGETS
 
@@ -365,6 +374,73 @@ def test_each_kind_of_kl(mode, by_hand):
     np.testing.assert_allclose(mean(figures["kl"]), (kl * MASK).sum() / 5, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("mode", "direction"), [("mse_kl", "reverse"), ("low_var_kl", "forward"), ("kl", None)]
+)
+def test_which_kl_the_gradient_of_each_estimator_lowers(mode, direction):
+    """The mean of its gradient over the policy's own draws, against the gradient of the exact KL.
+
+    Distillation needs the reverse KL's: k2's. k3's, on the policy's draws, is the forward KL's; k1's is 0.
+    """
+    logits, teacher = jnp.array([0.3, -1.2, 0.9, 0.0]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1]))
+    kl = loss_variants.pieces(constants_of(f"KL_LOSS_MODE={mode}"), demo.PLAIN).kl
+
+    def mean_of_draws(logits, drawn_with):  # every token, weighed by how often it is drawn
+        return (drawn_with * kl(teacher - jax.nn.log_softmax(logits))).sum()
+
+    def exact(logits):
+        log_prob = jax.nn.log_softmax(logits)
+        of, to = {"reverse": (log_prob, teacher), "forward": (teacher, log_prob)}[direction]
+        return (jnp.exp(of) * (of - to)).sum()
+
+    found = jax.jit(jax.grad(mean_of_draws))(logits, jax.nn.softmax(logits))
+    expected = jax.jit(jax.grad(exact))(logits) if direction else np.zeros(4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)  # float32, sums of four
+
+
+@pytest.mark.parametrize("kind", ["token", "token-mask", "sequence", "sequence-mask"])
+@pytest.mark.parametrize("cap", [1.25, 2.0])
+def test_each_sampler_weight_by_hand(kind, cap):
+    """Answer by answer in Python floats; the first has 3 tokens of its own, the second 2."""
+    expected = np.zeros(SAMPLER.shape)
+    for answer, tokens in enumerate(MASK.sum(axis=1).astype(int)):
+        ratios = [math.exp(OLD[answer, t] - SAMPLER[answer, t]) for t in range(tokens)]
+        of_all = math.prod(ratios)
+        for t, ratio in enumerate(ratios):
+            expected[answer, t] = {
+                "token": min(ratio, cap),
+                "token-mask": ratio if 1 / cap <= ratio <= cap else 0.0,
+                "sequence": min(of_all, cap),
+                "sequence-mask": of_all if of_all <= cap else 0.0,
+            }[kind]
+    c = constants_of(f"SAMPLER_WEIGHT={kind}", f"SAMPLER_CORRECTION={cap}")
+    sampler = np.where(MASK, SAMPLER, -5.0)  # padding has no say in an answer's ratio
+    weight = loss_variants.pieces(c, demo.PLAIN).weight(OLD, sampler, MASK, cap)
+    np.testing.assert_allclose(np.broadcast_to(weight, MASK.shape) * MASK, expected, **CLOSE)
+    if kind.startswith("sequence"):  # it reaches the loss as an answer's weight
+        constants = (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}", "BETA=0.0")
+        value, *_ = loss_of(*constants, **NO_REFERENCE)
+        np.testing.assert_allclose(value, mean_of_means(clipped_by_hand() * expected), **CLOSE)
+
+
+def test_an_uncapped_weight_of_the_whole_answer_is_unbiased_and_a_tokens_is_not():
+    """All 9 answers of two tokens: the sampler's mean of weight times value against the policy's mean."""
+    rng = np.random.default_rng(0)
+    pi, sampler = (np.log(rng.dirichlet(np.ones(9)).reshape(3, 3)) for _ in range(2))  # [first, second]
+
+    def by_token(joint):  # log-probs of both tokens of each answer, [9, 2]
+        first = np.logaddexp.reduce(joint, axis=1, keepdims=True)
+        return np.stack([np.broadcast_to(first, (3, 3)), joint - first], axis=-1).reshape(9, 2)
+
+    value, mask = rng.normal(size=(9, 2)), np.ones((9, 2), bool)
+    drawn = np.exp(by_token(sampler).sum(axis=1, keepdims=True))
+    wanted = (np.exp(by_token(pi).sum(axis=1, keepdims=True)) * value).sum()
+    whole = loss_variants.sequence_weight(by_token(pi), by_token(sampler), mask, np.inf)
+    np.testing.assert_allclose((drawn * whole * value).sum(), wanted, rtol=1e-5)  # float32
+    token = demo.truncated_weight(by_token(pi), by_token(sampler), mask, np.inf)
+    assert abs(float((drawn * token * value).sum()) - wanted) > 0.01
+
+
 def test_the_kl_keeps_its_digits_near_zero():
     """Against float64; exp(x) - x - 1 would be off by 6e-8, the rounding of a number near 1."""
     x = np.float32([1e-2, -1e-2, 1e-3, 1e-4, -1e-5, 1e-6, 0.0, 1.5, -3.0])
@@ -432,7 +508,12 @@ def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes()
     [
         (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "'grpo', 'gspo-token'"]),
         (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
-        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "'group' or 'rloo'"]),
+        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "'group', 'rloo', 'maxrl', 'gdpo' or 'none'"]),
+        (["ADVANTAGE=none"], ["ADVANTAGE=none:", "set TEACHER"]),
+        (["TEACHER=tiny_llama", "BETA=0"], ["TEACHER=tiny_llama:", "BETA=1"]),
+        (["TEACHER=tiny_llama", "KL_LOSS_MODE=kl"], ["KL_LOSS_MODE=kl", "mse_kl"]),
+        (["SAMPLER_WEIGHT=sequence"], ["SAMPLER_WEIGHT=sequence:", "SAMPLER_CORRECTION=0"]),
+        (["CURRICULUM=True", "OFF_POLICY_STEPS=1"], ["CURRICULUM=True:", "OFF_POLICY_STEPS=1"]),
         (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
         (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "'keep', 'skip' or 'refill'"]),
         (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "equal to 0"]),

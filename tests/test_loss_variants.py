@@ -1,6 +1,8 @@
 """What the variants make of rewards, lengths and steps: functions of NumPy arrays, by hand."""
 
 import collections
+import math
+import statistics
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from tunix.rl import function_registry
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import loss_variants
+from parts import loss_variants, settings
 from parts.rewards import run_grader
 
 # --- advantages
@@ -44,6 +46,144 @@ def test_each_advantage_equals_tunixs_own(ours, tunixs):
     # float64, a few roundings
     np.testing.assert_allclose(ours(rewards, 4), np.asarray(theirs(rewards, 4)), rtol=1e-6, atol=1e-7)
     assert np.isfinite(ours(np.ones(8), 4)).all()
+
+
+def test_maxrl_climbs_the_first_terms_of_log_p():
+    """Its mean over all draws of G coins with a logit against the gradient of the expansion of log p.
+
+    log p = - sum_k (1 - p)^k / k; the mean of the group as a baseline leaves the terms up to G - 1.
+    """
+    G, p = 5, 0.3
+    found = 0.0
+    for right in range(G + 1):
+        rewards = np.array([1.0] * right + [0.0] * (G - right))
+        score = rewards - p  # d log prob of each coin / d logit
+        often = math.comb(G, right) * p**right * (1 - p) ** (G - right)
+        found += often * (loss_variants.maxrl_advantage(rewards, G) * score).mean()
+    slope = sum((1 - p) ** (k - 1) for k in range(1, G)) * p * (1 - p)  # dp / d logit = p (1 - p)
+    np.testing.assert_allclose(found, slope, rtol=1e-12)
+
+
+def test_maxrl_by_hand_and_without_a_right_answer():
+    found = loss_variants.maxrl_advantage(np.array([1.0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2]), 4)
+    np.testing.assert_allclose(found, [3, -1, -1, -1] + [0] * 8, rtol=1e-12)
+    with pytest.raises(settings.UserError, match=r"ADVANTAGE=maxrl: .* -1; .*correctness_reward"):
+        loss_variants.maxrl_advantage(np.array([3.0, -1.0]), 2)
+
+
+def test_distillation_has_no_advantage_of_its_own():
+    c = constants_of("ADVANTAGE=none", "TEACHER=tiny_llama")
+    assert loss_variants.pieces(c, demo.PLAIN).advantage(np.array([9.5, 0.0]), 2).tolist() == [0, 0]
+
+
+Points = collections.namedtuple("Points", ("points",))
+
+
+def test_gdpo_normalises_each_reward_by_itself():
+    """In plain Python. The sums of the first group are equal: the group advantage of the sum sees nothing."""
+    points = {"form": [3.0, 0, 3, 0, 1, 1, 1, 1], "answer": [0.0, 3, 0, 3, 2, 0, 0, 0]}
+    total = [0.0] * 8
+    for values in points.values():
+        for start in (0, 4):
+            group = values[start : start + 4]
+            for i in range(start, start + 4):
+                spread = statistics.stdev(group)
+                total[i] += (values[i] - statistics.mean(group)) / spread if spread else 0.0
+    spread = statistics.stdev(total)
+    drawn = Points({name: np.array(values) for name, values in points.items()})
+    found = loss_variants.finer_advantage(constants_of("ADVANTAGE=gdpo"), demo.PLAIN)(drawn, 4)
+    np.testing.assert_allclose(found, [value / spread for value in total], atol=1e-5)  # 1e-6 beside each std
+    assert found[:4].tolist() == pytest.approx([0] * 4, abs=1e-9)  # opposite, and of one size
+    drawn.points["answer"][:4] = [0, 6, 0, 3]
+    found = loss_variants.finer_advantage(constants_of("ADVANTAGE=gdpo"), demo.PLAIN)(drawn, 4)
+    assert np.ptp(found[:4]) > 0.5
+    assert loss_variants.finer_advantage(constants_of(), demo.PLAIN) is None
+
+
+# --- which questions are asked
+
+
+def test_a_curriculum_takes_what_was_half_right():
+    batch = {"question": np.array(list("abcdef")), "answer": np.array(list("123456"))}
+    rates = {"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.9, "z": 0.5}
+    chosen = loss_variants.half_right(batch, rates, 3)
+    assert {name: "".join(column) for name, column in chosen.items()} == {"question": "bef", "answer": "256"}
+    chosen = loss_variants.half_right(batch, rates | {"e": 1.0, "f": 0.75}, 3)  # then d, 0.4 from the half
+    assert "".join(chosen["question"]) == "bdf"
+
+
+def test_a_pass_rate_is_the_share_of_right_answers():
+    """By the grade, not by the points: a wrong answer in good form earns some."""
+    answers = [f"<reasoning>1</reasoning><answer>{n}</answer>" for n in (3, 4, 4, 4, 7, 7, 7, 8)]
+    columns = {"question": "ppppqqqq", "answer": "44449999", "data_source": [""] * 8, "extra_info": [""] * 8}
+    asked = {name: np.array(list(column)) for name, column in columns.items()}
+    drawn = collections.namedtuple("Drawn", ("texts", "asked"))(np.array(answers, dtype=object), asked)
+    grader = run_grader.make_grader("", "", reward_func, [])
+    assert loss_variants.rates_of(drawn, grader, 4) == {"p": 0.75, "q": 0.0}
+
+
+def test_a_curriculum_draws_from_twice_as_many_questions():
+    rows = [dict(prompts=str(i), weight="1", source="", question="") for i in range(12)]
+    sizes = {
+        asked: [
+            len(b["prompts"]) for b in demo.training_batches(constants_of("BATCH_SIZE=2", asked), rows, 0)
+        ]
+        for asked in ("CURRICULUM=False", "CURRICULUM=True")
+    }
+    assert sizes == {"CURRICULUM=False": [2] * 100, "CURRICULUM=True": [4] * 100}
+
+
+# --- a piece of one's own
+
+
+def test_a_readers_piece_takes_the_place_of_the_pages(tmp_path):
+    """The example's ranks by hand, and another piece beside it."""
+    own = tmp_path / "own.py"
+    example = (settings.HERE / "examples" / "my_method.py").read_text()
+    own.write_text(example + "\n\ndef count(mask):\n    return mask.sum() * 2\n")
+    c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
+    loss_variants.check_method(c, demo.PLAIN)
+    found = loss_variants.pieces(c, demo.PLAIN)
+    assert found._replace(advantage=None, count=None) == demo.PLAIN._replace(advantage=None, count=None)
+    assert found.count(np.ones(3)) == 6
+    advantage = found.advantage(np.array([9.5, 2, 2, -1, 4, 4, 4, 4]), 4)
+    np.testing.assert_allclose(advantage, [1, 0, 0, -1, 0, 0, 0, 0], atol=1e-12)
+
+
+WRONG_METHODS = {
+    "def advantages(rewards, num_generations): return rewards": "has none of the functions advantage, ratio",
+    "def advantage(rewards, num_generations): return rewards.reshape(-1, num_generations)": "shape (2, 4)",
+    "def advantage(rewards, num_generations): return rewards[0]": "shape ()",
+    "def advantage(rewards): return rewards": "TypeError",
+    "def advantage(rewards, num_generations): return rewards / 0": "NaN or infinity",
+    "def advantage(rewards, num_generations):\n"
+    "    groups = rewards.reshape(-1, num_generations)\n"
+    "    return (groups / groups.sum(axis=1, keepdims=True)).ravel()": "a group of equal rewards",
+    "def ratio(log_prob, old_log_prob, mask): return (log_prob - old_log_prob).mean()": "shape ()",
+    "def kl(x): raise ValueError('no\\nidea')": "kl raised ValueError: no; fix it",
+    "def objective(ratio, A, log_prob, epsilon, epsilon_high): return ratio * A": "objective returned",
+    "def kl(x):\n    if x > 0:\n        return x": "truth value",
+    "def weight(log_prob, sampler_log_prob, mask, cap): return mask[:, 0]": "weight returned the shape (8,)",
+    "advantage = 1 / 0": "ZeroDivisionError",
+}
+
+
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # of the reader's code
+@pytest.mark.parametrize("text", WRONG_METHODS)
+def test_a_piece_that_cannot_work_gets_one_line(text, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(text)
+    with pytest.raises(settings.UserError) as error:
+        loss_variants.check_method(constants_of(f"METHOD={own}"), demo.PLAIN)
+    line = str(error.value)
+    assert line.startswith(f"METHOD={own}: ") and "\n" not in line and WRONG_METHODS[text] in line, line
+
+
+def test_a_weight_for_the_whole_answer_is_a_weight(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def weight(log_prob, sampler_log_prob, mask, cap): return mask[:, :1] * 1.0"
+    )
+    loss_variants.check_method(constants_of(f"METHOD={tmp_path / 'own.py'}"), demo.PLAIN)
 
 
 # --- the length penalty

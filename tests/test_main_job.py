@@ -68,6 +68,7 @@ STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "
             "TARGET_KL=0.001",
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
 AHEAD = ["OFF_POLICY_STEPS=1", "SAMPLER_CORRECTION=2.0"]
+CURRICULUM = ["CURRICULUM=True", "DATASET=few"]
 
 
 def assert_same_end(whole, other):
@@ -149,6 +150,7 @@ BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST = "1 after its row", "3 before its
     [
         pytest.param(STATEFUL, [BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST], id="much state"),
         pytest.param(AHEAD, [BETWEEN_TWO], id="answers ahead"),
+        pytest.param(CURRICULUM, [BETWEEN_TWO], id="pass rates"),
         pytest.param(STATEFUL, None, id="much state, every moment", marks=pytest.mark.slow),
         pytest.param(AHEAD, None, id="answers ahead, every moment", marks=pytest.mark.slow),
     ],
@@ -157,16 +159,21 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
     kept, whole = tmp_path / "kept", tmp_path / "whole"
     kept.mkdir()
     whole.mkdir()
+    (tmp_path / "few").mkdir()  # 16 questions to train on: steps 3 and 4 choose by what was right in 1 and 2
+    for split, rows in (("train", 20), ("test", 4)):
+        lines = (settings.HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()[:rows]
+        (tmp_path / "few" / f"{split}.jsonl").write_text("\n".join(lines))
+    options = [option.replace("=few", f"={tmp_path / 'few'}") for option in options]
     with monkeypatch.context() as patch:
         moments_of_a_kill(patch, whole / "run", kept)
         run_here(whole, *OPTIONS, *options)
     every = sorted(path.name for path in kept.iterdir())
     assert len(every) == 4 * 2 + 2
     log = read_log(whole / "run" / "train_log.csv")
-    if options is STATEFUL:  # or it would show nothing
+    if "TARGET_KL=0.001" in options:  # or it would show nothing
         assert len({row["beta"] for row in log}) > 2 and any(row["answers"] > 16 for row in log)
         assert [row["temperature"] for row in log] == pytest.approx([0.6, 0.5, 0.4, 0.3])
-    else:
+    elif "OFF_POLICY_STEPS=1" in options:
         assert log[-1]["mismatch"] > 10 * log[0]["mismatch"]
     for name in moments or every:
         folder = tmp_path / "resumed"

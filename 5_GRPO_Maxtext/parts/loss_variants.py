@@ -217,11 +217,12 @@ def check_method(c, plain: Pieces) -> None:
     }
     for name, function in own_pieces(c.METHOD).items():
         arguments, fault = examples[name], f"METHOD={c.METHOD}: {name}"
-        # NumPy's stays NumPy; the others are compiled as in the loss. Numbers are constants there, too.
-        arrays = [i for i, x in enumerate(arguments) if isinstance(x, np.ndarray)]
-        compiled = jax.jit(function, static_argnums=[i for i in range(len(arguments)) if i not in arrays])
+        # advantage is NumPy's; the others are compiled as in the loss, where numbers are constants, too.
+        numbers = [i for i, x in enumerate(arguments) if not isinstance(x, np.ndarray)]
         try:
-            given = (function if name == "advantage" else compiled)(*arguments)
+            if name != "advantage":
+                function = jax.jit(function, static_argnums=numbers)
+            given = function(*arguments)
             shapes, expected = (jax.tree.map(np.shape, x) for x in (given, getattr(plain, name)(*arguments)))
             finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
         except (Exception, SystemExit) as error:

@@ -39,7 +39,7 @@ def make_cluster(c, folder: Path, hf, tokenizer, sampling: Callable[..., Rollout
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     reference = None
     if c.TEACHER:
-        reference = llama.load_teacher(c, tokenizer, trainer_devices)
+        reference = llama.load_teacher(c, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:

@@ -373,20 +373,27 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
-def load_teacher(c, tokenizer, devices=None):
-    """TEACHER, under the adapter of `load_llama`; of any size, with the tokenizer of MODEL.
+def check_teacher(c, tokenizer) -> None:
+    """Refuses a TEACHER that cannot be read, or whose tokens are not MODEL's.
 
     Raises:
-        UserError: its tokenizer gives other tokens.
+        UserError: either.
     """
-    folder, hf = load_hf_config(c.TEACHER)
+    if not c.TEACHER:
+        return
+    folder, _ = load_hf_config(c.TEACHER)
     theirs = load_tokenizer(folder)
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise UserError(
             f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
             f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
         )
-    adapter, _ = load_llama(folder, hf, to_run_config(c, hf), tokenizer.pad_token_id, devices)
+
+
+def load_teacher(c, pad_id: int, devices=None):
+    """TEACHER, of any size, under the adapter of `load_llama`."""
+    folder, hf = load_hf_config(c.TEACHER)
+    adapter, _ = load_llama(folder, hf, to_run_config(c, hf), pad_id, devices)
     return adapter
 
 

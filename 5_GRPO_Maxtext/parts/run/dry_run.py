@@ -70,7 +70,10 @@ def check(c, course: ModuleType) -> str:
     checks.model(c, hf)
     if on_target(c):
         devices.check_attention(c)
-    check_data(c, course, llama.load_tokenizer(folder) if folder else None)
+    tokenizer = llama.load_tokenizer(folder) if folder else None
+    if tokenizer:
+        llama.check_teacher(c, tokenizer)
+    check_data(c, course, tokenizer)
 
     sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
     tokens = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
