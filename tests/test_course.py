@@ -113,6 +113,19 @@ def test_darkening_by_hand():
     assert grey == [round(p + 55 / 255 * (255 - p)) for p in (13, 17, 23)]
 
 
+def test_the_push_of_a_group_on_its_tokens_by_hand():
+    """What all eight answers share cancels; at a fork each side gets the sum of its own advantages."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    right, wrong = drawings.pushes(group, 2), drawings.pushes(group, 5)
+    assert right[:3] == pytest.approx([0, 0, 0], abs=1e-3)
+    assert wrong[:3] == pytest.approx([0, 0, 0], abs=1e-3)
+    minus = 1.65496 + 3 * 0.50368  # the four answers that subtract; the other four have the rest of 0
+    assert (right[3], wrong[3]) == pytest.approx((minus, -minus), abs=1e-3)
+    p = np.exp(-0.82996)  # of </reasoning> after 14-7=7
+    assert right[7] == pytest.approx(1.65496 - p * minus, abs=1e-3)
+    assert max(map(abs, right[4:7] + right[8:])) < 0.02  # certain already: nothing is left to push
+
+
 def test_the_map_counts_the_weights_of_the_networks():
     """4 inputs or 3, two hidden layers of 64, 2 outputs; 784 pixels, two layers of 128, 10 digits."""
 

@@ -255,7 +255,7 @@ ONE_WORD = {  # what is not said: what is said instead
     r"採樣": "抽樣",
     r"扭矩|扭力": "力矩",
     r"記錄": "紀錄",
-    r"智能體|代理人": "agent",
+    r"智能體|(?<!也譯)代理人": "agent",
     r"評論家(?!（critic)": "評論家（critic）, critic",
     r"(?<!演)演員(?!（actor)": "演員（actor）, actor",
     r"基準(?!測試)": "基線",

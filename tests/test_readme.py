@@ -461,3 +461,24 @@ def test_every_row_of_folder_3s_tables_is_the_committed_csv(language):
     with open(PPO / "assets" / "pendulum_optimum.csv", newline="") as file:
         best = statistics.mean(float(line["return"]) for line in csv.DictReader(file))
     assert f"{best:.1f}".replace("-", "−") in "\n".join(lines)
+
+
+# --- folder 5, its chapter
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_what_is_learned_when_is_the_committed_log(language):
+    """The lab book's table, and what the chapter says of it."""
+    with open(settings.HERE / "assets" / "train_log.csv", newline="") as file:
+        log = list(csv.DictReader(file))
+    text = pages.text(settings.HERE, language)
+    names = ("format_ok", "correct_lenient", "zero_variance")
+    shares = {int(row["step"]): [100 * float(row[name]) for name in names] for row in log}
+    for step in (1, 13, 25):
+        assert f"| {step} | {' | '.join(f'{share:.0f} %' for share in shares[step])} |" in text
+    last = [statistics.mean(shares[step][i] for step in range(81, 101)) for i in range(3)]
+    assert f"| {' | '.join(f'{share:.0f} %' for share in last)} |" in text
+    chapter = (settings.HERE / ("README.md" if language == "english" else "README_ch.md")).read_text()
+    assert f" {last[2]:.0f} %" in chapter  # groups without signal, the last twenty steps
+    read = [shares[step][1] for step in (1, 13, 25)]
+    assert 0.7 < (read[1] - read[0]) / (read[2] - read[0]) < 0.8  # "three quarters of the reading"

@@ -2,9 +2,10 @@
 
     python tools/drawings.py
 
-Draws the map of the course, the loop of agent and environment, actor and critic, eight answers and their
-advantages, the programs that train the language model, and eight chips as a mesh. Then every `name.png`
-that a page shows in a `<picture>` gets its `name_dark.png`: the same picture with its lightness turned round.
+Draws the map of the course, the loop of agent and environment, actor and critic, eight answers, their
+advantages and where these push, the programs that train the language model, and eight chips as a mesh. Then
+every `name.png` that a page shows in a `<picture>` gets its `name_dark.png`: the same picture with its
+lightness turned round.
 """
 
 import json
@@ -56,25 +57,40 @@ def arrow(axes: Axes, start: Point, end: Point, text: str = "", at: Point | None
 
 # %% The drawings -----------------------------------------------------------------------------------------
 def course_map() -> plt.Figure:
-    """Five folders, what each learns, and who says whether an action was good."""
-    figure, axes = sheet(10, 3.3)
+    """Five chapters: what each learns, who says whether an action was good, and what that costs."""
+    figure, axes = sheet(10, 4.6)
     steps = (
-        ("1  Q-learning", "a table\n64 numbers", "the table\nitself"),
-        ("2  DQN", "a network\n4,610 weights", "a frozen copy\nof the network"),
-        ("3  REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along"),
-        ("4  GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses"),
-        ("5  GRPO, MaxText", "a language model\n0.3 million to 8 billion", "the mean of\neight answers"),
-    )
-    for i, (title, what, judge) in enumerate(steps):
+        ("1  Q-learning", "a table\n64 numbers", "the table\nitself", "every cell must\nbe visited"),
+        ("2  DQN", "a network\n4,610 weights", "a frozen copy\nof the network",
+         "targets that move:\nunstable"),
+        ("3  REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along",
+         "a second network"),
+        ("4  GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
+         "eight guesses\nper image"),
+        ("5  GRPO, MaxText", "a language model\n0.3 million to 8 billion", "the mean of\neight answers",
+         "eight answers\nper question"),
+    )  # fmt: skip
+    axes.text(5, 4.38, "Was the action good? Each chapter asks somebody else, and pays another price",
+              ha="center", va="center", fontsize=11.5, weight="bold")  # fmt: skip
+    for i, (title, what, judge, price) in enumerate(steps):
         x = 1.05 + 1.98 * i
-        axes.text(x, 3.0, title, ha="center", va="center", fontsize=10, weight="bold")
-        box(axes, (x, 2.35), (1.72, 0.72), what, BLUE)
-        box(axes, (x, 0.95), (1.72, 0.72), judge, ORANGE)
-        arrow(axes, (x, 1.31), (x, 1.99))
+        axes.text(x, 3.95, title, ha="center", va="center", fontsize=10, weight="bold")
+        box(axes, (x, 3.38), (1.72, 0.66), what, BLUE)
+        box(axes, (x, 2.3), (1.72, 0.66), judge, ORANGE)
+        box(axes, (x, 1.5), (1.72, 0.6), price, GREY, fontsize=9)
+        arrow(axes, (x, 2.63), (x, 3.05))
         if i:
-            arrow(axes, (x - 1.12, 2.35), (x - 0.86, 2.35))
-    axes.text(5, 0.3, "orange: who says whether an action was good      blue: what is learned",
-              ha="center", fontsize=9, color=GREY)  # fmt: skip
+            arrow(axes, (x - 1.12, 3.38), (x - 0.86, 3.38))
+    box(axes, (8.97, 0.72), (1.72, 0.6), "mesh: its numbers\ncut over many chips", GREEN, fontsize=9)
+    arrow(axes, (8.97, 1.2), (8.97, 1.02))
+    axes.text(8.0, 0.72, "last part, when the model\nfits on no chip (module 6)", ha="right", va="center",
+              fontsize=9)  # fmt: skip
+    for x, colour, words in (
+        (0.2, BLUE, "blue: what is learned"),
+        (2.2, ORANGE, "orange: who says whether an action was good"),
+        (5.6, GREY, "grey: the price"),
+    ):
+        axes.text(x, 0.2, words, ha="left", va="center", fontsize=9, color=colour)
     return figure
 
 
@@ -128,14 +144,62 @@ def eight_answers() -> plt.Figure:
         side = 1 if advantage > 0 else -1
         right.text(advantage + 0.08 * side, row, f"{advantage:+.2f}".replace("-", "−"),
                    ha="left" if side > 0 else "right", va="center", fontsize=8)  # fmt: skip
+    left.set_title("what each answer earns", fontsize=10)
+    right.set_title("how far it lies from the group's mean", fontsize=10)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+def pushes(group: dict, row: int) -> list[float]:
+    """How hard a group pushes each token of one of its answers, before the division by the length.
+
+    Of the answers that begin as this one does, those that drew the same token push it up by their advantage,
+    and all push it down by their advantage times its probability: the slope of sum_i A_i log pi along the
+    token's logit.
+    """
+    answers, mine = group["before"], group["before"][row]
+    pushed = []
+    for t, piece in enumerate(mine["pieces"]):
+        here = [answer for answer in answers if answer["pieces"][:t] == mine["pieces"][:t]]
+        probability = np.exp(mine["log_prob"][t])
+        pushed.append(sum(a["advantage"] * ((a["pieces"][t] == piece) - probability) for a in here))
+    return pushed
+
+
+def token_credit() -> plt.Figure:
+    """Two answers of the group, token by token: where the push of the eight advantages falls."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    figure, axes = sheet(10, 2.9)
+    axes.text(5, 2.66, "Tokens that all answers share are not pushed; those where they part are",
+              ha="center", va="center", fontsize=11.5, weight="bold")  # fmt: skip
+    for y, row, name in ((1.95, 2, "the right answer\nA = +1.65"), (0.75, 5, "a wrong one\nA = −1.08")):
+        axes.text(0.08, y, name, ha="left", va="center", fontsize=9.5)
+        x = 1.42
+        for piece, push in zip(group["before"][row]["pieces"][:-1], pushes(group, row)):
+            width = 0.14 + 0.085 * len(piece)
+            strength = min(abs(push) / 3.2, 1)
+            colour = GREEN if push > 0 else RED
+            seen = strength > 0.02
+            axes.add_patch(FancyBboxPatch(
+                (x, y - 0.2), width, 0.4, boxstyle="round,pad=0,rounding_size=0.05", lw=1.6 if seen else 0.8,
+                ec=colour if seen else GREY, fc=f"{colour}{int(40 + 140 * strength):02x}" if seen else "none",
+            ))  # fmt: skip
+            axes.text(x + width / 2, y, piece, ha="center", va="center", fontsize=9.5, family="monospace")
+            if seen:
+                number = f"{push:+.2f}".replace("-", "−")
+                axes.text(x + width / 2, y - 0.38, number, ha="center", va="center", fontsize=9.5,
+                          color=colour, weight="bold")  # fmt: skip
+            x += width + 0.09
+    axes.text(5, 0.1, "below a token: the push of all eight answers together; no number: next to none",
+              ha="center", va="center", fontsize=9, color=GREY)  # fmt: skip
+    return figure
+
+
 def stack() -> plt.Figure:
-    """Who calls whom when the language model is trained."""
-    figure, axes = sheet(9.2, 4.6)
+    """Who calls whom when the language model is trained, down to the chips."""
+    figure, axes = sheet(9.2, 5.6)
+    axes.set(ylim=(-1.0, 4.6))
     box(axes, (4.6, 4.15), (4.0, 0.66), "grpo_llama3_1_8b_demo.py\nthe loop, advantage, loss, update", BLUE)
     box(axes, (1.2, 4.15), (2.0, 0.66), "Grain\nshuffles questions", GREY)
     box(axes, (8.0, 4.15), (2.0, 0.66), "reward_func.py\npoints per answer", GREEN)
@@ -149,7 +213,11 @@ def stack() -> plt.Figure:
     box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
     box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/model/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
-    box(axes, (4.6, 0.45), (8.4, 0.6), "JAX and XLA: one program for the CPU, the TPU or the GPU", BLUE)
+    box(axes, (4.6, 0.45), (8.4, 0.56), "JAX and XLA: one program, whatever the chips", BLUE)
+    rules = "the mesh and the axis rules: which piece of each array lies on which chip"
+    box(axes, (4.6, -0.17), (8.4, 0.44), rules, GREEN)
+    for x, chips in ((1.72, "CPU: your laptop, one chip"), (4.6, "TPU: 4, 8 or 32 chips"), (7.48, "GPU")):
+        box(axes, (x, -0.7), (2.64, 0.4), chips, GREY)
     arrow(axes, (2.2, 4.15), (2.6, 4.15))
     arrow(axes, (6.6, 4.25), (7.0, 4.25))
     arrow(axes, (7.0, 4.05), (6.6, 4.05))
@@ -159,7 +227,7 @@ def stack() -> plt.Figure:
     arrow(axes, (1.9, 2.62), (1.8, 2.15))
     arrow(axes, (4.2, 2.62), (4.4, 2.15))
     for x in (1.75, 4.85, 7.75):
-        arrow(axes, (x, 1.25), (x, 0.75))
+        arrow(axes, (x, 1.25), (x, 0.73))
     return figure
 
 
@@ -194,6 +262,7 @@ DRAWINGS = {
     "1_Q_Learning/assets/agent_environment.png": agent_environment,
     "3_Pendulum/assets/actor_critic.png": actor_critic,
     "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,
+    "5_GRPO_Maxtext/assets/token_credit.png": token_credit,
     "5_GRPO_Maxtext/assets/stack.png": stack,
     "5_GRPO_Maxtext/assets/mesh_4x2.png": mesh_4x2,
 }

@@ -16,14 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 QUESTION = "Tom has 14 coins and gives away 7. How many coins are left?"  # in step 1 with SEED=0
+KEPT = ("text", "reward", "advantage", "pieces", "log_prob")  # of an answer
 
 
 def transcript(run: Path) -> dict:
     """The group of QUESTION in a run's first step, and eight answers of its last checkpoint.
 
     Returns:
-        question, answer; before: a list of text, reward (points) and advantage (standard deviations) per
-        answer; after: a list of texts.
+        question, answer; before: a list of text, reward (points), advantage (standard deviations), the
+        tokens' pieces and their log_prob (nats) per answer; after: a list of texts.
     """
     lines = map(json.loads, (run / "answers.jsonl").read_text().splitlines())
     [group] = [line for line in lines if line["step"] == 1 and line["question"] == QUESTION]
@@ -36,7 +37,7 @@ def transcript(run: Path) -> dict:
     return {
         "question": QUESTION,
         "answer": group["answer"],
-        "before": [{name: c[name] for name in ("text", "reward", "advantage")} for c in group["completions"]],
+        "before": [{name: c[name] for name in KEPT} for c in group["completions"]],
         "after": after["completions"],
     }
 

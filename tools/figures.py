@@ -295,7 +295,7 @@ JOBS = [
         "python tools/drawings.py",
         into("1_Q_Learning", "course_map.png", "agent_environment.png")
         | into("3_Pendulum", "actor_critic.png")
-        | into("5_GRPO_Maxtext", "eight_answers.png", "stack.png", "mesh_4x2.png"),
+        | into("5_GRPO_Maxtext", "eight_answers.png", "token_credit.png", "stack.png", "mesh_4x2.png"),
         0.3,
         writes_itself=True,
     ),

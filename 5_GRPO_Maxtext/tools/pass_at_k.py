@@ -197,7 +197,8 @@ def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
         panel.set_xscale("log", base=2)
         panel.set_xticks(ks, map(str, ks))
         panel.set(xlabel="k, answers per question", title=words)
-    panels[0].set(ylabel="pass@k")
+    panels[0].set(ylabel="questions with a right one among them")
+    figure.suptitle("Trained: right at the first try. Untrained: right after enough tries", fontsize=11)
     handles, labels = panels[0].get_legend_handles_labels()
     once = dict(zip(labels, handles))  # several trained models have one entry
     panels[0].legend(once.values(), once.keys(), frameon=False, loc="lower right")

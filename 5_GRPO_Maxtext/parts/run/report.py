@@ -21,10 +21,16 @@ from parts.run import answers, checkpoints, episodes, evaluation, page, train_lo
 from parts.run.run_files import read_object
 from parts.run.run_folder import Run
 
-COLORS = {"correct": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888"}
-HELD_OUT_COLOR = "#2ca02c"
-LABELS = {"correct": "answers right", "format_ok": "format right", "zero_variance": "groups without signal"}
+COLORS = {"right": "#1f77b4", "format_ok": "#ff7f0e", "zero_variance": "#888888", "held out": "#2ca02c"}
 BEFORE_COLOR, AFTER_COLOR = "#bbbbbb", "#1f77b4"
+BARS = {  # of an evaluation, as the picture calls them
+    "answer_accuracy": "right",
+    "lenient_accuracy": "by the last\nnumber",
+    "format_accuracy": "form",
+    "greedy_answer_accuracy": "greedy:\nright",
+    "greedy_lenient_accuracy": "greedy: by the\nlast number",
+}
+SEEN = 0.05  # a share that never reaches this is no bar and no curve: the picture names it
 KEPT = (  # of an evaluation, in result.json
     "answer_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy", "greedy_answer_accuracy",
     "greedy_lenient_accuracy", "questions", "mean_score", "by_data_source",
@@ -139,42 +145,61 @@ def draw_picture(
     evaluations: Sequence[dict[str, Any]],
     title: str,
 ) -> None:
-    """Learning curves on the left, before/after with intervals on the right; readable on any background."""
+    """Learning curves on the left, before/after with intervals on the right; readable on any background.
+
+    A share that stays below SEEN is named instead of drawn: right in the form asked for may be none, where
+    answers are paid by their last number.
+    """
     import matplotlib  # only here: a run that is refused need not wait for it
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4), facecolor="white", layout="constrained")
-    steps = [row["step"] for row in log]
-    for key, color in COLORS.items():
-        curves.plot(steps, [row.get(key, math.nan) for row in log], color=color, label=LABELS[key], lw=1.2)
-    for key, line, label in (
-        ("answer_accuracy", "-", "held-out questions right"),
-        ("lenient_accuracy", ":", "held-out, by the last number"),
-    ):
-        if evaluations:
-            curves.plot(
-                [result["step"] for result in evaluations],
-                [result[key] for result in evaluations],
-                color=HELD_OUT_COLOR, ls=line, marker="o", ms=4, lw=1.2, label=label,
-            )  # fmt: skip
-    curves.set(xlabel="training step", ylabel="share of the step's answers", ylim=(-0.02, 1.02))
-    curves.legend(frameon=False)
-    curves.set_title(title)
+    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= SEEN] or list(BARS)[:4]
+    strict = "answer_accuracy" in keys
+    column, key = ("correct", "answer_accuracy") if strict else ("correct_lenient", "lenient_accuracy")
+    reading = "right" if strict else "right by the last number"
 
-    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4.4), facecolor="white", layout="constrained")
+    steps = [row["step"] for row in log]
+    for name, color, label in (
+        ("format_ok", COLORS["format_ok"], "the step's answers: form right"),
+        (column, COLORS["right"], "the step's answers: right"),
+        ("zero_variance", COLORS["zero_variance"], "groups without signal"),
+    ):
+        if name != "format_ok" or "format_accuracy" in keys:
+            shares = [row.get(name, math.nan) for row in log]
+            curves.plot(steps, shares, color=color, label=label, lw=1)
+    if evaluations:
+        shares = [result[key] for result in evaluations]
+        curves.plot(
+            [result["step"] for result in evaluations], shares, color=COLORS["held out"], marker="o", ms=5,
+            lw=2, label="held-out questions: right",
+        )  # fmt: skip
+        title = f"held-out questions {reading}: {shares[0]:.0%} to {shares[-1]:.0%}\n({title})"
+    curves.set(xlabel="training step", ylabel="share", ylim=(-0.02, 1.02))
+    curves.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9)
+    curves.set_title(title, fontsize=11)
+
     for offset, result, color, label in (
-        (-0.2, before, BEFORE_COLOR, "before"),
+        (-0.2, before, BEFORE_COLOR, "before training"),
         (0.2, after, AFTER_COLOR, "after"),
     ):
         shares = np.array([result[key] for key in keys])
-        intervals = np.array([evaluation.wilson(share, result["questions"]) for share in shares])  # [4, 2]
-        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, 4]
-        bars.bar(np.arange(4) + offset, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
-    bars.set_xticks(range(4), ["answers\nright", "by the last\nnumber", "format\nright", "greedy:\nright"])
-    bars.set(ylim=(0, 1.2), title=f"{before['questions']} test questions, 95 % intervals")
-    bars.legend(frameon=False, ncols=2, loc="upper center")
+        intervals = np.array([evaluation.wilson(share, result["questions"]) for share in shares])  # [bars, 2]
+        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, bars]
+        places = np.arange(len(keys)) + offset
+        bars.bar(places, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
+        for x, share, high in zip(places, shares, intervals[:, 1], strict=True):
+            bars.text(x, high + 0.015, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
+    bars.set_xticks(range(len(keys)), [BARS[key] for key in keys], fontsize=9)
+    left_out = [name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys]
+    asked = f"({before['questions']} test questions, 95% intervals)"
+    bars.set(ylim=(0, 1.1), ylabel="share")
+    bars.set_title(f"test questions {reading}: {before[key]:.0%} to {after[key]:.0%}\n{asked}", fontsize=11)
+    if left_out:
+        bars.set_xlabel(f"below {SEEN:.0%}, not drawn: {', '.join(left_out)}", fontsize=8.5)
+    bars.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
