@@ -329,6 +329,107 @@ def table(lines, curves) -> list[str]:
     return text
 
 
+# %% Pictures -----------------------------------------------------------------------------------------------
+DROPPED = ("mean only", "no clip", "no KL", "pairs", "none of the four")
+
+
+def draw_differences(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Each method less its counterpart, with intervals: one answer on the left, the best of 64 beside it."""
+    import matplotlib.pyplot as plt
+
+    present = {line["method"] for line in lines}
+    pairs = [(m, other) for m, (_, other) in METHODS.items() if other and {m, other} <= present]
+    pairs += [(m, "GRPO") for m in sorted(present - METHODS.keys()) if "GRPO" in present]
+    pairs.sort(key=lambda pair: pair[0] not in DROPPED)
+    if not pairs:
+        return
+    figure, halves = plt.subplots(
+        1, 2, figsize=(11, 1.2 + 0.3 * len(pairs)), sharey=True, layout="constrained"
+    )
+    titles = {"pass_at_1": "one answer (pass@1)", "pass_at_64": "the best of 64 (pass@64)"}
+    for axes, (name, title) in zip(halves, titles.items(), strict=True):
+        for y, (method, other) in enumerate(pairs):
+            value, low, high = (100 * x for x in difference(lines, method, other, name))
+            color = "#999999" if low <= 0 <= high else "#1f77b4" if value > 0 else "#d62728"
+            axes.plot([low, high], [y, y], color=color, lw=2)
+            axes.plot(value, y, "o", color=color)
+        axes.axvline(0, color="black", lw=0.8)
+        axes.set(title=title, xlabel="points more than its counterpart, 95 % interval")
+    halves[0].set_yticks(range(len(pairs)), [f"{m}  (less {o})" if o != "GRPO" else m for m, o in pairs])
+    halves[0].invert_yaxis()
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
+
+
+def pass_at_all_k(c: Constants, methods: Sequence[str]) -> list[dict[str, Any]]:
+    """pass@k for k = 1, 2, ... 64, before training and of each method: mean, lowest and highest seed."""
+    import numpy as np
+
+    from tools.pass_at_k import Constants as Asked
+    from tools.pass_at_k import kept_counts, pass_at_k
+
+    asked = Asked(SAMPLES=64, NUM_QUESTIONS=PASS_QUESTIONS, RUN_DIR=str(Path(c.RUNS).resolve()))
+    before = kept_counts(asked, str(folder_of(c, "GRPO", 0)), trained=False)["strict"]
+    counts = {"untrained": [before]}
+    for method in methods:
+        files = [folder_of(c, method, seed) / "measured.json" for seed in range(c.SEEDS)]
+        counts[method] = [json.loads(file.read_text())["right_of_64"] for file in files]
+    rows = []
+    for method, of_seeds in counts.items():
+        for k in (1, 2, 4, 8, 16, 32, 64):
+            values = [pass_at_k(np.array(right), 64, k).mean() for right in of_seeds]
+            ends = {"mean": np.mean(values), "lowest": min(values), "highest": max(values)}
+            rows.append({"method": method, "k": k} | {name: round(x, 5) for name, x in ends.items()})
+    return rows
+
+
+def draw_pass_at_k(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Question one: does MaxRL keep what only many answers find?"""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    colors = {"untrained": "#888888", "GRPO, 0/1 reward": "black", "MaxRL": "#1f77b4"}
+    for method, color in colors.items():
+        mine = [row for row in rows if row["method"] == method]
+        if not mine:
+            continue
+        ks, means, low, high = ([row[name] for row in mine] for name in ("k", "mean", "lowest", "highest"))
+        axes.plot(ks, means, color=color, marker="o", ms=3)
+        axes.fill_between(ks, low, high, color=color, alpha=0.15, lw=0)
+        axes.annotate(
+            method, (ks[-1], means[-1]), (6, 0), textcoords="offset points", color=color, va="center"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, map(str, ks))
+    axes.set(xlabel="k, answers per question", ylabel="share of questions with a right one", xlim=(0.9, 160))
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
+
+
+def draw_dense(path: Path, curves: Sequence[dict[str, Any]]) -> None:
+    """Question two: what a signal at every token buys."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    for method, color in {"GRPO": "black", "distillation": "#1f77b4"}.items():
+        mine = [row for row in curves if row["method"] == method]
+        if not mine:
+            continue
+        steps = sorted({row["step"] for row in mine})
+        shares = [[row["held_out"] for row in mine if row["step"] == step] for step in steps]
+        graded = [np.mean([row["graded"] for row in mine if row["step"] == step]) for step in steps]
+        axes.plot(graded, [np.mean(s) for s in shares], color=color, label=method)
+        axes.fill_between(
+            graded, list(map(min, shares)), list(map(max, shares)), color=color, alpha=0.15, lw=0
+        )
+    axes.set(xlabel="answers drawn", ylabel="held-out questions right, one answer", ylim=(0, 1))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
+
+
 def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """A CSV file."""
     with open(path, "w", newline="") as file:
@@ -352,6 +453,11 @@ def main(arguments: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write(out / "methods.csv", lines)
     write(out / "methods_curves.csv", curves)
+    by_k = pass_at_all_k(c, methods)
+    write(out / "methods_pass_at_k.csv", by_k)
+    draw_differences(out / "methods.png", lines)
+    draw_pass_at_k(out / "methods_pass_at_k.png", by_k)
+    draw_dense(out / "methods_dense.png", curves)
     print("\n".join(table(lines, curves)))
 
 

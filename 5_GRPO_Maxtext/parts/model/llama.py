@@ -381,8 +381,11 @@ def check_teacher(c, tokenizer) -> None:
     """
     if not c.TEACHER:
         return
-    folder, _ = load_hf_config(c.TEACHER)
-    theirs = load_tokenizer(folder)
+    try:
+        folder, _ = load_hf_config(c.TEACHER)
+        theirs = load_tokenizer(folder)
+    except UserError as error:
+        raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise UserError(
             f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
