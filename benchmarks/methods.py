@@ -277,7 +277,7 @@ def difference(lines: Sequence[dict[str, Any]], method: str, other: str, figure:
     return float(pairs.mean()), *np.percentile(means, (2.5, 97.5)).tolist()
 
 
-def answers_until(lines, curves, method: str, share: float = 0.9) -> list[int]:
+def answers_until(curves, method: str, share: float = 0.9) -> list[int]:
     """By seed, the answers graded until two evaluations in a row have `share` of the best method's mean.
 
     The best is taken over all methods' last evaluations, each a mean over the seeds. A run that does not get
@@ -317,7 +317,7 @@ def table(lines, curves) -> list[str]:
         for name in (*(f"pass_at_{k}" for k in PASS_AT), "greedy"):
             std = f" ± {100 * of[name].std(ddof=1):.1f}" if len(mine) > 1 else ""
             cells.append(f"{100 * of[name].mean():.1f}{std}")
-        reached = answers_until(lines, curves, method)
+        reached = answers_until(curves, method)
         until = f"{np.median(reached):,.0f}" if 2 * len(reached) > len(mine) else "–"
         until += "" if len(reached) == len(mine) else f" ({len(reached)} of {len(mine)})"
         other, less = METHODS.get(method, ("", "GRPO"))[1], "–"
@@ -428,6 +428,19 @@ def draw_dense(path: Path, curves: Sequence[dict[str, Any]]) -> None:
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110, facecolor="white")
     plt.close(figure)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """A CSV file of `write`, numbers as numbers."""
+
+    def value(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    with open(path, newline="") as file:
+        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:

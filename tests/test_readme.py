@@ -13,9 +13,12 @@ import typing
 from dataclasses import asdict
 from pathlib import Path
 
-import grpo_variants
+import methods
+import numpy as np
 import pages
 import pytest
+import sampler_mismatch
+import scipy.stats
 from folders import load
 
 import grpo_llama3_1_8b_demo as demo
@@ -123,21 +126,53 @@ def test_a_constants_table_equals_its_script(script, language):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_variants_table_is_the_committed_csv(language):
-    with open(settings.HERE / "assets" / "variants.csv", newline="") as file:
-        runs = list(csv.DictReader(file))
+def test_the_table_of_the_methods_is_the_committed_csvs(language):
+    lines, curves = (
+        methods.read(settings.HERE / "assets" / f"methods{name}.csv") for name in ("", "_curves")
+    )
     text = pages.text(settings.HERE, language)
-    by_variant = {name: list(rows) for name, rows in itertools.groupby(runs, lambda row: row["variant"])}
-    assert list(by_variant) == list(grpo_variants.VARIANTS)
-    for name, rows in by_variant.items():
-        assert [int(row["seed"]) for row in rows] == list(grpo_variants.SEEDS)
-        command, seed = rows[0]["command"].rsplit(" ", 1)
-        assert f"{command}\n" in text and seed == "SEED=0"
-        cells = [f"{statistics.mean(int(row['graded']) for row in rows):,.0f}"]
-        for key in ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy"):
-            shares = [100 * float(row[f"after_{key}"]) for row in rows]
-            cells.append(f"{statistics.mean(shares):.1f} ± {statistics.stdev(shares):.1f} %")
-        assert f"| {name} | {' | '.join(cells)} |" in text
+    of_method = {name: list(rows) for name, rows in itertools.groupby(lines, lambda line: line["method"])}
+    assert len(of_method) >= 12 and of_method.keys() <= methods.METHODS.keys()
+    for name, rows in of_method.items():
+        assert [row["seed"] for row in rows] == list(range(10))
+        constants = methods.METHODS[name][0].format(teacher="runs/methods/teacher_hf")
+        words = [
+            "python",
+            "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
+            *f"{methods.COMMON} {constants}".split(),
+        ]
+        assert [row["command"].split() for row in rows] == [[*words, f"SEED={seed}"] for seed in range(10)]
+        assert f"| {name} | `{constants}` |" in text or not constants
+    rows = methods.table(lines, curves)[2:]
+    assert len(rows) == len(of_method) and all(row in text for row in rows)
+
+
+def test_a_paired_difference_and_its_interval():
+    """The mean by hand; the interval against SciPy's percentile bootstrap, other resamples of the pairs."""
+    less = [0.02, -0.01, 0.03, 0.05, 0.01, 0.0, 0.04, 0.02, 0.06, -0.02]
+    lines = [{"method": "a", "seed": seed, "pass_at_1": 0.5 + 0.01 * seed} for seed in range(10)]
+    lines += [line | {"method": "b", "pass_at_1": line["pass_at_1"] + less[line["seed"]]} for line in lines]
+    value, low, high = methods.difference(lines, "b", "a", "pass_at_1")
+    found = scipy.stats.bootstrap((less,), np.mean, method="percentile", n_resamples=10_000, rng=1)
+    assert value == pytest.approx(0.02, rel=1e-9)
+    interval = found.confidence_interval  # two draws of 10,000 resamples: the ends' own error is 2e-4
+    assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
+    np.random.default_rng(0).shuffle(lines)  # paired by seed, not by place
+    assert methods.difference(lines, "b", "a", "pass_at_1") == pytest.approx((value, low, high))
+
+
+def test_answers_until_ninety_percent_of_the_best():
+    """Two evaluations in a row; the best is the highest mean at the last step, 0.8 here."""
+    curves = [
+        {"method": method, "seed": seed, "step": step, "graded": 128 * step, "held_out": share}
+        for method, seed, shares in (
+            ("a", 0, (0.2, 0.73, 0.5, 0.73, 0.8)), ("a", 1, (0.2, 0.73, 0.74, 0.5, 0.8)),
+            ("b", 0, (0.2, 0.2, 0.3, 0.4, 0.75)),
+        )
+        for step, share in zip((0, 25, 50, 75, 100), shares)
+    ]  # fmt: skip
+    assert methods.answers_until(curves, "a") == [12_800, 6_400]
+    assert methods.answers_until(curves, "b") == []
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
@@ -148,10 +183,10 @@ def test_the_table_of_the_mismatch_is_the_committed_csvs(language):
         for name in ("mismatch.csv", "mismatch_curves.csv")
     )
     text = pages.text(settings.HERE, language)
-    assert list(dict.fromkeys(row["variant"] for row in runs)) == list(grpo_variants.MISMATCH)
-    for variant in grpo_variants.MISMATCH:
+    assert list(dict.fromkeys(row["variant"] for row in runs)) == list(sampler_mismatch.MISMATCH)
+    for variant in sampler_mismatch.MISMATCH:
         mine = [row for row in runs if row["variant"] == variant]
-        assert [int(row["seed"]) for row in mine] == list(grpo_variants.SEEDS)
+        assert [int(row["seed"]) for row in mine] == list(sampler_mismatch.SEEDS)
         assert f"{mine[0]['command'].removesuffix(' SEED=0')}\n" in text
         cells = []
         for name, digits in (("mismatch", 3), ("entropy", 2), ("correct", 3)):

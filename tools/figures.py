@@ -252,12 +252,18 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
-        "python benchmarks/grpo_variants.py",
+        "python benchmarks/methods.py",
         into(
-            "5_GRPO_Maxtext", "variants.csv", "variants_curves.csv", "variants.png", "mismatch.csv",
-            "mismatch_curves.csv", "mismatch.png",
+            "5_GRPO_Maxtext", "methods.csv", "methods_curves.csv", "methods_pass_at_k.csv", "methods.png",
+            "methods_pass_at_k.png", "methods_dense.png",
         ),
-        46,
+        100,
+        writes_itself=True,
+    ),
+    Job(
+        "python benchmarks/sampler_mismatch.py",
+        into("5_GRPO_Maxtext", "mismatch.csv", "mismatch_curves.csv", "mismatch.png"),
+        11,
         writes_itself=True,
     ),
     Job(

@@ -189,10 +189,14 @@ def own_pieces(method: str) -> dict[str, Callable[..., Any]]:
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")
-    found = {name: getattr(module, name) for name in Pieces._fields if callable(getattr(module, name, None))}
+    found = {
+        name: getattr(module, name)
+        for name in Pieces.__annotations__
+        if callable(getattr(module, name, None))
+    }
     if not found:
         raise UserError(
-            f"METHOD={method}: has none of the functions {', '.join(Pieces._fields)}; name one so"
+            f"METHOD={method}: has none of the functions {', '.join(Pieces.__annotations__)}; name one so"
         )
     return found
 

@@ -1,11 +1,10 @@
-"""Variants of GRPO side by side on the tiny Llama, and the sampler that is not the trainer.
+"""The sampler that is not the trainer: the tiny Llama draws with a cut that training does not know of.
 
-    python benchmarks/grpo_variants.py                      # 39 runs
-    python benchmarks/grpo_variants.py RUNS=runs/variants   # keeps the runs; goes on with them
+    python benchmarks/sampler_mismatch.py                      # 9 runs
+    python benchmarks/sampler_mismatch.py RUNS=runs/mismatch   # keeps the runs; goes on with them
 
-Tables, curves and pictures are in 5_GRPO_Maxtext/assets: `variants.csv`, `variants_curves.csv`,
-`variants.png`, and the same for `mismatch`. The constants are explained in folder 5's
-docs/loss_options.md and docs/sampler_and_trainer.md.
+Table, curves and picture are in 5_GRPO_Maxtext/assets: `mismatch.csv`, `mismatch_curves.csv`, `mismatch.png`.
+The constants are explained in folder 5's docs/sampler_and_trainer.md.
 """
 
 import csv
@@ -31,24 +30,6 @@ ASSETS = ROOT / "5_GRPO_Maxtext" / "assets"
 SCRIPT = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
 SEEDS = (0, 1, 2)
 WINDOW = 10  # steps of the moving mean in the pictures: one step's 128 answers are noisy
-
-VARIANTS = {
-    "GRPO": "",
-    "Dr. GRPO": "BETA=0.0 NORM_ADV_BY_STD=False LOSS_AGG_MODE=seq-mean-token-sum-norm",
-    "DAPO": "BETA=0.0 LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 "
-    "MASK_OVERLONG=True OVERLONG_BUFFER=6 ZERO_VARIANCE_GROUPS=refill",
-    "GSPO": "BETA=0.0 LOSS_ALGO=gspo-token EPSILON=0.05",
-    "RLOO": "ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum",
-    "CISPO": "BETA=0.0 LOSS_ALGO=cispo EPSILON_HIGH=4.0 LOSS_AGG_MODE=token-mean",
-    "entropy bonus": "ENTROPY_COEF=0.01",
-    "length penalty": "OVERLONG_BUFFER=14",
-    "one step old": "OFF_POLICY_STEPS=1",
-    "one step old, corrected": "OFF_POLICY_STEPS=1 SAMPLER_CORRECTION=2.0",
-}
-PANELS = (  # of the picture
-    ("GRPO", "Dr. GRPO", "DAPO", "GSPO", "RLOO"),
-    ("GRPO", "CISPO", "entropy bonus", "length penalty", "one step old", "one step old, corrected"),
-)
 
 # Hot, so that five tokens hold but part of the probability; without the KL, which would hold the rest.
 HOT = "NUM_ITERATIONS=1 LEARNING_RATE=1e-3 TEMPERATURE=3.0 BETA=0.0 NUM_BATCHES=100"
@@ -79,12 +60,12 @@ def run(arguments: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, st
     return line, log
 
 
-def run_all(name: str, variants: dict[str, str], runs: Path) -> list[dict[str, Any]]:
-    """Runs every variant with every seed, each in a folder of `runs`; writes two tables; the curves."""
+def run_all(runs: Path) -> list[dict[str, Any]]:
+    """Runs everything with every seed, each in a folder of `runs`; writes both tables; returns the curves."""
     lines, curves = [], []
-    for variant, constants in variants.items():
+    for variant, constants in MISMATCH.items():
         for seed in SEEDS:
-            folder = runs / name / f"{variant.replace(' ', '_')}_{seed}"
+            folder = runs / f"{variant.replace(' ', '_')}_{seed}"
             line, log = run(f"{constants} SEED={seed}", folder)
             lines.append({"variant": variant, "seed": seed} | line)
             graded = np.cumsum([int(row["answers"]) for row in log]).tolist()
@@ -92,8 +73,8 @@ def run_all(name: str, variants: dict[str, str], runs: Path) -> list[dict[str, A
                 {"variant": variant, "seed": seed, "graded": total} | {key: row[key] for key in CURVES}
                 for row, total in zip(log, graded)
             ]
-    write(f"{name}.csv", lines)
-    write(f"{name}_curves.csv", curves)
+    write("mismatch.csv", lines)
+    write("mismatch_curves.csv", curves)
     return curves
 
 
@@ -114,24 +95,12 @@ def plot(axes, curves: list[dict[str, Any]], variants: Sequence[str], figure: st
         values = np.array([[float(r[figure]) for r in rows] for rows in of_seed])  # [seeds, steps]
         mean = np.stack([np.convolve(row, np.ones(WINDOW) / WINDOW, "valid") for row in values])
         graded = np.mean([[int(r["graded"]) for r in rows] for rows in of_seed], axis=0)[WINDOW - 1 :]
-        color = "black" if variant == "GRPO" else None  # it is in both halves
-        [line] = axes.plot(graded, mean.mean(axis=0), label=variant, lw=1.6, color=color)
+        [line] = axes.plot(graded, mean.mean(axis=0), label=variant, lw=1.6)
         band = mean.min(axis=0), mean.max(axis=0)
         axes.fill_between(graded, *band, color=line.get_color(), alpha=0.15, lw=0)
     axes.set_xlabel("answers graded")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
-
-
-def draw_variants(curves: list[dict[str, Any]]) -> None:
-    """Share of right answers, in two halves."""
-    figure, halves = plt.subplots(1, 2, figsize=(13, 4.8), sharey=True, layout="constrained")
-    for axes, variants in zip(halves, PANELS):
-        plot(axes, curves, variants, "correct")
-    halves[0].set(ylabel=f"answers right, mean of {WINDOW} steps", ylim=(0.7, 1.005))
-    for axes in halves:  # DAPO, which asks until groups differ, goes on to four times as many
-        axes.set_xlim(0, 15_000)
-    save(figure, "variants")
 
 
 def draw_mismatch(curves: list[dict[str, Any]]) -> None:
@@ -152,9 +121,8 @@ def save(figure, name: str) -> None:
 
 
 def main(runs: Path) -> None:
-    """Both tables with their pictures."""
-    draw_variants(run_all("variants", VARIANTS, runs))
-    draw_mismatch(run_all("mismatch", MISMATCH, runs))
+    """Tables and picture."""
+    draw_mismatch(run_all(runs))
 
 
 if __name__ == "__main__":
