@@ -300,3 +300,30 @@ def test_no_asterisk_is_left_of_what_should_be_bold(page):
         for before, bold, after in zip(parts[::2], parts[1::2], parts[2::2]):
             assert bold[-1].isalnum() or not after[:1].isalnum(), f"{bold[-9:]}**{after[:9]}"
             assert bold[0].isalnum() or not before[-1:].isalnum(), f"{before[-9:]}**{bold[:9]}"
+
+
+# --- light enough to read
+
+RUN = re.compile(r"^```bash\n(?:.*\n)*?python \d_", re.M)
+
+
+def test_density_by_hand():
+    """Four figures in 20 English words; 32 characters are as many words."""
+    english = "one two three four five six seven eight nine ten " * 2 + "1.5 of 2,000 in -3 and 4"
+    assert pages.density(english) == pytest.approx(100 * 4 / 23)  # of, in, and
+    assert pages.density("字" * 32 + "12 到 7") == pytest.approx(100 * 2 / (33 / 1.6))
+    assert pages.density("word " * 10 + "chapter 3, [here](x_7.md)\n\n| 1 | 2 |\n\n```\n5 6\n```\n# 8\n") == 0
+
+
+@pytest.mark.parametrize("page", [page for page in pages.ALL if "MEASUREMENTS" not in page.name], ids=name_of)
+def test_at_most_five_figures_per_hundred_words_and_no_spread_in_running_text(page):
+    text = page.read_text()
+    assert pages.density(text) <= 5
+    assert not re.search(r"±|\+/?-\d", pages.UNCOUNTED.sub(" ", text))
+
+
+@pytest.mark.parametrize("chapter", [p for c in CHAPTERS for p in (c, chinese_of(c))], ids=name_of)
+def test_a_chapters_script_is_run_within_its_first_third(chapter):
+    text = chapter.read_text()
+    before = text[: RUN.search(text).start()].count("\n")
+    assert 3 * before <= text.count("\n")
