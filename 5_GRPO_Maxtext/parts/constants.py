@@ -25,9 +25,12 @@ class Variants:
     NORM_ADV_BY_STD: bool = True  # divide by the group's std; False: Dr. GRPO, arXiv 2503.20783
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
-    SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = (
-        "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
-    )
+    SAMPLER_WEIGHT: Literal[
+        "token",
+        "token-mask",
+        "sequence",
+        "sequence-mask",
+    ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
     CURRICULUM: bool = False  # True: of twice as many questions ask those that were half right the last time
     ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
