@@ -323,7 +323,7 @@ def table(lines, curves) -> list[str]:
         other, less = METHODS.get(method, ("", "GRPO"))[1], "–"
         if other and any(line["method"] == other for line in lines):
             value, low, high = (100 * x for x in difference(lines, method, other, "pass_at_1"))
-            less = f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+            less = f"{value:+.1f} ({low:+.1f} … {high:+.1f})".replace("-", "−")
         cells += [f"{of['entropy'].mean():.3f}", f"{of['length'].mean():.1f}", until, less]
         text.append(f"| {method} | " + " | ".join(cells) + " |")
     return text
