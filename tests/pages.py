@@ -42,11 +42,13 @@ def text(folder: Path, language: str) -> str:
     return "\n".join(page.read_text() for page in mine)
 
 
-UNCOUNTED = re.compile(  # not running text: code, tables, pictures, headings, links' ends, a list's number
-    r"^```.*?^```|<picture>.*?</picture>|^\s*\|.*?$|^#.*?$|\]\([^)]*\)|<[^>]*>|^\s*\d+\.\s"
-    r"|\b(?:[Cc]hapters?|[Mm]odules?|[Ff]olders?|[Qq]uestions?) \d(?:(?:, | and | to |-)\d)*"
-    r"|第 ?\d ?[章題模]",
-    re.M | re.S,
+UNCOUNTED = (
+    re.compile(  # not running text: code, tables, pictures, headings, links' ends, numbers, references
+        r"^```.*?^```|<picture>.*?</picture>|^\s*\|.*?$|^#.*?$|\]\([^)]*\)|<[^>]*>|^\s*\d+\.\s"
+        r"|\b(?:[Cc]hapters?|[Mm]odules?|[Ff]olders?|[Qq]uestions?) \d(?:(?:, | and | to |-)\d)*"
+        r"|第 ?\d ?[章題模]|^\*\*\d\.\d\*\*|^## (?:Further reading|延伸閱讀)$.*\Z",
+        re.M | re.S,
+    )
 )
 FIGURE = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*")
 WORD = re.compile(r"[A-Za-z][\w'-]*")

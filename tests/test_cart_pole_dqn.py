@@ -948,3 +948,12 @@ def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(settings.UserError, match=f"^RUN_DIR={tmp_path / 'file'}: "):
         dqn.main([f"RUN_DIR={tmp_path / 'file'}"])
+
+
+@pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])
+def test_the_pages_worked_example_prints_what_it_says(page, capsys):
+    code, said = re.search(
+        r"```py\n(.*?)```\n\n```text\n(.*?)```", (Path(dqn.__file__).parent / page).read_text(), re.S
+    ).groups()
+    exec(compile(code, page, "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == said

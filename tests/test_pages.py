@@ -311,7 +311,7 @@ def test_density_by_hand():
     """Four figures in 20 English words; 32 characters are as many words."""
     english = "one two three four five six seven eight nine ten " * 2 + "1.5 of 2,000 in -3 and 4"
     assert pages.density(english) == pytest.approx(100 * 4 / 23)  # of, in, and
-    assert pages.density("字" * 32 + "12 到 7") == pytest.approx(100 * 2 / (33 / 1.6))
+    assert pages.density("字" * 32 + " 12 到 7") == pytest.approx(100 * 2 / (33 / 1.6))
     assert pages.density("word " * 10 + "chapter 3, [here](x_7.md)\n\n| 1 | 2 |\n\n```\n5 6\n```\n# 8\n") == 0
 
 

@@ -2,14 +2,15 @@
 
     python tools/drawings.py
 
-Draws the map of the course, the loop of agent and environment, actor and critic, eight answers, their
-advantages and where these push, the programs that train the language model, and eight chips as a mesh. Then
-every `name.png` that a page shows in a `<picture>` gets its `name_dark.png`: the same picture with its
-lightness turned round.
+Draws the map of the course, agent and environment, values that crawl back, actor and critic, eight
+answers, their advantages and where these push, the programs that train the language model, and eight chips as
+a mesh. Then every `name.png` that a page shows in a `<picture>` gets its `name_dark.png`: the same picture
+with its lightness turned round.
 """
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -196,6 +197,32 @@ def token_credit() -> plt.Figure:
     return figure
 
 
+def values_crawl() -> plt.Figure:
+    """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
+    folder = str(ROOT / "1_Q_Learning")
+    sys.path.insert(0, folder)
+    import Q_Learning
+
+    sys.path.remove(folder)
+    c, rng = Q_Learning.Constants(), np.random.default_rng(0)  # SEED=0
+    Q = np.zeros((c.SIZE**2, 4))
+    figure, panels = plt.subplots(1, 4, figsize=(9.2, 2.7), dpi=150, layout="constrained")
+    played = 0
+    for axes, episodes in zip(panels, (1, 10, 50, 500), strict=True):
+        for episode in range(played, episodes):
+            Q_Learning.play_episode(c, Q, Q_Learning.epsilon_at(c, episode), rng)
+        played = episodes
+        best = Q.max(axis=1).reshape(c.SIZE, c.SIZE)
+        axes.imshow(np.where(best > 0, best, np.nan), cmap="Blues", vmin=0, vmax=150)
+        for (row, column), value in np.ndenumerate(best):
+            goal = row == column == c.SIZE - 1
+            text = "goal" if goal else f"{value:.0f}" if value >= 0.5 else "·"
+            axes.text(column, row, text, ha="center", va="center", fontsize=10)
+        axes.set(title=f"after episode {episodes}", xticks=[], yticks=[])
+        axes.title.set_fontsize(10)
+    return figure
+
+
 def stack() -> plt.Figure:
     """Who calls whom when the language model is trained, down to the chips."""
     figure, axes = sheet(9.2, 5.6)
@@ -259,6 +286,7 @@ def mesh_4x2() -> plt.Figure:
 
 DRAWINGS = {
     "1_Q_Learning/assets/course_map.png": course_map,
+    "1_Q_Learning/assets/values_crawl.png": values_crawl,
     "1_Q_Learning/assets/agent_environment.png": agent_environment,
     "3_Pendulum/assets/actor_critic.png": actor_critic,
     "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,

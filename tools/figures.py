@@ -299,7 +299,7 @@ JOBS = [
     ),
     Job(
         "python tools/drawings.py",
-        into("1_Q_Learning", "course_map.png", "agent_environment.png")
+        into("1_Q_Learning", "course_map.png", "agent_environment.png", "values_crawl.png")
         | into("3_Pendulum", "actor_critic.png")
         | into("5_GRPO_Maxtext", "eight_answers.png", "token_credit.png", "stack.png", "mesh_4x2.png"),
         0.3,
