@@ -198,23 +198,24 @@ def run_all(c: Constants, methods: Sequence[str]) -> None:
         if process.exitcode:
             raise SystemExit(process.exitcode)
 
-    def measured() -> int:
-        return sum((folder_of(c, m, s) / "measured.json").exists() for m in methods for s in range(c.SEEDS))
+    def measured(method: str) -> int:
+        return sum((folder_of(c, method, seed) / "measured.json").exists() for seed in range(c.SEEDS))
 
     ended = threading.Event()
 
     def show() -> None:
         with tqdm(total=len(methods) * c.SEEDS, desc="runs", disable=None) as bar:
             while not ended.wait(2):
-                bar.update(measured() - bar.n)
+                bar.update(sum(map(measured, methods)) - bar.n)
 
     showing = threading.Thread(target=show)
-    if any("{teacher}" in METHODS.get(method, ("",))[0] for method in methods):
+    missing = [method for method in methods if measured(method) < c.SEEDS]
+    if any("{teacher}" in METHODS.get(method, ("",))[0] for method in missing):
         in_a_process(make_teacher)
     showing.start()
     try:
         with ThreadPoolExecutor(cores.qsize()) as pool:
-            for future in [pool.submit(in_a_process, run_seeds, method) for method in methods]:
+            for future in [pool.submit(in_a_process, run_seeds, method) for method in missing]:
                 try:
                     future.result()
                 except SystemExit:
