@@ -331,6 +331,7 @@ def table(lines, curves) -> list[str]:
 
 
 # %% Pictures -----------------------------------------------------------------------------------------------
+EDGE = -9.0  # points
 DROPPED = ("mean only", "no clip", "no KL", "pairs", "none of the four")
 
 
@@ -354,7 +355,10 @@ def draw_differences(path: Path, lines: Sequence[dict[str, Any]]) -> None:
             color = "#999999" if low <= 0 <= high else "#1f77b4" if value > 0 else "#d62728"
             axes.plot([low, high], [y, y], color=color, lw=2)
             axes.plot(value, y, "o", color=color)
+            if value < EDGE:  # off the picture
+                axes.text(EDGE, y, f" ← {value:.0f}".replace("-", "−"), va="center", color=color)
         axes.axvline(0, color="black", lw=0.8)
+        axes.set_xlim(left=max(EDGE, axes.get_xlim()[0]))
         axes.set(title=title, xlabel="points more than its counterpart, 95 % interval")
     halves[0].set_yticks(range(len(pairs)), [f"{m}  (less {o})" if o != "GRPO" else m for m, o in pairs])
     halves[0].invert_yaxis()
@@ -395,14 +399,12 @@ def draw_pass_at_k(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         if not mine:
             continue
         ks, means, low, high = ([row[name] for row in mine] for name in ("k", "mean", "lowest", "highest"))
-        axes.plot(ks, means, color=color, marker="o", ms=3)
+        axes.plot(ks, means, color=color, marker="o", ms=3, label=method)
         axes.fill_between(ks, low, high, color=color, alpha=0.15, lw=0)
-        axes.annotate(
-            method, (ks[-1], means[-1]), (6, 0), textcoords="offset points", color=color, va="center"
-        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, map(str, ks))
-    axes.set(xlabel="k, answers per question", ylabel="share of questions with a right one", xlim=(0.9, 160))
+    axes.set(xlabel="k, answers per question", ylabel="share of questions with a right one")
+    axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110, facecolor="white")
     plt.close(figure)
 
