@@ -280,15 +280,17 @@ def assert_same_curves(rows, expected):
 @pytest.fixture(scope="module")
 def run_on_8(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("devices")
-    started = time.monotonic()
+    started = time.time()
     out = finish(start(folder, 8))
-    (folder / "run" / "wall_seconds").write_text(str(time.monotonic() - started))
+    # Up to the file itself: how long a process needs to end is a matter of what else the machine does.
+    wall = (folder / "run" / "result.json").stat().st_mtime - started
+    (folder / "run" / "wall_seconds").write_text(str(wall))
     assert f"run      {STEPS} steps on 8 cpu device(s)" in out
     return folder / "run"
 
 
 def test_the_total_is_what_a_clock_on_the_wall_says(run_on_8):
-    """With imports, which are a fifth of this run; without the end of the process, about a second of it."""
+    """With imports, which are a fifth of this run. The tenth is Python's own start and the writing."""
     wall = float((run_on_8 / "wall_seconds").read_text())
     assert 0.9 * wall < json.loads((run_on_8 / "result.json").read_text())["seconds"] < wall
 
