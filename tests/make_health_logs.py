@@ -85,7 +85,7 @@ CASES = {
     ),
     "alike": (None, ["TEMPERATURE=0.05", "NUM_BATCHES=10"]),
     "no_signal": (unreadable_answers, ["BETA=0.0"]),
-    "solved": (easy_questions, ["NUM_BATCHES=60"]),
+    "solved": (easy_questions, ["NUM_BATCHES=60", "NUM_ITERATIONS=1", "LEARNING_RATE=1e-3"]),
     "never_stops": (another_end_of_sequence, []),
     "cut_off": (None, ["TOTAL_GENERATION_STEPS=15"]),
     "longer": (pay_for_length, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
