@@ -197,8 +197,22 @@ def draw_comparison(path: Path, logs: dict[str, reinforce.Log]) -> None:
     plt.close(figure)
 
 
+def noise(line: dict[str, Any], lines: list[dict[str, Any]]) -> float:
+    """An estimator's variance over the squared length of its mean, which is what it is to find.
+
+    Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
+    hides the mean, so the length is taken from the last estimator of the same kind of credit at the same
+    policy, which has a baseline; nan where it is hidden there as well.
+    """
+    same = [
+        x for x in lines if (x["env_step"], x["reward_to_go"]) == (line["env_step"], line["reward_to_go"])
+    ]
+    squared_norm = (same[-1] if line["baseline"] == "no_baseline" else line)["squared_norm"]
+    return line["trace"] / squared_norm if squared_norm > 0 else np.nan
+
+
 def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Left: variance of the five estimates at one policy. Right: of two of them, along the training."""
+    """Left: noise of the five estimates at one policy. Right: variance of two of them, along the training."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.9), facecolor="white", layout="constrained")
     steps = list(dict.fromkeys(line["env_step"] for line in lines))
     step = steps[min(2, len(steps) - 1)]  # it has learned a good part, and still falls
@@ -207,21 +221,25 @@ def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
         f"{line['baseline'].replace('_', ' ')},\n{'return to go' if line['reward_to_go'] else 'whole return'}"
         for line in bars
     ]
-    left.barh(labels, [line["trace"] for line in bars], color=[COLORS[line["baseline"]] for line in bars])
-    for y, line in enumerate(bars):
-        left.text(line["trace"] * 1.15, y, f"{line['trace']:,.0f}", va="center", fontsize=9)
+    lengths = [noise(line, lines) for line in bars]
+    left.barh(labels, lengths, color=[COLORS[line["baseline"]] for line in bars])
+    for y, length in enumerate(lengths):
+        if np.isfinite(length):
+            digits = max(0, 1 - int(np.floor(np.log10(length))))  # two that count
+            shown = round(length, 1 - int(np.floor(np.log10(length))))
+            left.text(length * 1.15, y, f"{shown:,.{digits}f}", va="center", fontsize=9)
     left.set(
         xscale="log",
-        xlim=(100, 4e7),
+        xlim=(1, 1e5),
         title=f"policy at step {step:,}, return {bars[0]['episode_return']:.0f}",
     )
-    left.set_xlabel("variance of the gradient estimate (trace of its covariance)")
+    left.set_xlabel("noise: variance of the gradient estimate / (length of its mean)²")
     left.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == (True, baseline)]
         label = f"{baseline.replace('_', ' ')}, return to go"
         right.plot(steps, [line["trace"] for line in mine], color=COLORS[baseline], marker="o", label=label)
-    right.set(xlabel="policy frozen at environment step", yscale="log", title="along one training")
+    right.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
     right.xaxis.set_major_formatter("{x:,.0f}")
     right.legend(frameon=False)
     figure.savefig(path, dpi=110)

@@ -2,12 +2,13 @@
 
     python tools/drawings.py
 
-Draws the map of the course, agent and environment, values that crawl back, actor and critic, eight
-answers, their advantages and where these push, the programs that train the language model, and eight chips as
-a mesh. Then every `name.png` that a page shows in a `<picture>` gets its `name_dark.png`: the same picture
-with its lightness turned round.
+Draws the map of the course, agent and environment, values that crawl back, actor and critic, surprises that
+become an advantage, the ratios of one update, eight answers, their advantages and where these push, the
+programs that train the language model, and eight chips as a mesh. Then every `name.png` that a page shows in
+a `<picture>` gets its `name_dark.png`: the same picture with its lightness turned round.
 """
 
+import csv
 import json
 import re
 import sys
@@ -119,6 +120,88 @@ def actor_critic() -> plt.Figure:
     arrow(axes, (5.05, 3.25), (1.4, 2.35), "action", (2.6, 3.2), connectionstyle="arc3,rad=0.22")
     arrow(axes, (6.2, 1.15), (6.2, 2.55), color=GREEN, lw=2)
     axes.text(6.35, 1.85, "advantage:\nbetter or worse\nthan expected", ha="left", va="center", fontsize=9)
+    return figure
+
+
+# An episode of eight steps, then terminated: what each brought, and what the critic had promised before it.
+REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
+PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
+
+
+def surprises() -> np.ndarray:
+    """delta of each step, gamma = 1; after the last one nothing is promised."""
+    return REWARDS + np.append(PROMISES[1:], 0) - PROMISES
+
+
+def gae_timeline() -> plt.Figure:
+    """The surprises of an episode, and what of each is counted in the first step's advantage."""
+    delta, steps = surprises(), np.arange(1, 9)
+    figure, rows = plt.subplots(3, 1, figsize=(9.2, 4.3), dpi=150, sharex=True, layout="constrained")
+    kinds = (
+        (0.0, "trust the critic\nat once", "worse than promised"),
+        (0.5, "each step later\ncounts half", "about as promised"),
+        (1.0, "count all\nthat came", "better than promised"),
+    )
+    for axes, (gae_lambda, words, verdict) in zip(rows, kinds, strict=True):
+        shares = delta * gae_lambda ** (steps - 1)
+        axes.bar(steps, delta, width=0.6, color="none", edgecolor=GREY, lw=0.8, ls=":")
+        axes.bar(steps, shares, width=0.6, color=np.where(shares > 0, GREEN, RED))
+        axes.axhline(0, color=GREY, lw=1)
+        axes.set(xlim=(0.4, 8.6), ylim=(-3.1, 3.1), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        for step, share, whole in zip(steps, shares, delta, strict=True):
+            above = whole >= 0
+            number = signed(share, 3 if abs(share) > 0.1 else 2)
+            axes.text(step, whole + (0.2 if above else -0.2), number, fontsize=9, ha="center",
+                      va="bottom" if above else "top")  # fmt: skip
+        for x, side, bold, plain in (
+            (-0.02, "right", f"λ = {gae_lambda:g}", words),
+            (1.02, "left", f"A₁ = {signed(shares.sum(), 3)}", verdict),
+        ):
+            beside = {"ha": side, "transform": axes.transAxes}
+            axes.text(x, 0.6, bold, fontsize=11, weight="bold", **beside)
+            axes.text(x, 0.52, plain, fontsize=9, va="top", color=GREY, **beside)
+    for step, reward, promise, surprise in zip(steps, REWARDS, PROMISES, delta, strict=True):
+        rows[0].text(step, 6.3, f"step {step}", ha="center", weight="bold", fontsize=10)
+        numbers = f"reward {reward}\nV = {promise}\nδ = {signed(surprise)}"
+        rows[0].text(step, 6.0, numbers, ha="center", va="top", fontsize=9)
+    rows[0].text(8.75, 6.3, "then terminated", weight="bold", fontsize=10)
+    return figure
+
+
+def signed(number: float, digits: int = 0) -> str:
+    """A number with its sign and without zeros at its end."""
+    text = f"{number:+.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if digits else text
+    return "0" if float(text) == 0 else text.replace("-", "−")
+
+
+def ratio_passes() -> plt.Figure:
+    """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
+    with open(ROOT / "3_Pendulum" / "assets" / "ratio_passes.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.5), dpi=150, sharey=True, layout="constrained")
+    kinds = dict.fromkeys(line["clip_epsilon"] for line in lines)
+    for axes, epsilon, title in zip(panels, kinds, ("with the clip, ε = 0.2", "without it"), strict=True):
+        mine = [line for line in lines if line["clip_epsilon"] == epsilon]
+        axes.axhspan(0.8, 1.2, color=GREY, alpha=0.18, lw=0)
+        for step in dict.fromkeys(line["step"] for line in mine):
+            action = [line for line in mine if line["step"] == step]
+            good = float(action[0]["normalized_advantage"]) > 0
+            axes.plot([int(line["passes"]) for line in action], [float(line["ratio"]) for line in action],
+                      color=GREEN if good else RED, lw=1.2, alpha=0.8)  # fmt: skip
+        outside = float(mine[-1]["share_outside"])
+        axes.set_title(f"{title}: {outside:.0%} end outside of the band".replace("%", " %"), fontsize=10)
+        axes.set(xlabel="passes over the rollout", xticks=range(11), xlim=(0, 10), ylim=(0, 2.05),
+                 yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))  # fmt: skip
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("ratio: probability now / when drawn")
+    for y, colour, words in (
+        (0.36, GREEN, "green: an action with an advantage above 0"),
+        (0.21, RED, "red: one below 0"),
+        (0.06, GREY, "grey band: 1 ± ε"),
+    ):
+        panels[0].text(0.2, y, words, color=colour, fontsize=9)
     return figure
 
 
@@ -289,6 +372,8 @@ DRAWINGS = {
     "1_Q_Learning/assets/values_crawl.png": values_crawl,
     "1_Q_Learning/assets/agent_environment.png": agent_environment,
     "3_Pendulum/assets/actor_critic.png": actor_critic,
+    "3_Pendulum/assets/gae_timeline.png": gae_timeline,
+    "3_Pendulum/assets/ratio_passes.png": ratio_passes,
     "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,
     "5_GRPO_Maxtext/assets/token_credit.png": token_credit,
     "5_GRPO_Maxtext/assets/stack.png": stack,

@@ -189,6 +189,7 @@ JOBS = [
         into("3_Pendulum", "seeds.csv", prefix="reinforce_"),
         rows=seeds_of_one_run,
     ),
+    Job("python 3_Pendulum/ratio_study.py", into("3_Pendulum", "ratio_passes.csv"), 0.3),
     Job("python 3_Pendulum/mistakes.py", into("3_Pendulum", "mistakes.csv", "exercises.csv"), 8),
     Job(
         f"python 4_GRPO_MNIST/study.py twins {MNIST}",
@@ -300,7 +301,7 @@ JOBS = [
     Job(
         "python tools/drawings.py",
         into("1_Q_Learning", "course_map.png", "agent_environment.png", "values_crawl.png")
-        | into("3_Pendulum", "actor_critic.png")
+        | into("3_Pendulum", "actor_critic.png", "gae_timeline.png", "ratio_passes.png")
         | into("5_GRPO_Maxtext", "eight_answers.png", "token_credit.png", "stack.png", "mesh_4x2.png"),
         0.3,
         writes_itself=True,

@@ -1,0 +1,93 @@
+"""What the clip does: the ratio of single actions over the ten passes of one update, with it and without.
+
+python 3_Pendulum/ratio_study.py            # the first update of ppo.py's first seed: about 20 seconds
+python 3_Pendulum/ratio_study.py SEED=1     # constants of ppo.py
+"""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo
+import runs
+import settings
+
+NO_CLIP = 1e9
+EVERY = 50  # of the rollout's steps, every fiftieth is written down: 20 of 1,000
+
+
+# %% One update -----------------------------------------------------------------------------------------
+def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
+    """What `ppo.train` has at hand when it begins to learn for the first time: agent, batch, random key."""
+    actor_rng, critic_rng, reset_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 5)
+    agent = ppo.make_agent(c, actor_rng, critic_rng, reset_rng)
+    collect_rng, learn_rng = jax.random.split(jax.random.fold_in(learning_rng, agent.num_updates))
+    agent, rollout = jax.jit(functools.partial(ppo.collect, c))(agent, collect_rng)
+    t = rollout.transition
+    advantage = ppo.gae(
+        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
+    )
+    rows = ppo.Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
+    return agent, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), learn_rng
+
+
+def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.Array) -> np.ndarray:
+    """Each action's ratio after 0, 1, ... NUM_EPOCHS passes, [NUM_EPOCHS + 1, B].
+
+    Of the same key, the first passes are the same however many follow: so what `ppo.learn` makes of n passes
+    is where the update stands after n of them.
+    """
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def after(passes: int) -> jax.Array:
+        moved, _ = ppo.learn(replace(c, NUM_EPOCHS=passes), agent, batch, rng)
+        return jnp.exp(ppo.policy(moved.actor, batch.obs).log_prob(batch.action) - batch.log_prob)
+
+    return np.stack([np.ones(len(batch.obs)), *(after(1 + i) for i in range(c.NUM_EPOCHS))])
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> Path:
+    """The same update with the clip and without; writes ratio_passes.csv.
+
+    Args:
+        arguments: `NAME=value` each, constants of ppo.py.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        settings.UserError: see `settings.read` and `runs.open_run`.
+    """
+    c = ppo.configure(arguments)
+    run_dir = runs.open_run("ratio_study", c)
+    agent, batch, rng = first_rollout(c)
+    advantage, lines = np.asarray(ppo.normalized(batch.advantage)), []
+    for epsilon in (c.CLIP_EPSILON, NO_CLIP):
+        ratio = ratios_after(replace(c, CLIP_EPSILON=epsilon), agent, batch, rng)
+        outside = (np.abs(ratio - 1) > c.CLIP_EPSILON).mean(axis=1)
+        lines += [
+            {
+                "clip_epsilon": epsilon,
+                "passes": passes,
+                "share_outside": outside[passes],
+                "step": step,
+                "normalized_advantage": round(advantage[step].item(), 4),
+                "ratio": round(ratio[passes, step].item(), 4),
+            }
+            for passes, step in np.ndindex(ratio.shape)
+            if step % EVERY == 0
+        ]
+        shares = ", ".join(f"{share:.1%}" for share in outside)
+        print(f"CLIP_EPSILON={epsilon:g}: outside the band after 0, 1, ... passes: {shares}")
+    runs.write_csv(run_dir / "ratio_passes.csv", lines)
+    print(f"everything of this study is in {run_dir}")
+    return run_dir
+
+
+if __name__ == "__main__":
+    settings.run(main)
