@@ -667,6 +667,24 @@ def test_the_script_runs_and_leaves_its_results(whole_run):
     assert list((folder / "tensorboard").iterdir())
 
 
+def test_the_committed_ratios_are_those_of_the_first_update_of_a_training():
+    """The study takes the update apart; the script's own figure says how many ratios ended outside."""
+    rows = read(Path(ppo.__file__).parent / "assets" / "ratio_passes.csv")
+    shares = {(float(row["clip_epsilon"]), int(row["passes"])): float(row["share_outside"]) for row in rows}
+    c = ppo.Constants()
+    actor_rng, critic_rng, reset_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 5)
+    agent = ppo.make_agent(c, actor_rng, critic_rng, reset_rng)
+    _, figures = jax.jit(partial(ppo.update, c))(agent, jax.random.fold_in(learning_rng, 0))
+    # of 1,000 actions: another machine's rounding may carry one or two over the edge
+    assert shares[c.CLIP_EPSILON, c.NUM_EPOCHS] == pytest.approx(
+        float(figures["clip_fraction"][0]), abs=0.0021
+    )
+    assert shares[c.CLIP_EPSILON, 0] == 0 and all(float(r["ratio"]) == 1 for r in rows if r["passes"] == "0")
+    said = [f"{shares[epsilon, c.NUM_EPOCHS]:.0%}".replace("%", " %") for epsilon in (c.CLIP_EPSILON, 1e9)]
+    for chapter in ("README.md", "README_ch.md"):
+        assert all(share in (Path(ppo.__file__).parent / chapter).read_text() for share in said)
+
+
 def test_ppo_learns_to_balance_and_leaves_its_results(tmp_path):
     """A fifth of the default steps: ten of ten seeds were at 500 by then, as quickly evaluated."""
     steps = ["NUM_STEPS=20_000", "EVAL_INTERVAL=10_000", "NUM_SEEDS=1", "EVAL_EPISODES=5"]
