@@ -93,12 +93,28 @@ def taken_again(make, name_of, parts_of):
     return take
 
 
+def read_again(initialize):
+    """MaxText's `pyconfig.initialize`, half a second; of the same settings, what it returned."""
+    configs = {}
+
+    def take(arguments, **settings):
+        name = repr((arguments, sorted(settings.items())))
+        if name not in configs:
+            configs[name] = initialize(arguments, **settings)
+        return configs[name]
+
+    return take
+
+
 def share_programs(patch):
     """Runs and engines of this process that have the same model and the same sizes share them."""
     from tunix.rl.rl_cluster import Mode
 
     import grpo_llama3_1_8b_demo as demo
     import inference
+    from parts.model import llama
+
+    patch.setattr(llama.pyconfig, "initialize", read_again(llama.pyconfig.initialize))
 
     def name(c, folder, beside, *more):
         if vars(c).get("LORA_RANK"):  # the reference shares its weights

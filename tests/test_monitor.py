@@ -256,7 +256,7 @@ def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
 
 def start(folder, devices, *arguments, **environment):
     """The script in a process with so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    flags = f"--xla_force_host_platform_device_count={devices} {os.environ['XLA_FLAGS']}"
     return short_runs.start(
         folder, *ARGUMENTS, *arguments, XLA_FLAGS=flags, JAX_PLATFORMS="cpu", **environment
     )
