@@ -16,7 +16,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -408,7 +408,7 @@ def twins() -> list[Path]:
         {
             (page.parent / name).resolve()
             for page in pages
-            for name in re.findall(r'srcset="([^"]+_dark\.png)"', page.read_text())
+            for name in re.findall(r'srcset="([^"]+_dark\.(?:png|gif))"', page.read_text())
         }
     )
 
@@ -418,8 +418,17 @@ def main() -> None:
     for name, draw in DRAWINGS.items():
         draw().savefig(ROOT / name)
     for path in twins():
-        light = Image.open(path.with_stem(path.stem.removesuffix("_dark"))).convert("RGB")
-        Image.fromarray(darkened(np.asarray(light))).quantize(256).save(path, optimize=True)
+        light = Image.open(path.with_stem(path.stem.removesuffix("_dark")))
+        colours, film = (
+            (16, {"duration": light.info["duration"], "loop": 0}) if path.suffix == ".gif" else (256, {})
+        )
+        first, *others = (
+            Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(colours)
+            for frame in ImageSequence.Iterator(light)
+        )
+        if film:
+            film |= {"save_all": True, "append_images": others}
+        first.save(path, optimize=True, **film)
 
 
 if __name__ == "__main__":
