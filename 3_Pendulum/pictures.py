@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -62,15 +62,18 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
     """
     greedy = jax.jit(lambda actor, obs: policy(actor, obs).mode())
     films = []
-    for actor in (untrained, trained):
+    for name, actor in (("untrained", untrained), ("trained", trained)):
         env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
         obs, _ = env.reset(seed=34)  # starts hanging
-        played, film, truncated = [], [], False
+        played, film, episode_return, truncated = [], [], 0.0, False
         while not truncated:
             if len(played) % 3 == 0:
                 film.append(Image.fromarray(env.render()).resize((350, 350)))
+                label = f"{name}: return {episode_return:,.0f}"
+                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=20)
             played.append(env.unwrapped.state)
-            obs, _, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
+            obs, reward, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
+            episode_return += reward
         env.close()
         films.append(film)
     frames = []

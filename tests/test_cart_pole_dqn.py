@@ -335,6 +335,24 @@ def looking():
         yield looked_at
 
 
+def test_the_film_lets_a_pole_fall_as_a_rod_does():
+    """Energy: a rod that falls about its end from rest has (w^2) / 2 = (cos a_0 - cos a) g / (4/3 l)."""
+    world = gymnasium.make("CartPole-v1").unwrapped
+    world.state = 1.0, 3.0, 0.2, 0.0
+    angles = []
+    while world.state[3] or not angles:
+        _, _, angle, speed = world.state
+        expected = np.sqrt(2 * (np.cos(0.2) - np.cos(angle)) * world.gravity / (4 / 3 * world.length))
+        assert speed == pytest.approx(expected, rel=0.03, abs=0.15)  # steps of a fiftieth of a second
+        pictures.fall_on(world)
+        angles.append(world.state[2])
+    assert angles == sorted(angles) and world.state[:3] == (1.0, 0.0, np.pi / 2)
+    world.state = 0.0, 0.0, -0.2, 0.0
+    for _ in angles:
+        pictures.fall_on(world)
+    assert world.state[2] == -np.pi / 2
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """A whole run of the script: folder, result, and what was printed, filmed, trained and looked at."""

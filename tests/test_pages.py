@@ -173,7 +173,7 @@ def test_a_picture_has_words_and_a_dark_twin(page):
         assert len(picture["words"]) >= 15
         for name in (picture["path"], picture["dark"]):
             assert (page.parent / name).exists(), name
-        assert picture["dark"] == picture["path"].replace(".png", "_dark.png")
+        assert picture["dark"] == re.sub(r"(?=\.(?:png|gif)$)", "_dark", picture["path"])
     for words, _ in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text):
         assert len(words) >= 15
 

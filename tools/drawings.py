@@ -16,7 +16,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -341,6 +341,35 @@ def stack() -> plt.Figure:
     return figure
 
 
+def memory() -> plt.Figure:
+    """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16, of the study's memory.csv."""
+    with open(ROOT / "4_GRPO_MNIST" / "assets" / "memory.csv", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["network"].startswith("8 billion, bfloat16"))
+    figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
+    parts = {
+        "weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED,
+    }  # fmt: skip
+    words = {"adam_moments": "Adam's moments", "critic": "critic: its weights, gradients, moments"}
+    for y, method in enumerate(("GRPO", "PPO")):
+        left = 0.0
+        for name, colour in parts.items():
+            if name == "critic" and method == "GRPO":
+                continue
+            size = int(row[name]) / 1e9
+            axes.barh(y, size, left=left, color=colour, edgecolor="white", height=0.62)
+            axes.text(
+                left + size / 2, y, f"{words.get(name, name).replace(' ', chr(10), 1)}\n{size:.1f}",
+                ha="center", va="center", color="white", fontsize=9,
+            )  # fmt: skip
+            left += size
+        axes.text(left + 1.5, y, f"{left:.1f} GB", va="center", weight="bold")
+    axes.set_yticks([0, 1], ["GRPO", "PPO"])
+    axes.set(xlim=(0, 168), xlabel="GB, 8 billion parameters in bfloat16, activations not counted")
+    axes.set_title("the critic is nearly half of PPO's memory, and GRPO has none")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def mesh_4x2() -> plt.Figure:
     """A list of eight chips becomes a grid; what each axis cuts, and what travels along it."""
     figure, axes = sheet(9.2, 4.4)
@@ -377,6 +406,7 @@ DRAWINGS = {
     "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,
     "5_GRPO_Maxtext/assets/token_credit.png": token_credit,
     "5_GRPO_Maxtext/assets/stack.png": stack,
+    "5_GRPO_Maxtext/assets/memory.png": memory,
     "5_GRPO_Maxtext/assets/mesh_4x2.png": mesh_4x2,
 }
 
@@ -408,7 +438,7 @@ def twins() -> list[Path]:
         {
             (page.parent / name).resolve()
             for page in pages
-            for name in re.findall(r'srcset="([^"]+_dark\.png)"', page.read_text())
+            for name in re.findall(r'srcset="([^"]+_dark\.(?:png|gif))"', page.read_text())
         }
     )
 
@@ -418,8 +448,17 @@ def main() -> None:
     for name, draw in DRAWINGS.items():
         draw().savefig(ROOT / name)
     for path in twins():
-        light = Image.open(path.with_stem(path.stem.removesuffix("_dark"))).convert("RGB")
-        Image.fromarray(darkened(np.asarray(light))).quantize(256).save(path, optimize=True)
+        light = Image.open(path.with_stem(path.stem.removesuffix("_dark")))
+        colours, film = (
+            (16, {"duration": light.info["duration"], "loop": 0}) if path.suffix == ".gif" else (256, {})
+        )
+        first, *others = (
+            Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(colours)
+            for frame in ImageSequence.Iterator(light)
+        )
+        if film:
+            film |= {"save_all": True, "append_images": others}
+        first.save(path, optimize=True, **film)
 
 
 if __name__ == "__main__":

@@ -302,7 +302,8 @@ JOBS = [
         "python tools/drawings.py",
         into("1_Q_Learning", "course_map.png", "agent_environment.png", "values_crawl.png")
         | into("3_Pendulum", "actor_critic.png", "gae_timeline.png", "ratio_passes.png")
-        | into("5_GRPO_Maxtext", "eight_answers.png", "token_credit.png", "stack.png", "mesh_4x2.png"),
+        | into("5_GRPO_Maxtext", "eight_answers.png", "token_credit.png", "stack.png")
+        | into("5_GRPO_Maxtext", "memory.png", "mesh_4x2.png"),
         0.3,
         writes_itself=True,
     ),
