@@ -1,4 +1,4 @@
-"""Module 6, runnable: how one matrix, and then a Llama, is sharded over 8 devices by a set of rules.
+"""Mesh and axis rules, runnable: how one matrix, and then a Llama, is sharded over 8 devices by rules.
 
 Three things decide which device holds a number. The *mesh* gives the devices coordinates: here 4 x 2, named
 ('data', 'model'). *Logical axes* say what an array's dimensions mean: a layer's weights are

@@ -1,4 +1,4 @@
-"""Module 6: every claim of mesh_and_axis_rules.py, on 8 virtual devices.
+"""The mesh: every claim of mesh_and_axis_rules.py, on 8 virtual devices.
 
 jax's devices are fixed when it starts, and the other tests want one: so the script runs once in a process of
 its own, which hands back all it made.
