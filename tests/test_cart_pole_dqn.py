@@ -262,14 +262,33 @@ def test_td_target_equals_rlax(n, double):
     )
 
 
-def test_the_gradient_flows_into_the_prediction_only():
-    c = dqn.configure(["N_STEPS=2"])
+def random_windows():
+    """32 windows of two steps that go on."""
     rng = np.random.default_rng(0)
-    batch = env.Transition(
+    return env.Transition(
         jnp.array(rng.normal(size=(32, 2, 4)), jnp.float32), jnp.array(rng.integers(0, 2, (32, 2))),
         jnp.ones((32, 2)), jnp.array(rng.normal(size=(32, 2, 4)), jnp.float32), jnp.zeros((32, 2), bool),
         jnp.zeros((32, 2), bool),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_training_step_lets_the_network_choose_that_double_dqn_names(double):
+    batch, (online, target) = random_windows(), (network_of(seed) for seed in (0, 1))
+    q = online(batch.obs[:, 0])[jnp.arange(32), batch.action[:, 0]]
+    losses = {}
+    for chooses in (True, False):
+        c = dqn.configure(["N_STEPS=2", f"DOUBLE_DQN={chooses}"])
+        losses[chooses] = float(((target_of(c, online, target, batch) - q) ** 2).mean())
+    c = dqn.configure(["N_STEPS=2", f"DOUBLE_DQN={double}"])
+    agent = dqn.Agent(online, target, nnx.Optimizer(online, optax.sgd(0.0), wrt=nnx.Param), None, None)
+    loss, _ = dqn.train_step(c, agent, batch)
+    assert loss == pytest.approx(losses[double], rel=1e-5)  # one float32 mean in two orders
+    assert abs(losses[True] - losses[False]) > 1e-3 * losses[double]
+
+
+def test_the_gradient_flows_into_the_prediction_only():
+    c, batch = dqn.configure(["N_STEPS=2"]), random_windows()
     network = network_of(0)
     into_target = nnx.jit(nnx.grad(lambda target: target_of(c, network, target, batch).sum()))(network)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(into_target))
