@@ -169,6 +169,7 @@ def draw() -> None:
             axis.set_xlabel(labels[series])
             axis.grid(alpha=0.3)
         row[0].set_ylabel(name)
+    figure.suptitle("level from 10 million parameters on; with many questions this script needs less memory")
     axes[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(PICTURE, dpi=110)
