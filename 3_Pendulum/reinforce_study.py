@@ -202,13 +202,13 @@ def noise(line: dict[str, Any], lines: list[dict[str, Any]]) -> float:
 
     Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
     hides the mean, so the length is taken from the last estimator of the same kind of credit at the same
-    policy, which has a baseline; nan where it is hidden there as well.
+    policy, which has a baseline; nan where `spread_of` finds it hidden there as well.
     """
-    same = [
-        x for x in lines if (x["env_step"], x["reward_to_go"]) == (line["env_step"], line["reward_to_go"])
-    ]
-    squared_norm = (same[-1] if line["baseline"] == "no_baseline" else line)["squared_norm"]
-    return line["trace"] / squared_norm if squared_norm > 0 else np.nan
+    if line["baseline"] != "no_baseline":
+        return line["ratio"]
+    kind = ("env_step", "reward_to_go")
+    other = [x for x in lines if all(x[name] == line[name] for name in kind)][-1]
+    return line["trace"] / other["trace"] * other["ratio"]
 
 
 def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -221,13 +221,13 @@ def draw_variance(path: Path, lines: list[dict[str, Any]]) -> None:
         f"{line['baseline'].replace('_', ' ')},\n{'return to go' if line['reward_to_go'] else 'whole return'}"
         for line in bars
     ]
-    lengths = [noise(line, lines) for line in bars]
-    left.barh(labels, lengths, color=[COLORS[line["baseline"]] for line in bars])
-    for y, length in enumerate(lengths):
-        if np.isfinite(length):
-            digits = max(0, 1 - int(np.floor(np.log10(length))))  # two that count
-            shown = round(length, 1 - int(np.floor(np.log10(length))))
-            left.text(length * 1.15, y, f"{shown:,.{digits}f}", va="center", fontsize=9)
+    noises = [noise(line, lines) for line in bars]
+    left.barh(labels, noises, color=[COLORS[line["baseline"]] for line in bars])
+    for y, value in enumerate(noises):
+        if np.isfinite(value):
+            digits = 1 - int(np.floor(np.log10(value)))  # two that count
+            text = f"{round(value, digits):,.{max(0, digits)}f}"
+            left.text(value * 1.15, y, text, va="center", fontsize=9)
     left.set(
         xscale="log",
         xlim=(1, 1e5),

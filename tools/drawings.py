@@ -4,11 +4,11 @@
 
 Draws the map of the course, agent and environment, values that crawl back, actor and critic, surprises that
 become an advantage, the ratios of one update, eight answers, their advantages and where these push, the
-programs that train the language model, and eight chips as a mesh. Then every `name.png` that a page shows in
-a `<picture>` gets its `name_dark.png`: the same picture with its lightness turned round.
+programs that train the language model, what they keep in memory, and eight chips as a mesh. Then every
+`name.png` or `name.gif` that a page shows in a `<picture>` gets its `name_dark`: the same picture, or film,
+with its lightness turned round.
 """
 
-import csv
 import json
 import re
 import sys
@@ -20,6 +20,7 @@ from PIL import Image, ImageSequence
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from figures import read_csv
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -178,8 +179,7 @@ def signed(number: float, digits: int = 0) -> str:
 
 def ratio_passes() -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
-    with open(ROOT / "3_Pendulum" / "assets" / "ratio_passes.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(ROOT / "3_Pendulum" / "assets" / "ratio_passes.csv")
     figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.5), dpi=150, sharey=True, layout="constrained")
     kinds = dict.fromkeys(line["clip_epsilon"] for line in lines)
     for axes, epsilon, title in zip(panels, kinds, ("with the clip, ε = 0.2", "without it"), strict=True):
@@ -343,8 +343,8 @@ def stack() -> plt.Figure:
 
 def memory() -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16, of the study's memory.csv."""
-    with open(ROOT / "4_GRPO_MNIST" / "assets" / "memory.csv", newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["network"].startswith("8 billion, bfloat16"))
+    rows = read_csv(ROOT / "4_GRPO_MNIST" / "assets" / "memory.csv")
+    row = next(row for row in rows if row["network"].startswith("8 billion, bfloat16"))
     figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
     parts = {
         "weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED,
@@ -449,16 +449,14 @@ def main() -> None:
         draw().savefig(ROOT / name)
     for path in twins():
         light = Image.open(path.with_stem(path.stem.removesuffix("_dark")))
-        colours, film = (
-            (16, {"duration": light.info["duration"], "loop": 0}) if path.suffix == ".gif" else (256, {})
-        )
         first, *others = (
-            Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(colours)
+            Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(
+                16 if light.is_animated else 256
+            )
             for frame in ImageSequence.Iterator(light)
         )
-        if film:
-            film |= {"save_all": True, "append_images": others}
-        first.save(path, optimize=True, **film)
+        film = {"save_all": True, "append_images": others, "duration": light.info.get("duration"), "loop": 0}
+        first.save(path, optimize=True, **(film if others else {}))
 
 
 if __name__ == "__main__":
