@@ -988,9 +988,11 @@ def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])
-def test_the_pages_worked_example_prints_what_it_says(page, capsys):
-    code, said = re.search(
-        r"```py\n(.*?)```\n\n```text\n(.*?)```", (Path(dqn.__file__).parent / page).read_text(), re.S
-    ).groups()
-    exec(compile(code, page, "exec"), {"__name__": "example"})
-    assert capsys.readouterr().out == said
+def test_the_pages_worked_examples_print_what_they_say(page, capsys):
+    text = (Path(dqn.__file__).parent / page).read_text()
+    examples = re.findall(r"```py\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
+    assert len(examples) == 2
+    names = {"__name__": "example"}  # the second goes on where the first ended
+    for code, said in examples:
+        exec(compile(code, page, "exec"), names)
+        assert capsys.readouterr().out == said

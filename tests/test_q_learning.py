@@ -581,7 +581,7 @@ def test_the_four_grids_hold_what_the_page_says_of_them(chapter):
     alt = re.search(r'alt="([^"]+)" src="assets/values_crawl\.png"', chapter.read_text())[1]
     order = ["1", "10", "10", "50", "21", "92", "500", "90", "100"]
     assert re.findall(r"\d+", alt) == order
-    # the first grid is the table by hand's first row, the entries of question 2.1 its others
+    # the first grid is the table by hand's first row, the entries of question 1.4 its others
     assert re.search(r"^\| .* 0 \+ 10 = 10 \|$", chapter.read_text(), re.M) and "−0.1" in chapter.read_text()
 
 
