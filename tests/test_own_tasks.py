@@ -141,7 +141,7 @@ def run(*arguments):
 def test_own_data_with_an_own_reward_file_runs_to_the_end():
     shutil.copy(EXAMPLES / "my_reward.py", "mine.py")
     result, report = run(
-        "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,few_tokens"
+        "DATASET=examples/word_problems", "REWARD_FUNC=mine.py", "REWARDS=compute_score,short_answer"
     )
     before = result["before"]
     # a right answer scores 0.25, 0.5 or 1; what is right in the report scores 1

@@ -367,7 +367,7 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
 
 
 def test_the_example_file_does_what_it_says():
-    grader = grader_of("compute_score,few_tokens,check_answer", f"{EXAMPLES}/my_reward.py")
+    grader = grader_of("compute_score,short_answer,check_answer", f"{EXAMPLES}/my_reward.py")
     score, few, check = grader.functions
     tags = "<reasoning>{}</reasoning><answer>{}</answer>".format
     completions = [tags("2+3=5", "5"), tags("4+1=5", "5"), tags("2+3=5", "5").replace("</reasoning>", ""),

@@ -1,7 +1,7 @@
 """A reward of your own, to copy and change. docs/own_data_and_rewards.md has the command.
 
 REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions count only when REWARDS
-names them; built-in names may stand beside them: REWARDS=compute_score,few_tokens,match_format_exactly.
+names them; built-in names may stand beside them: REWARDS=compute_score,short_answer,match_format_exactly.
 """
 
 from reward_func import extract_answer, format_ok, grade
@@ -23,7 +23,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     return 1.0 if extra_info["working"] in solution_str else 0.5  # the working has to be shown, too
 
 
-def few_tokens(prompts, completions, **columns) -> list[float]:
+def short_answer(prompts, completions, **columns) -> list[float]:
     """A reward for a whole batch, as Tunix calls it: every column of the data comes as a list."""
     answers = [extract_answer(completion) or "" for completion in completions]
     return [0.1 if 0 < len(answer) < 5 else 0.0 for answer in answers]
