@@ -27,7 +27,7 @@ are not. `eval_return` is of the last policy, in the same 100 greedy episodes on
 and steps to the threshold come from each one's own training log: greedy episodes for ours and rejax, episodes
 with exploration for the others (the last 100 for Stable-Baselines3, the last 20 for CleanRL).
 
-`version` is the commit and the packages of ours (for rows of 2026-11-22 the commit that brought them), a peer's
+`version` is the commit and the packages of ours (2026-11-22: the commit that brought the row), a peer's
 package or commit; `seeds` is how many `who` has.
 Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per trained seed, and prints the
 table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.

@@ -160,7 +160,7 @@ def test_every_chapter_has_questions_with_folded_answers(side):
             mine
         )
         numbers += mine
-    questions = {1: 6, 2: 3, 3: 6, 4: 3, 5: 6}  # three for each idea; the last three of chapter 5 are the mesh's
+    questions = {1: 6, 2: 3, 3: 6, 4: 3, 5: 6}  # three for each idea; chapter 5's last are the mesh's
     assert sorted(numbers) == [f"{chapter}.{i + 1}" for chapter, n in questions.items() for i in range(n)]
 
 

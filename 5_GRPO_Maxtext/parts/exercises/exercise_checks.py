@@ -1,18 +1,17 @@
-"""What stands beside exercises.py: numbers to try the functions on, the usual mistakes, a small training."""
+"""Beside exercises.py: numbers to try the functions on, the usual mistakes, the training with them."""
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from parts import settings
 from parts.exercises import grader, which_loss
 from parts.exercises.grader import Exercise
+from parts.model import llama
 
 # %% group_advantage ----------------------------------------------------------------------------------------
 REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
@@ -161,59 +160,31 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_M
 
 
 # %% Training with them -------------------------------------------------------------------------------------
-QUESTIONS, STROKE, TOKENS = 4, 2, 3  # question n asks for n + 1 strokes and an end; 3 tokens are known
-MAX_TOKENS, NUM_GENERATIONS, NUM_STEPS, LEARNING_RATE = 6, 8, 100, 0.1
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """The main script as it is, but for the functions that the reader wrote."""
+    import grpo_llama3_1_8b_demo as script
 
+    group_advantage, completion_mask, grpo_loss = functions
+    c = settings.read(script.Constants, arguments)
+    eos_id = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0]).eos_token_id
+    plain = script.grpo_loss
 
-def reward_of(completion: np.ndarray, question: int) -> float:
-    """Half for the share of leading tokens that are right, half for the whole answer."""
-    wanted = [STROKE] * (question + 1) + [EOS]
-    right = np.cumprod(completion[: len(wanted)] == wanted)
-    return 0.5 * right.mean() + 0.5 * right[-1]
+    def loss(model, batch, beta, temperature, count, c, pad_id):
+        mask = completion_mask(batch.completion_ids, eos_id)  # [N, T]
+        log_prob, _ = script.log_probs(
+            model, batch.prompt_ids, batch.completion_ids,
+            pad_id=pad_id, temperature=temperature, num_generations=c.NUM_GENERATIONS,
+        )  # fmt: skip
+        now = jax.lax.stop_gradient(log_prob)  # where answers are used once, and where there is no reference
+        old, ref = (now if x is None else x for x in (batch.old_log_prob, batch.ref_log_prob))
+        _, figures = plain(model, batch, beta, temperature, count, c, pad_id)  # for the log; no gradient
+        return grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
 
-
-def train(group_advantage: Callable, completion_mask: Callable, grpo_loss: Callable) -> list[float]:
-    """GRPO on a table of logits that learns to count, with the reader's functions.
-
-    Returns:
-        The mean reward of each step.
-    """
-    questions = np.repeat(np.arange(QUESTIONS), NUM_GENERATIONS)  # [N]
-    table = reference = jnp.zeros((QUESTIONS, MAX_TOKENS, TOKENS))
-    optimizer = optax.adam(LEARNING_RATE)
-    state = optimizer.init(table)
-
-    @jax.jit
-    def log_probs(table, completions):  # [N, T]
-        log_prob = jax.nn.log_softmax(table)[questions]  # [N, T, V]
-        return jnp.take_along_axis(log_prob, completions[..., None], axis=-1)[..., 0]
-
-    @jax.jit
-    def update(table, state, completions, old, advantage, mask):
-        def loss(table):
-            new, ref = log_probs(table, completions), log_probs(reference, completions)
-            return grpo_loss(new, old, ref, advantage, mask, EPSILON, BETA)
-
-        updates, state = optimizer.update(jax.grad(loss)(table), state)
-        return optax.apply_updates(table, updates), state
-
-    curve = []
-    for rng in jax.random.split(jax.random.key(0), NUM_STEPS):
-        completions = jax.random.categorical(rng, table[questions])  # [N, T]; after the end, chance
-        rewards = [reward_of(row, question) for row, question in zip(np.asarray(completions), questions)]
-        advantage = group_advantage(jnp.array(rewards, jnp.float32), NUM_GENERATIONS)
-        mask, old = completion_mask(completions, EOS), log_probs(table, completions)
-        for _ in range(2):  # at the second update the ratio is no longer 1
-            table, state = update(table, state, completions, old, advantage, mask)
-        curve.append(float(np.mean(rewards)))
-    return curve
-
-
-def show_curve(curve: list[float]) -> None:
-    """Every tenth mean reward as a bar."""
-    for step in range(0, len(curve), 10):
-        mean = float(np.mean(curve[step : step + 10]))
-        print(f"    steps {step + 1:3d} to {step + 10:3d}   reward {mean:.2f}   {'#' * round(40 * mean)}")
+    script.grpo_loss = loss
+    script.PLAIN = script.PLAIN._replace(
+        advantage=lambda rewards, G: np.asarray(group_advantage(jnp.asarray(rewards, jnp.float32), G))
+    )
+    script.main(arguments)
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
@@ -224,20 +195,14 @@ def main(*functions: Callable) -> None:
     """
 
     def judge(arguments: list[str]) -> None:
-        sys.exit(0 if (judge_file(arguments[0]) if arguments else judge_functions(*functions)) else 1)
+        if arguments and "=" not in arguments[0]:
+            sys.exit(0 if judge_file(arguments[0]) else 1)
+        if not grader.run(EXERCISES, functions):
+            sys.exit(1)
+        print("\nAll right. The main script trains the tiny Llama with them:")
+        train(functions, arguments or ["NUM_BATCHES=30"])
 
     settings.answer(judge)
-
-
-def judge_functions(*functions: Callable) -> bool:
-    """Judges the three; if all are right, trains with them."""
-    if not grader.run(EXERCISES, functions):
-        return False
-    print("\nAll right. A table of logits now learns with them to write 1, 2, 3 or 4 strokes, as asked:")
-    started = time.perf_counter()
-    show_curve(train(*functions))
-    print(f"    {time.perf_counter() - started:.1f} s. The same functions, with a Llama: the main script.")
-    return True
 
 
 def judge_file(path: str) -> bool:
