@@ -5,11 +5,11 @@
 
 `NAME=value` after that holds for every row that does not change it. A row that clashes with it is refused
 before anything is trained. Everything is written to RUN_DIR, or else to runs/cart_pole_dqn_study/<time>:
-compare.csv and compare_paired.csv, compare.png and overestimation.png; or tune.csv and tuned.csv.
+compare.csv, compare_paired.csv, promises.csv, compare.png, overestimation.png; or tune.csv and tuned.csv.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[
 # %% Studies --------------------------------------------------------------------------------------------
 def compare(run_dir: Path, arguments: Sequence[str]) -> None:
     """Trains the rows of COMPARISON; writes compare.csv, a line per row and seed, compare_paired.csv, each
-    row against the first and rows that differ by DOUBLE_DQN=False only, and two pictures."""
+    row against the first and rows that differ by DOUBLE_DQN=False only, promises.csv, and two pictures."""
     lines, logs = [], {}
     for changes in COMPARISON:
         label = label_of(changes)
@@ -133,7 +133,18 @@ def compare(run_dir: Path, arguments: Sequence[str]) -> None:
     pairs = [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] and pair[1] in labels]
     runs.write_csv(run_dir / "compare_paired.csv", (paired(lines, *pair) for pair in pairs))
     draw_comparison(run_dir / "compare.png", lines)
+    runs.write_csv(run_dir / "promises.csv", promises(logs))
     draw_overestimation(run_dir / "overestimation.png", logs)
+
+
+def promises(logs: dict[str, script.Log]) -> Iterator[dict[str, Any]]:
+    """The curves of overestimation.png: promised less true return, mean and range over the seeds."""
+    for changes, extra in itertools.product(PROMISE, ([], ["DOUBLE_DQN=False"])):
+        label = label_of([*changes, *extra])
+        error = np.asarray(logs[label].max_q - logs[label].discounted_return)  # [seeds, rows]
+        for i, step in enumerate(logs[label].env_step[0].tolist()):
+            at = error[:, i]
+            yield {"changed": label, "env_step": step, "mean": at.mean(), "low": at.min(), "high": at.max()}
 
 
 def tune(run_dir: Path, arguments: Sequence[str]) -> None:
@@ -191,12 +202,13 @@ def draw_overestimation(path: Path, logs: dict[str, script.Log]) -> None:
     """What the network promises less what comes of it, with and without Double DQN, per row of PROMISE."""
     figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
     choices = (([], pictures.BLUE, "Double DQN"), (["DOUBLE_DQN=False"], pictures.ORANGE, "plain max"))
-    for axes, changes in zip(both, PROMISE):
+    titles = "defaults: the promise starts too low", "1-step targets, copied every 20 steps: too high"
+    for axes, changes, title in zip(both, PROMISE, titles):
         for extra, color, name in choices:
             log = logs[label_of(changes + extra)]
             pictures.draw_band(axes, log.env_step[0], log.max_q - log.discounted_return, color, name)
         axes.axhline(0, color=pictures.GREY, linewidth=1)
-        axes.set(xlabel="environment step", title=label_of(changes))
+        axes.set(xlabel="environment step", title=title)
         axes.legend(frameon=False, loc="lower right")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
     both[0].set_ylabel("promised less true\ndiscounted return")

@@ -884,6 +884,10 @@ def test_the_comparison_pairs_its_rows(tmp_path, monkeypatch):
         assert float(pair["mean_difference"]) == pytest.approx(difference.mean())
         assert float(pair["low"]) <= difference.mean() <= float(pair["high"])
         assert int(pair["lower"]) == sum(difference < 0) and int(pair["higher"]) == sum(difference > 0)
+    drawn = read(folder / "promises.csv")
+    rows = [study.label_of([*row, *more]) for row in study.PROMISE for more in ([], ["DOUBLE_DQN=False"])]
+    assert list(dict.fromkeys(line["changed"] for line in drawn)) == rows
+    assert all(float(line["low"]) <= float(line["mean"]) <= float(line["high"]) for line in drawn)
     for name in ("compare.png", "overestimation.png"):
         assert (folder / name).stat().st_size > 10_000
 

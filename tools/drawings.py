@@ -86,7 +86,7 @@ def course_map() -> plt.Figure:
             arrow(axes, (x - 1.12, 3.38), (x - 0.86, 3.38))
     box(axes, (8.97, 0.72), (1.72, 0.6), "mesh: its numbers\ncut over many chips", GREEN, fontsize=9)
     arrow(axes, (8.97, 1.2), (8.97, 1.02))
-    axes.text(8.0, 0.72, "last part, when the model\nfits on no chip (module 6)", ha="right", va="center",
+    axes.text(8.0, 0.72, "last part, when the model\nfits on no chip (the mesh)", ha="right", va="center",
               fontsize=9)  # fmt: skip
     for x, colour, words in (
         (0.2, BLUE, "blue: what is learned"),
