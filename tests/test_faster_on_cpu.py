@@ -73,7 +73,7 @@ def loss_and_gradient(adapter, mesh, batch):
     return float(value), figures, gradient
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch):
     """float32 sums in another order: 1e-6 of the largest gradient seen."""

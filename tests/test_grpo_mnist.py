@@ -411,6 +411,7 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
             np.testing.assert_allclose(parts, expected, atol=1e-6 * np.abs(expected).max() + 1e-8)
 
 
+@pytest.mark.slow
 def test_a_training_in_micro_batches_is_the_same_training(run):
     whole, parts = run.made["cross_entropy"].log, trained("cross_entropy", "MICRO_BATCH_SIZE=16")[-1]
     for name in ("validation_sampled_accuracy", "reward"):

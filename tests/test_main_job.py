@@ -149,8 +149,8 @@ BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST = "1 after its row", "3 before its
     ("options", "moments"),
     [
         pytest.param(STATEFUL, [BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST], id="much state"),
-        pytest.param(AHEAD, [BETWEEN_TWO], id="answers ahead"),
-        pytest.param(CURRICULUM, [BETWEEN_TWO], id="pass rates"),
+        pytest.param(AHEAD, [BETWEEN_TWO], id="answers ahead", marks=pytest.mark.slow),
+        pytest.param(CURRICULUM, [BETWEEN_TWO], id="pass rates", marks=pytest.mark.slow),
         pytest.param(STATEFUL, None, id="much state, every moment", marks=pytest.mark.slow),
         pytest.param(AHEAD, None, id="answers ahead, every moment", marks=pytest.mark.slow),
     ],

@@ -92,6 +92,7 @@ def clocks_taken_out():
                 setattr(owner, name, names[name])
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_add_up(clocks_taken_out, monkeypatch, capsys):
     arguments = ["STEPS=5", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_ITERATIONS=2"]
     monkeypatch.setattr(sys, "argv", ["where_the_step_goes.py", *arguments])

@@ -25,7 +25,8 @@ def table(name="fit_check.csv"):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("trained", [pytest.param("LORA_RANK=0", marks=pytest.mark.slow), "LORA_RANK=4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["LORA_RANK=0", "LORA_RANK=4"])
 def test_what_is_compiled_is_what_trains(tmp_path, trained):
     """On 8 virtual devices: the same arrays in the same places, step, reference and sync to the last bit."""
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
