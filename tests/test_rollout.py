@@ -152,9 +152,12 @@ def filtered(logits, temperature, top_p, top_k):
 @pytest.mark.parametrize(
     ("temperature", "top_p", "top_k"),
     [
-        (1.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1),
-        pytest.param(3.0, 1.0, -1, marks=pytest.mark.slow), pytest.param(3.0, 0.6, 5, marks=pytest.mark.slow),
-    ],  # fmt: skip
+        (1.0, 1.0, -1),
+        (3.0, 1.0, 5),
+        (3.0, 0.6, -1),
+        pytest.param(3.0, 1.0, -1, marks=pytest.mark.slow),
+        pytest.param(3.0, 0.6, 5, marks=pytest.mark.slow),
+    ],
 )
 def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
     engine = make_rollout(rows=256)

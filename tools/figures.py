@@ -147,7 +147,10 @@ JOBS = [
     ),
     Job(
         "python 2_Cart_Pole_DQN/study.py",
-        into("2_Cart_Pole_DQN", "compare.csv", "compare_paired.csv", "promises.csv", "compare.png", "overestimation.png"),
+        into(
+            "2_Cart_Pole_DQN",
+            "compare.csv", "compare_paired.csv", "promises.csv", "compare.png", "overestimation.png",
+        ),
         12,
     ),
     Job("python 2_Cart_Pole_DQN/study.py tune", into("2_Cart_Pole_DQN", "tune.csv", "tuned.csv")),
