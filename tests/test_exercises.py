@@ -764,6 +764,7 @@ def test_the_scripts_learn_with_the_readers_functions(folder, arguments, key, le
     assert all(min(result[key]) >= least for result in results)
 
 
+@pytest.mark.slow
 def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path, monkeypatch):
     """To the digits of the script's own."""
     import short_runs

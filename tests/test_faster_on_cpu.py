@@ -89,6 +89,7 @@ def test_loss_and_gradient_are_maxtexts_own(name, scan_layers, batch):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=str(path))
 
 
+@pytest.mark.slow
 def test_the_gradient_in_bfloat16_is_as_near_to_float32s_as_maxtexts(batch):
     def error(ours):
         exact, rounded = (

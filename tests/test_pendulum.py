@@ -830,6 +830,7 @@ def test_every_row_of_the_comparison_is_accepted_before_the_first_is_trained(tmp
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_the_study_writes_a_line_for_each_seed(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "COMPARISON", [["GAMMA=0.5"], [study.WRONG]])
     study.main([*QUICK, f"RUN_DIR={tmp_path / 'run'}"])

@@ -701,6 +701,7 @@ def test_ppo_learns_to_balance_and_leaves_its_results(tmp_path):
     assert (tmp_path / "mine" / "learning_curve.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_study_leaves_its_tables_and_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "VARIANCE_BATCHES", 4)
     monkeypatch.setattr(study, "NUM_POLICIES", 2)
