@@ -766,7 +766,7 @@ def test_the_scripts_learn_with_the_readers_functions(folder, arguments, key, le
 
 @pytest.mark.slow
 def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path, monkeypatch):
-    """To the digits of the script's own."""
+    """To the digits of the script's own, in two gradient passes."""
     import short_runs
 
     import grpo_llama3_1_8b_demo as script
@@ -774,13 +774,16 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path, mon
     exercise_checks = load("5_GRPO_Maxtext").exercise_checks
     names = list(exercise_checks.EXERCISES)
     bodies = {name: READERS["5_GRPO_Maxtext", name][0][0] for name in names}
-    advantage, mask, loss = (getattr(filled("5_GRPO_Maxtext", bodies, tmp_path), name) for name in names)
-    arguments = [*short_runs.SHORT, "NUM_BATCHES=3", "NUM_ITERATIONS=2", "SAVE_INTERVAL_STEPS=3"]
+    module = filled("5_GRPO_Maxtext", bodies, tmp_path)
+    functions = [getattr(module, name) for name in names]
+    arguments = [
+        *short_runs.SHORT, "NUM_BATCHES=3", "NUM_ITERATIONS=2", "SAVE_INTERVAL_STEPS=3", "TRAIN_MICRO_BATCH_SIZE=2"
+    ]  # fmt: skip
     columns = ("reward", "loss", "grad_norm", "kl")
     logs = {}
     for who, run in {
         "script": script.main,
-        "reader": lambda arguments: exercise_checks.train((advantage, mask, loss), arguments),
+        "reader": lambda arguments: exercise_checks.train(functions, arguments),
     }.items():
         script.update.clear_cache()  # traced with another loss
         with monkeypatch.context() as patch:

@@ -172,13 +172,14 @@ def train(functions: Sequence[Callable], arguments: list[str]) -> None:
     def loss(model, batch, beta, temperature, count, c, pad_id):
         mask = completion_mask(batch.completion_ids, eos_id)  # [N, T]
         log_prob, _ = script.log_probs(
-            model, batch.prompt_ids, batch.completion_ids,
-            pad_id=pad_id, temperature=temperature, num_generations=c.NUM_GENERATIONS,
+            model, batch.prompt_ids, batch.completion_ids, pad_id=pad_id,
+            temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
         )  # fmt: skip
         now = jax.lax.stop_gradient(log_prob)  # where answers are used once, and where there is no reference
         old, ref = (now if x is None else x for x in (batch.old_log_prob, batch.ref_log_prob))
         _, figures = plain(model, batch, beta, temperature, count, c, pad_id)  # for the log; no gradient
-        return grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
+        share = len(mask) / count  # of a gradient pass: the reader's mean is over its answers only
+        return share * grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
 
     script.grpo_loss = loss
     script.PLAIN = script.PLAIN._replace(
