@@ -776,9 +776,8 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path, mon
     bodies = {name: READERS["5_GRPO_Maxtext", name][0][0] for name in names}
     module = filled("5_GRPO_Maxtext", bodies, tmp_path)
     functions = [getattr(module, name) for name in names]
-    arguments = [
-        *short_runs.SHORT, "NUM_BATCHES=3", "NUM_ITERATIONS=2", "SAVE_INTERVAL_STEPS=3", "TRAIN_MICRO_BATCH_SIZE=2"
-    ]  # fmt: skip
+    steps = "NUM_BATCHES=3 NUM_ITERATIONS=2 SAVE_INTERVAL_STEPS=3 TRAIN_MICRO_BATCH_SIZE=2"
+    arguments = [*short_runs.SHORT, *steps.split()]
     columns = ("reward", "loss", "grad_norm", "kl")
     logs = {}
     for who, run in {
