@@ -26,7 +26,7 @@ import settings
 # %% Rows: what to change on the command line -----------------------------------------------------------
 COMPARISON = [
     [],
-    # one means of steadiness less, then all of them
+    # one of the five less, then four of them
     ["N_STEPS=1"],
     ["SCALE_OBSERVATIONS=False"],
     ["LEARNING_RATE_END=1e-3"],

@@ -5,8 +5,8 @@ The policy is a network, and its weights climb the expected return J itself (Wil
 
     grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
 
-BASELINE chooses b_t: nothing, the mean of the batch, or a learned critic V(s_t). On average the direction
-stays the same; what a baseline changes is how far the estimate of one batch strays from it.
+BASELINE chooses b_t: nothing, the mean of the batch (it shrinks the gradient a little), or a learned critic
+V(s_t). What a baseline changes is how far the estimate of one batch strays from the mean of all.
 
 Read first: `update`, the four phases; `discounted_returns` and the three baselines; `policy_loss`. Then
 `diff 3_Pendulum/reinforce.py 3_Pendulum/ppo.py` shows what PPO adds.

@@ -5,7 +5,7 @@
     python 4_GRPO_MNIST/study.py twins MNIST_PATH=mnist.npz   # GRPO beside its three twins: 2 minutes
     python 4_GRPO_MNIST/study.py one METHOD=ppo BETA=0.0      # a row alone: method, constants
 
-Both measured with much other work on the same 2 cores.
+The first two were timed with much other work on the same 2 cores.
 
 Constants of variants.py, which has those of grpo_mnist.py, hold where a row does not change them.
 """

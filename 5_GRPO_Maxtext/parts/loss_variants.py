@@ -95,8 +95,8 @@ def maxrl_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
     """MaxRL (arXiv 2602.02710): (R - mean) / mean, for rewards that are never negative; [B * G].
 
     With 0/1 rewards it is an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
-    of p: a question that is rarely solved counts as much as one that is often solved. 0 where no answer is
-    right.
+    of p: the fewer answers are right, the more each counts. (As much as those of an easy question only with
+    endless answers; with G of them the pull is 1 - (1 - p)^(G - 1).) 0 where no answer is right.
 
     Raises:
         UserError: a reward below 0.
