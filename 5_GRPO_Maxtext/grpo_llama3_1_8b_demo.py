@@ -72,9 +72,9 @@ class Constants(Variants, Machine):
     TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
     # --- GRPO
     BATCH_SIZE: Count = pair(laptop=16, tpu=64)  # questions per step; more: less noise, more memory and time
-    NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with 2 at least half of them have no signal
+    NUM_GENERATIONS: TwoOrMore = 8  # G, answers per question; with few, many groups have no signal
     NUM_BATCHES: Count = pair(laptop=100, tpu=116)  # training steps, each on one batch of questions
-    NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, optimizer updates per batch; above 1 the clip can bind
+    NUM_ITERATIONS: Count = pair(laptop=2, tpu=1)  # mu, updates per batch; above 1 the clip can bind
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
     BETA: NonNegative = pair(laptop=0.08, tpu=0.001)  # weight of the KL to the starting model (0 = none)
     SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
