@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     """One line of the table of MEASUREMENTS.md."""
 
     who: str
-    script: str  # in this folder
+    script: str  # in peers/
     seeds: int = 10
     together: bool = True  # all seeds in one program
     python: str = ""  # the option that names its Python; empty: this one
@@ -143,7 +143,7 @@ def command(entry: Entry, seeds: list[int], options: dict[str, str]) -> list[str
         if checkout := options.get(f"{entry.python}_CHECKOUT"):
             arguments.append(f"CHECKOUT={checkout}")
         arguments += [f"STEPS={TRY_STEPS}"] if "TRY" in options else []
-    return [python, str(HERE / entry.script), *arguments]
+    return [python, str(HERE / "peers" / entry.script), *arguments]
 
 
 def measure(words: list[str]) -> dict[str, Any]:

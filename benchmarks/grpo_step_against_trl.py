@@ -45,7 +45,7 @@ def trl(peer: str, constants: dict[str, Any], warm_up: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log.csv")
         arguments = [f"{k}={v}" for k, v in (constants | {"LOG": log}).items()]
-        command = [peer, HERE / "trl_grpo_steps.py", *arguments]
+        command = [peer, HERE / "peers" / "trl_grpo_steps.py", *arguments]
         found = watched(command, log, constants["NUM_BATCHES"], warm_up)
     return found | {"versions": found["output"].splitlines()[-1]}
 

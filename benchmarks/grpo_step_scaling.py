@@ -1,8 +1,9 @@
 """How a GRPO step grows, ours and TRL's side by side: with the model, the answers and the questions.
 
 One thing is varied at a time around a middle: 10 M parameters, 4 questions x 8 answers of 128 tokens. The
-models are Llamas with random weights whose answers never end (random_llama.py), in float32. Both programs
-compute the whole batch in one pass. TRL lives in an environment of its own, see grpo_step_against_trl.py.
+models are Llamas with random weights whose answers never end (peers/random_llama.py), in float32. Both
+programs compute the whole batch in one pass. TRL lives in an environment of its own, see
+grpo_step_against_trl.py.
 
     python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=1] [CONSTANT=value ...]
 
@@ -74,7 +75,8 @@ def make_model(peer: str, size: str, folder: Path) -> int:
         "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "intermediate_size": mlp,
         "vocab_size": vocabulary, "tie_word_embeddings": "true" if size == "135 M" else "false",
     }  # fmt: skip
-    command = [peer, HERE / "random_llama.py", f"FOLDER={folder}", *(f"{k}={v}" for k, v in fields.items())]
+    script = HERE / "peers" / "random_llama.py"
+    command = [peer, script, f"FOLDER={folder}", *(f"{k}={v}" for k, v in fields.items())]
     return int(subprocess.check_output(command, text=True).split()[-1])
 
 

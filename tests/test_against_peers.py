@@ -39,7 +39,7 @@ def test_every_entry_has_its_script_and_a_name_of_its_own(folder):
     entries = against_peers.FOLDERS[folder].entries
     assert len({entry.who for entry in entries}) == len(entries)
     for entry in entries:
-        assert (ROOT / "benchmarks" / entry.script).is_file()
+        assert (ROOT / "benchmarks" / "peers" / entry.script).is_file()
         for argument in entry.arguments:
             assert "=" in argument or (ROOT / argument).is_file()
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from machine import clocks
 
 

@@ -1,6 +1,6 @@
 """A Llama with random weights whose answers never end; run by grpo_step_scaling.py in TRL's environment.
 
-    python benchmarks/random_llama.py FOLDER=path [hidden_size=96 ...]      # fields of its config.json
+    python benchmarks/peers/random_llama.py FOLDER=path [hidden_size=96 ...]      # fields of its config.json
 
 The first number of each token's embedding is 1, and the output row of the two tokens that must not be drawn
 (end and padding) is far below zero there. All answers are as long as they may be, so two programs that draw
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-TINY_LLAMA = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "tiny_llama"
+TINY_LLAMA = Path(__file__).resolve().parents[2] / "5_GRPO_Maxtext" / "tiny_llama"
 
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 folder = given.pop("FOLDER")

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
+FOLDER = Path(__file__).resolve().parents[2] / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as without folder 5's parts, which switch it off

@@ -1,6 +1,6 @@
 """A numbered script with a clock around its training; run by against_peers.py.
 
-    python benchmarks/our_training.py 2_Cart_Pole_DQN/cart_pole_dqn.py NUM_SEEDS=1
+    python benchmarks/peers/our_training.py 2_Cart_Pole_DQN/cart_pole_dqn.py NUM_SEEDS=1
 
 The script's own evaluations during training are inside the clock. Last line: see peer.finish.
 """
