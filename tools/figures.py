@@ -318,6 +318,12 @@ JOBS = [
         writes_itself=True,
     ),
     Job(
+        "python benchmarks/default_runs.py",
+        {"default_runs.csv": "benchmarks/default_runs.csv"},
+        6,
+        writes_itself=True,
+    ),
+    Job(
         f"python benchmarks/against_peers.py 2_Cart_Pole_DQN {PEERS}",
         {"dqn_against_peers.csv": "benchmarks/dqn_against_peers.csv"},
         writes_itself=True,
