@@ -681,7 +681,7 @@ def test_the_committed_ratios_are_those_of_the_first_update_of_a_training():
     )
     assert shares[c.CLIP_EPSILON, 0] == 0 and all(float(r["ratio"]) == 1 for r in rows if r["passes"] == "0")
     said = [f"{shares[epsilon, c.NUM_EPOCHS]:.0%}".replace("%", " %") for epsilon in (c.CLIP_EPSILON, 1e9)]
-    for chapter in ("README.md", "README_ch.md"):
+    for chapter in ("ppo.md", "ppo_ch.md"):
         assert all(share in (Path(ppo.__file__).parent / chapter).read_text() for share in said)
 
 
