@@ -1,0 +1,206 @@
+"""Folder 3, PPO on CartPole: what it shares with pendulum.py to the letter, and its own pieces by hand."""
+
+import ast
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from folders import load, whole_run_of
+
+ppo, pendulum = load("3_Pendulum", "ppo"), load("3_Pendulum", "pendulum")
+ENV, C = ppo.ENV, ppo.Constants()
+SMALL = ppo.configure(["NUM_ENVS=2"])
+
+
+def functions(script):
+    """The code of a script's functions and classes by name, without their docstrings."""
+    found = {}
+    for node in ast.parse(Path(script.__file__).read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            node.body = node.body[ast.get_docstring(node) is not None :]
+            found[node.name] = ast.unparse(node)
+    return found
+
+
+def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
+    """So what test_pendulum.py proves of these holds here."""
+    ours, theirs = functions(ppo), functions(pendulum)
+    same = {name for name in ours if ours[name] == theirs.get(name)}
+    assert same >= {
+        "train_seeds", "train", "learn", "train_step", "gae", "normalized", "clipped_objective",
+        "policy_loss", "critic_loss", "value", "Agent",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def agent():
+    """Untrained."""
+    return ppo.make_agent(SMALL, *jax.random.split(jax.random.key(0), 3))
+
+
+@pytest.fixture(scope="module")
+def played(agent):
+    """A rollout of the untrained agent, whose episodes are a few dozen steps long; the agent before it."""
+    return *ppo.collect(SMALL, agent, jax.random.key(1)), agent
+
+
+def batch_of(actor, size=512, moved=0.3):
+    """Steps that an older policy played: its log-probs are those of other logits."""
+    rng = np.random.default_rng(0)
+    obs = jnp.array(rng.normal(size=(size, 4)) * ENV.observation_scale, jnp.float32)
+    old = np.asarray(actor(obs)) + moved * rng.normal(size=(size, 2))
+    action = jnp.array(rng.integers(2, size=size))
+    log_prob = np.take_along_axis(old - np.logaddexp(*old.T)[:, None], np.asarray(action)[:, None], 1)[:, 0]
+    advantage, returns = rng.normal(loc=1.0, scale=3.0, size=(2, size))
+    return ppo.Batch(obs, action, *(jnp.array(x, jnp.float32) for x in (log_prob, advantage, returns)))
+
+
+def softmax(logits):
+    """In float64."""
+    logits = np.asarray(logits, np.float64)
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def log_ratio_of(actor, batch):
+    """NumPy in float64, [B]."""
+    p = softmax(actor(batch.obs))[np.arange(len(batch.obs)), batch.action]
+    return np.log(p) - np.asarray(batch.log_prob, np.float64)
+
+
+def test_a_rollout_is_what_its_policy_played_and_its_critic_said(played):
+    following, rollout, agent = played
+    t = rollout.transition
+    p = softmax(agent.actor(t.obs))  # [N, T, 2]
+    drawn = np.take_along_axis(p, np.asarray(t.action)[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(rollout.log_prob, np.log(drawn), atol=1e-5)  # float32
+    np.testing.assert_allclose(rollout.value, agent.critic(t.obs)[..., 0], atol=1e-4)
+    np.testing.assert_allclose(rollout.next_value, agent.critic(t.next_obs)[..., 0], atol=1e-4)
+    ended = np.asarray(t.terminated | t.truncated)
+    assert 3 < ended.sum() < ended.size / 5
+    on = ~ended[:, :-1]
+    np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
+    assert (np.abs(t.obs[:, 1:][~on]) <= 0.05).all()  # a first state of CartPole
+    assert (np.abs(t.next_obs[ended][:, 2]) > 0.2).all()  # the true last one: fallen, not begun anew
+    steps = np.ones(len(ended))
+    for i in range(ended.shape[1]):
+        np.testing.assert_array_equal(rollout.episode_return[:, i], steps)
+        steps = np.where(ended[:, i], 1, steps + 1)
+    goes_on = np.where(ended[:, -1:], following.env_state.obs, t.next_obs[:, -1])
+    np.testing.assert_array_equal(following.env_state.obs, goes_on)
+
+
+def test_a_rollout_has_room_for_episodes_that_are_longer_than_it():
+    """The second rollout begins in the states in which the first one stopped."""
+    c = ppo.configure(["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=5"])
+    agent = ppo.make_agent(c, *jax.random.split(jax.random.key(0), 3))
+    after, first = ppo.collect(c, agent, jax.random.key(1))
+    _, second = ppo.collect(c, after, jax.random.key(2))
+    np.testing.assert_array_equal(second.transition.obs[:, 0], first.transition.next_obs[:, -1])
+    np.testing.assert_array_equal(second.episode_return[:, 0], [6, 6])
+
+
+def test_an_update_learns_from_the_advantages_of_its_rollout(played):
+    _, rollout, agent = played
+    learned = []
+
+    def remember(c, agent, batch, rng):
+        learned.append(batch)
+        return agent, jnp.float32(7)
+
+    with (
+        mock.patch.object(ppo, "collect", lambda *_: (agent, rollout)),
+        mock.patch.object(ppo, "learn", remember),
+    ):
+        after, figures = ppo.update(SMALL, agent, jax.random.key(0))
+    [batch] = learned
+    t = rollout.transition
+    # GAE, eq. 16, as the sum over what is still to come of the episode, in float64
+    value, next_value, reward = (
+        np.asarray(x, np.float64) for x in (rollout.value, rollout.next_value, t.reward)
+    )
+    delta = reward + C.GAMMA * (1 - np.asarray(t.terminated)) * next_value - value
+    ended = np.asarray(t.terminated | t.truncated)
+    advantage = np.zeros(delta.shape)
+    for n, i in np.ndindex(delta.shape):
+        weight = 1.0
+        for k in range(i, delta.shape[1]):
+            advantage[n, i] += weight * delta[n, k]
+            weight *= C.GAMMA * C.GAE_LAMBDA * (1 - ended[n, k])
+    np.testing.assert_allclose(batch.advantage, advantage.ravel(), rtol=1e-3, atol=1e-3)  # float32, 125 terms
+    np.testing.assert_allclose(batch.returns, (advantage + value).ravel(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(batch.obs, t.obs.reshape(-1, 4))
+    np.testing.assert_array_equal(batch.action, t.action.ravel())
+    np.testing.assert_array_equal(batch.log_prob, rollout.log_prob.ravel())
+    assert (int(after.env_step), int(after.num_updates)) == (250, 1)
+    part, whole = figures["episode_return"]
+    assert part / whole == pytest.approx(np.asarray(rollout.episode_return)[ended].mean())
+    part, whole = figures["explained_variance"]
+    assert part / whole == pytest.approx(1 - advantage.var() / (advantage + value).var(), abs=1e-3)
+    assert figures["value_loss"] == (7, 1)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_actors_loss_by_hand(agent, normalize):
+    batch = batch_of(agent.actor)
+    ratio, A = np.exp(log_ratio_of(agent.actor, batch)), np.asarray(batch.advantage, np.float64)
+    if normalize:
+        A = (A - A.mean()) / A.std()
+    assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
+    expected = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
+    c = ppo.configure([f"NORMALIZE_ADVANTAGES={normalize}"])
+    assert float(ppo.actor_loss(c, agent.actor, batch)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_figures_of_a_moved_policy_by_hand(agent):
+    batch = batch_of(agent.actor, size=4096)
+    log_ratio, p = log_ratio_of(agent.actor, batch), softmax(agent.actor(batch.obs))
+    ratio = np.exp(log_ratio)
+    figures = ppo.compare_policies(C, agent.actor, batch)
+    assert float(figures["entropy"]) == pytest.approx(-(p * np.log(p)).sum(axis=1).mean(), rel=1e-5)
+    assert float(figures["approx_kl"]) == pytest.approx((ratio - 1 - log_ratio).mean(), rel=1e-3)
+    outside = (np.abs(ratio - 1) > 0.2).mean()
+    assert 0.05 < outside < 0.95
+    assert float(figures["clip_fraction"]) == pytest.approx(outside, abs=2 / 4096)  # one on the corner
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_networks_by_hand(scaled):
+    """Two hidden layers of relu on scaled observations; the critic's output is a share of 1 / (1 - gamma)."""
+    c = ppo.configure([f"SCALE_OBSERVATIONS={scaled}", "GAMMA=0.9"])
+    obs = np.random.default_rng(0).normal(size=(5, 4))
+    for network, factor in zip(ppo.make_networks(c, *[jax.random.key(0)] * 2), (1.0, 10.0), strict=True):
+        x = obs / np.array(ENV.observation_scale if scaled else [1.0] * 4)
+        for layer in (network.hidden_1, network.hidden_2, network.output):
+            x = x @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
+            x = x if layer is network.output else np.maximum(x, 0)
+        np.testing.assert_allclose(network(jnp.array(obs, jnp.float32)), factor * x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_training_step_moves_each_network_by_its_own_rate(agent):
+    """Adam's first step is the learning rate, whatever the gradient."""
+    agent = ppo.make_agent(SMALL, *jax.random.split(jax.random.key(0), 3))
+    before = [jax.tree.map(np.array, nnx.state(x, nnx.Param)) for x in (agent.actor, agent.critic)]
+    ppo.train_step(C, agent, batch_of(agent.actor))
+    after = [nnx.state(x, nnx.Param) for x in (agent.actor, agent.critic)]
+    rates = (C.ACTOR_LEARNING_RATE, C.CRITIC_LEARNING_RATE)
+    for old, new, rate in zip(before, after, rates, strict=True):
+        moved = max(
+            np.abs(np.asarray(b) - a).max()
+            for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        )
+        assert moved == pytest.approx(rate, rel=1e-2)
+
+
+def test_two_seeds_learn_to_balance(tmp_path):
+    """From two dozen steps to hundreds, and what the run leaves is what it says."""
+    folder, result, printed, _ = whole_run_of(
+        ppo, tmp_path / "run", "NUM_SEEDS=2", "NUM_STEPS=20000", "EVAL_EPISODES=10"
+    )
+    assert min(result["eval_return"]) > 200 and result["env_steps"] == [20_000, 20_000]
+    assert f"{np.mean(result['eval_return']):.1f}" in printed
+    assert {"constants.json", "log.csv", "result.json"} <= {path.name for path in folder.iterdir()}
