@@ -48,7 +48,7 @@ class Constants:
     # --- learning
     NUM_STEPS: int = 50_000  # environment steps of each seed
     LEARNING_STARTS: int = 1_000  # steps played before the first gradient step: else a batch is one episode
-    TRAIN_INTERVAL: int = 2  # environment steps between gradient steps; 1 takes nearly twice the time
+    TRAIN_INTERVAL: int = 2  # environment steps between gradient steps; 1 makes twice as many of them
     BATCH_SIZE: int = 64  # windows of N_STEPS transitions drawn from the buffer
     REPLAY_CAPACITY: int = 10_000  # transitions kept; the oldest is overwritten
     GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead

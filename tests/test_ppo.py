@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 from flax import nnx
 from folders import load, whole_run_of
 
@@ -52,32 +53,31 @@ def batch_of(actor, size=512, moved=0.3):
     """Steps that an older policy played: its log-probs are those of other logits."""
     rng = np.random.default_rng(0)
     obs = jnp.array(rng.normal(size=(size, 4)) * ENV.observation_scale, jnp.float32)
-    old = np.asarray(actor(obs)) + moved * rng.normal(size=(size, 2))
+    old = log_softmax(np.asarray(actor(obs)) + moved * rng.normal(size=(size, 2)))
     action = jnp.array(rng.integers(2, size=size))
-    log_prob = np.take_along_axis(old - np.logaddexp(*old.T)[:, None], np.asarray(action)[:, None], 1)[:, 0]
+    log_prob = old[np.arange(size), action]
     advantage, returns = rng.normal(loc=1.0, scale=3.0, size=(2, size))
     return ppo.Batch(obs, action, *(jnp.array(x, jnp.float32) for x in (log_prob, advantage, returns)))
 
 
-def softmax(logits):
-    """In float64."""
-    logits = np.asarray(logits, np.float64)
-    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
+def log_softmax(logits):
+    """In float64, along the last axis."""
+    return scipy.special.log_softmax(np.asarray(logits, np.float64), axis=-1)
 
 
 def log_ratio_of(actor, batch):
     """NumPy in float64, [B]."""
-    p = softmax(actor(batch.obs))[np.arange(len(batch.obs)), batch.action]
-    return np.log(p) - np.asarray(batch.log_prob, np.float64)
+    return log_softmax(actor(batch.obs))[np.arange(len(batch.obs)), batch.action] - np.asarray(
+        batch.log_prob, np.float64
+    )
 
 
 def test_a_rollout_is_what_its_policy_played_and_its_critic_said(played):
     following, rollout, agent = played
     t = rollout.transition
-    p = softmax(agent.actor(t.obs))  # [N, T, 2]
-    drawn = np.take_along_axis(p, np.asarray(t.action)[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(rollout.log_prob, np.log(drawn), atol=1e-5)  # float32
+    log_p = log_softmax(agent.actor(t.obs))  # [N, T, 2]
+    drawn = np.take_along_axis(log_p, np.asarray(t.action)[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(rollout.log_prob, drawn, atol=1e-5)  # float32
     np.testing.assert_allclose(rollout.value, agent.critic(t.obs)[..., 0], atol=1e-4)
     np.testing.assert_allclose(rollout.next_value, agent.critic(t.next_obs)[..., 0], atol=1e-4)
     ended = np.asarray(t.terminated | t.truncated)
@@ -158,10 +158,10 @@ def test_the_actors_loss_by_hand(agent, normalize):
 
 def test_the_figures_of_a_moved_policy_by_hand(agent):
     batch = batch_of(agent.actor, size=4096)
-    log_ratio, p = log_ratio_of(agent.actor, batch), softmax(agent.actor(batch.obs))
+    log_ratio, log_p = log_ratio_of(agent.actor, batch), log_softmax(agent.actor(batch.obs))
     ratio = np.exp(log_ratio)
     figures = ppo.compare_policies(C, agent.actor, batch)
-    assert float(figures["entropy"]) == pytest.approx(-(p * np.log(p)).sum(axis=1).mean(), rel=1e-5)
+    assert float(figures["entropy"]) == pytest.approx(-(np.exp(log_p) * log_p).sum(axis=1).mean(), rel=1e-5)
     assert float(figures["approx_kl"]) == pytest.approx((ratio - 1 - log_ratio).mean(), rel=1e-3)
     outside = (np.abs(ratio - 1) > 0.2).mean()
     assert 0.05 < outside < 0.95
@@ -181,7 +181,7 @@ def test_the_networks_by_hand(scaled):
         np.testing.assert_allclose(network(jnp.array(obs, jnp.float32)), factor * x, rtol=1e-4, atol=1e-4)
 
 
-def test_a_training_step_moves_each_network_by_its_own_rate(agent):
+def test_a_training_step_moves_each_network_by_its_own_rate():
     """Adam's first step is the learning rate, whatever the gradient."""
     agent = ppo.make_agent(SMALL, *jax.random.split(jax.random.key(0), 3))
     before = [jax.tree.map(np.array, nnx.state(x, nnx.Param)) for x in (agent.actor, agent.critic)]
