@@ -15,7 +15,7 @@ N = B * G answers, G to each of B questions, of at most T tokens. Write with `jn
 import jax
 import jax.numpy as jnp  # noqa: F401  (for you)
 
-from parts.exercises import exercise_checks
+from tools.exercises import exercise_checks
 
 
 def group_advantage(rewards: jax.Array, num_generations: int) -> jax.Array:

@@ -32,16 +32,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from parts import settings
-from parts.constants import Machine, Variants
-from parts.run import checks
-from parts.settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, Share, TwoOrMore, pair
+import settings
+from constants import Machine, Variants
+from run import checks
+from settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, Share, TwoOrMore, pair
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(Variants, Machine):
-    """Edit a value here, or give it for one run as NAME=value. The other blocks: parts/constants.py.
+    """Edit a value here, or give it for one run as NAME=value. The other blocks: constants.py.
 
     laptop: MODEL's hidden size is below 1,024 (tiny Llama, CPU); tpu: Llama 3.1 8B on a TPU VM.
     """
@@ -116,18 +116,16 @@ from tqdm import tqdm
 from tunix.rl.rl_cluster import Mode, RLCluster
 from tunix.rl.rollout.base_rollout import RolloutConfig
 
+import grpo_variants
 import reward_func
-from parts import loss_variants
-from parts.data import questions
-from parts.data.prompts import make_prompts, read_data
-from parts.machine import devices, process
-from parts.machine.versions import check_versions
-from parts.model import llama, turns
-from parts.model.cluster import batch_log_probs, first_moments, make_cluster, place, trainer_mesh
-from parts.model.log_probs import entropy_of, log_probs, mean_figures, token_figures
-from parts.model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
-from parts.rewards import run_grader, task_rewards
-from parts.run import answers, checkpoints, evaluation, health, memory, report, run_folder, train_log
+from model import devices, llama, turns
+from model.cluster import batch_log_probs, first_moments, make_cluster, place, trainer_mesh
+from model.log_probs import entropy_of, log_probs, mean_figures, token_figures
+from model.rollout import GENERATION_CONFIGS, OneStepAhead, right_padded, rollout_config
+from model.versions import check_versions
+from run import answers, checkpoints, evaluation, health, memory, process, report, run_folder, train_log
+from task import questions, run_grader, task_rewards
+from task.prompts import make_prompts, read_data
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 
@@ -135,14 +133,14 @@ MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
 # %% Prompts ------------------------------------------------------------------------------------------------
 def training_batches(c: Constants, rows: list[dict[str, str]], start_step: int):
     """Batches of questions from training step `start_step` on, the sources mixed by weight."""
-    size = c.BATCH_SIZE * (loss_variants.CANDIDATES if c.CURRICULUM else 1)
+    size = c.BATCH_SIZE * (grpo_variants.CANDIDATES if c.CURRICULUM else 1)
     return questions.mixed_batches(rows, c.SEED, size)[start_step : c.NUM_BATCHES]
 
 
 def refill_batches(c: Constants, rows: list[dict[str, str]], step: int):
     """Other questions for a step whose groups lacked a signal; the same after a resume."""
-    batches = questions.mixed_batches(rows, c.SEED + loss_variants.REFILL_SEED, c.BATCH_SIZE)
-    return (batches[step * loss_variants.MAX_REFILLS + i] for i in range(loss_variants.MAX_REFILLS))
+    batches = questions.mixed_batches(rows, c.SEED + grpo_variants.REFILL_SEED, c.BATCH_SIZE)
+    return (batches[step * grpo_variants.MAX_REFILLS + i] for i in range(grpo_variants.MAX_REFILLS))
 
 
 # %% GRPO ---------------------------------------------------------------------------------------------------
@@ -195,7 +193,7 @@ def count_answers(mask):
     return mask.any(axis=-1).sum()
 
 
-PLAIN = loss_variants.Pieces(  # a constant of parts/constants.py exchanges one; parts/loss_variants.py
+PLAIN = grpo_variants.Pieces(  # a constant of constants.py exchanges one; grpo_variants.py
     group_advantage, token_ratio, clipped_objective, truncated_weight, k3, token_mean, count_answers
 )
 
@@ -230,7 +228,7 @@ def grpo_loss(model, batch: Batch, beta, temperature, count, c: Constants, pad_i
     Returns:
         The pass's share of the loss [], float32, and figures for the log.
     """
-    use = loss_variants.pieces(c, PLAIN)
+    use = grpo_variants.pieces(c, PLAIN)
     mask = batch.completion_mask  # [N, T]: padding never counts
     A = batch.advantages.reshape(len(mask), -1)  # [N, 1]: every token gets its answer's advantage; or [N, T]
     log_prob, logits = log_probs(
@@ -272,7 +270,7 @@ def update(graphdef, weights, frozen, moments, batch: Batch, beta, temperature, 
     Returns:
         Weights and moments after it; the loss and the norm of the whole gradient, []; the passes' figures.
     """
-    count = loss_variants.pieces(c, PLAIN).count(batch.completion_mask).clip(1)
+    count = grpo_variants.pieces(c, PLAIN).count(batch.completion_mask).clip(1)
 
     def one_pass(batch):
         def loss(weights):
@@ -316,7 +314,7 @@ def evaluate(
         rollout: any Tunix rollout engine.
         rows: from `make_prompts`.
         grader: from `run_grader.make_grader`.
-        config_name: entry of GENERATION_CONFIGS in parts/model/rollout.py.
+        config_name: entry of GENERATION_CONFIGS in model/rollout.py.
 
     Returns:
         As `evaluation.figures`.
@@ -426,7 +424,7 @@ def to_batch(c: Constants, cluster: RLCluster, drawn: Drawn, advantages: np.ndar
     On one CPU the columns that no answer uses are left out, in four widths: each is a program of its own.
     """
     width = llama.used_columns(cluster.actor_trainer.model, c.TOTAL_GENERATION_STEPS, drawn.lengths.max())
-    counts = loss_variants.what_counts(c, drawn.rewards, drawn.ended)  # [N]
+    counts = grpo_variants.what_counts(c, drawn.rewards, drawn.ended)  # [N]
     mask = (drawn.turn[:, :width] >= 0) & counts[:, None]  # [N, T]
     if c.RETURN_TO_GO:
         advantages = advantages[:, :width]
@@ -457,7 +455,7 @@ def train(
         KeyboardInterrupt: stopped by the user, checkpoint saved.
         UserError: a faulty reward function, a loss that is not finite, a full disk.
     """
-    rewards, use = loss_variants.reward_functions(c, grader.functions), loss_variants.pieces(c, PLAIN)
+    rewards, use = grpo_variants.reward_functions(c, grader.functions), grpo_variants.pieces(c, PLAIN)
     pad_id, eos_id = cluster.rollout.pad_id(), cluster.rollout.eos_id()
     model = cluster.actor_trainer.model
     reference = cluster.inference_worker.get_model("reference") if c.BETA else None  # or the TEACHER
@@ -501,7 +499,7 @@ def train(
                 save(step)
                 raise KeyboardInterrupt
             started, done = time.perf_counter(), step + 1
-            temperature = loss_variants.temperature_of(c, step)
+            temperature = grpo_variants.temperature_of(c, step)
             config = cluster.get_rollout_config(Mode.TRAIN)
             config.temperature = temperature
 
@@ -513,19 +511,19 @@ def train(
             )
             with process.kept(save, step):
                 if c.CURRICULUM:
-                    batch_of_questions = loss_variants.half_right(
+                    batch_of_questions = grpo_variants.half_right(
                         batch_of_questions, pass_rates, c.BATCH_SIZE
                     )
                 drawn = all_drawn = asking(batch_of_questions)
                 if c.CURRICULUM:
-                    pass_rates |= loss_variants.rates_of(drawn, grader, c.NUM_GENERATIONS)
+                    pass_rates |= grpo_variants.rates_of(drawn, grader, c.NUM_GENERATIONS)
                 if c.ZERO_VARIANCE_GROUPS == "refill":
                     others = map(asking, refill_batches(c, rows, step))
-                    drawn, all_drawn = loss_variants.filled_up(c, drawn, others)
+                    drawn, all_drawn = grpo_variants.filled_up(c, drawn, others)
 
             # Each answer against its group.
             advantages = use.advantage(drawn.rewards, c.NUM_GENERATIONS)  # [B * G]
-            if finer := loss_variants.finer_advantage(
+            if finer := grpo_variants.finer_advantage(
                 c, PLAIN
             ):  # each reward or turn against the same: [N, T]
                 advantages = finer(drawn, c.NUM_GENERATIONS)
@@ -574,7 +572,7 @@ def train(
                     run.logs / "answers.jsonl", c, cluster.tokenizer, grader, drawn, batch, row, log_prob
                 )
             log.add(row | held_out(done))
-            beta = loss_variants.adaptive_beta(beta, c.TARGET_KL, row["kl"])
+            beta = grpo_variants.adaptive_beta(beta, c.TARGET_KL, row["kl"])
             if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
                 save(done)
     return log.rows
@@ -588,9 +586,9 @@ def main(arguments: list[str]) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
-    loss_variants.check_method(c, PLAIN)
+    grpo_variants.check_method(c, PLAIN)
     if c.DRY_RUN:
-        from parts.run import dry_run
+        from run import dry_run
 
         return dry_run.dry_run(c, reward_func)
     folder, hf = llama.load_hf_config(c.MODEL)

@@ -25,20 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parts import settings
-from parts.constants import Arrays
-from parts.data import prompts, questions
-from parts.plain_text import shown
-from parts.rewards import run_grader
-from parts.rewards.grading import parse_number
-from parts.run import checks, run_files
-from parts.settings import Count, Seed, TwoOrMore, UserError, pair
+import settings
+from constants import Arrays
+from run import checks, run_files
+from run.plain_text import shown
+from settings import Count, Seed, TwoOrMore, UserError, pair
+from task import prompts, questions, run_grader
+from task.grading import parse_number
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(Arrays):
-    """Edit a value here, or give it for one run as NAME=value. Arrays: parts/constants.py."""
+    """Edit a value here, or give it for one run as NAME=value. Arrays: constants.py."""
 
     CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
@@ -235,12 +234,11 @@ from tunix.rl.algo_core import compute_advantages
 from tunix.rl.rollout.base_rollout import RolloutOutput
 
 import reward_func
-from parts.machine import process
-from parts.machine.versions import check_versions
-from parts.model import llama, lora
-from parts.model.rollout import GENERATION_CONFIGS, MaxTextRollout, right_padded, rollout_config
-from parts.rewards.grading import grade, grade_lenient
-from parts.run import answers, checkpoints, page
+from model import llama, lora
+from model.rollout import GENERATION_CONFIGS, MaxTextRollout, right_padded, rollout_config
+from model.versions import check_versions
+from run import answers, checkpoints, page, process
+from task.grading import grade, grade_lenient
 
 POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # sampling from the policy itself
 

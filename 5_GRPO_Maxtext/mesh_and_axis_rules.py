@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parts import settings
-from parts.settings import UserError
+import settings
+from settings import UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -95,10 +95,10 @@ from maxtext.configs import pyconfig
 from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from parts.machine.versions import check_versions
-from parts.model import llama
-from parts.run import run_folder
-from parts.run.memory import HBM_GIB
+from model import llama
+from model.versions import check_versions
+from run import run_folder
+from run.memory import HBM_GIB
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------

@@ -17,7 +17,7 @@ are compared with each other. The prompt asks for
 | `check_numbers`              | the right number, however it is written     | 1.5, else 0  |
 
 A perfect completion earns 3.0 + 4 * 0.5 + 3.0 + 1.5 = 9.5 points. The points are those of Tunix's GSM8K demo,
-plus the row for whitespace. How a number is read and compared stands in parts/rewards/grading.py.
+plus the row for whitespace. How a number is read and compared stands in task/grading.py.
 
 A reward of your own is a function like the one below, in a file of your own: REWARD_FUNC=my_reward.py
 REWARDS=check_answer,short_is_good (examples/my_reward.py shows more). Tunix passes everything by keyword:
@@ -28,7 +28,7 @@ REWARDS=check_answer,short_is_good (examples/my_reward.py shows more). Tunix pas
         return [0.5 if len(completion) < 500 else 0.0 for completion in completions]
 """
 
-from parts.rewards.grading import TAGS, extract_answer, format_ok, grade, is_close
+from task.grading import TAGS, extract_answer, format_ok, grade, is_close
 
 POINTS_FORMAT = 3.0
 POINTS_TAG = 0.5  # for a tag that occurs exactly once; any other count costs as much

@@ -11,7 +11,11 @@ import runpy
 import sys
 from pathlib import Path
 
-TOOLS = {path.stem: path for path in sorted((Path(__file__).parent / "tools").glob("[a-z]*.py"))}
+TOOLS = {
+    path.stem: path
+    for path in sorted((Path(__file__).parent / "tools").glob("[a-z]*.py"))
+    if "__main__" in path.read_text()
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -22,7 +26,7 @@ def main(arguments: list[str]) -> None:
             print(f"{tool:20}{ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]}")
     elif name in TOOLS:
         sys.argv[1:] = arguments[1:]
-        # As a module of the package, so that `parts` is found; with the name of a script, so that it runs.
+        # As a module of the package, so that the rooms are found; with the name of a script, so that it runs.
         runpy.run_module(f"tools.{name}", run_name="__main__", alter_sys=True)
     else:
         near = difflib.get_close_matches(name, TOOLS, cutoff=0.4) or TOOLS

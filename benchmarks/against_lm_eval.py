@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
 
-from parts import settings
-from parts.rewards import grading
-from parts.settings import UserError
+import settings
+from settings import UserError
+from task import grading
 
 OUT = Path("runs/lm_eval")
 MODELS = {"tiny_gsm8k": "tiny Llama, 0.3 M", "small_numbers": "SmolLM2, 135 M"}  # by task

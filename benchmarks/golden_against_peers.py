@@ -36,7 +36,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = dict(np.load(ROOT / "5_GRPO_Maxtext" / "parts" / "exercises" / "golden.npz"))
+GOLDEN = dict(np.load(ROOT / "5_GRPO_Maxtext" / "tools" / "exercises" / "golden.npz"))
 METHODS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 ADVANTAGE = {method: torch.tensor(GOLDEN[f"{method}_advantage"]) for method in METHODS}
 OLD, REF = (torch.tensor(GOLDEN[name].astype(float)) for name in ("old_log_prob", "ref_log_prob"))

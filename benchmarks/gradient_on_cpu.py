@@ -31,8 +31,8 @@ from flax.linen import partitioning as nn_partitioning
 from machine import clocks, processor
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.model import faster_on_cpu, llama, log_probs
+import settings
+from model import faster_on_cpu, llama, log_probs
 
 WARM_UP = 3  # rounds left out
 TABLE = FOLDER / "assets" / "gradient_on_cpu.csv"

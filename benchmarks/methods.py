@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path[:0] = [str(FOLDER)]
 
-from parts import settings
-from parts.settings import Count, UserError
+import settings
+from settings import Count, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------

@@ -38,10 +38,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import grpo_llama3_1_8b_demo as demo
-from parts import loss_variants, settings
-from parts.machine import process
-from parts.model import llama, turns
-from parts.rewards.run_grader import load_file
+import grpo_variants
+import settings
+from model import llama, turns
+from run import process
+from task.run_grader import load_file
 
 world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
 GAMMA = 0.99  # chapter 1's
@@ -259,7 +260,7 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     )
     kinds = {
         "episode": np.broadcast_to(demo.group_advantage(returns, G)[:, None], turn.shape),
-        "return to go": loss_variants.turn_advantage(drawn, G),
+        "return to go": grpo_variants.turn_advantage(drawn, G),
     }
     first = [{k: episode.turn.index(k) for k in range(len(episode.rewards))} for episode in output.text]
     for kind, advantages in kinds.items():

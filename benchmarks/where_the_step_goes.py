@@ -27,13 +27,12 @@ from flax import nnx
 from machine import clocks
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.machine import process
-from parts.model import cluster as clusters
-from parts.model import faster_on_cpu, llama
-from parts.model import rollout as rollouts
-from parts.rewards import run_grader
-from parts.run import answers, checks, run_folder, train_log
+import settings
+from model import cluster as clusters
+from model import faster_on_cpu, llama
+from model import rollout as rollouts
+from run import answers, checks, process, run_folder, train_log
+from task import run_grader
 
 COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts

@@ -1,8 +1,5 @@
 # What serves the pages: their links, figures and comparisons.
-.PHONY: links figures page-pictures benchmark
-
-links: setup  ## after a change in a script: the line numbers in the pages' links
-	$(BIN)/python tools/line_links.py
+.PHONY: figures page-pictures benchmark
 
 # ONLY=1_Q_Learning, or ONLY=--list for every command and its minutes
 figures: setup  ## every committed CSV file and picture anew: hours; ONLY=1_Q_Learning, ONLY=--list

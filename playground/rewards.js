@@ -1,6 +1,6 @@
 // The four reward functions of 5_GRPO_Maxtext/reward_func.py, for what the tiny Llama's 76 tokens can write.
 //
-// A number is read as parts/rewards/grading.py reads it, as an exact fraction. That file's signs, units and
+// A number is read as task/grading.py reads it, as an exact fraction. That file's signs, units and
 // words beyond the 76 tokens (currencies, LaTeX, exponents, "half", "dozen") are left out; a test compares both
 // on random texts of these tokens.
 

@@ -22,7 +22,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from test_page import with_hostile_texts
 
-from parts.run import answers, evaluation, page
+from run import answers, evaluation, page
 
 WIDTHS = {"phone": (390, 844), "desk": (1400, 1000)}
 WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4

@@ -29,10 +29,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import reward_func
-from parts import loss_variants, settings
-from parts.model import llama
-from parts.model.log_probs import log_probs
+import settings
+from model import llama
+from model.log_probs import log_probs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
@@ -431,7 +432,7 @@ def test_clip_and_advantages_equal_the_main_scripts(show):
     expected = {
         "GRPO": demo.group_advantage(rewards, 8),
         "Dr. GRPO": rewards - rewards.mean(),
-        "RLOO": loss_variants.leave_one_out_advantage(rewards, 8),
+        "RLOO": grpo_variants.leave_one_out_advantage(rewards, 8),
         "MaxRL": rewards / rewards.mean() - 1,
     }
     for card in find(driver, "#methods .card"):

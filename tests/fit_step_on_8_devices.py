@@ -18,12 +18,11 @@ from flax import nnx
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.model import cluster as clusters
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.run import run_folder
+import settings
+from model import cluster as clusters
+from model import llama
+from run import run_folder
+from task import prompts, run_grader
 from tools import tpu_fit_check as fit
 
 

@@ -20,8 +20,8 @@ from unittest import mock
 
 import psutil
 
-from parts.rewards import code_grading
 from sandbox import box
+from task import code_grading
 
 SECRET = f"7777{secrets.randbelow(10**8):08d}"  # impossible to guess, easy to recognize
 CALLS = "assert secret(3) == {SECRET}\nassert secret(4) == {SECRET}"

@@ -1,4 +1,4 @@
-"""Writes parts/exercises/golden.npz: answers, and six losses with their gradients, from the papers.
+"""Writes tools/exercises/golden.npz: answers, and six losses with their gradients, from the papers.
 
     python tests/make_golden_batch.py
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-TO = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "parts" / "exercises" / "golden.npz"
+TO = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext" / "tools" / "exercises" / "golden.npz"
 QUESTIONS, G = 3, 4
 N = T = QUESTIONS * G  # as many tokens as answers: [N] against [N, T] goes wrong without a complaint
 EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.04

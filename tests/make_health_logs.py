@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "golden" / "health"
 sys.path.insert(0, str(ROOT / "5_GRPO_Maxtext"))
 
-from parts.rewards.run_grader import COURSE_REWARDS
+from task.run_grader import COURSE_REWARDS
 
 
 def changed_questions(change) -> list[str]:

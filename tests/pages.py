@@ -40,30 +40,3 @@ def text(folder: Path, language: str) -> str:
     pages = ENGLISH if language == "english" else CHINESE
     mine = [page for page in pages if page.parent == folder or page.parent == folder / "docs"]
     return "\n".join(page.read_text() for page in mine)
-
-
-UNCOUNTED = (
-    re.compile(  # not running text: code, tables, pictures, headings, links' ends, numbers, references
-        r"^```.*?^```|<picture>.*?</picture>|^\s*\|.*?$|^#.*?$|\]\([^)]*\)|<[^>]*>|^\s*\d+\.\s"
-        r"|\b(?:[Cc]hapters?|[Mm]odules?|[Ff]olders?|[Qq]uestions?) \d(?:(?:, | and | to |-)\d)*"
-        r"|第 ?\d ?[章題模]|^\*\*\d\.\d\*\*|^## (?:Further reading|延伸閱讀)$.*\Z",
-        re.M | re.S,
-    )
-)
-FIGURE = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*")
-WORD = re.compile(r"[A-Za-z][\w'-]*")
-HAN = re.compile(r"[\u4e00-\u9fff]")
-HAN_PER_WORD = 1.6  # characters: the pages of both languages then have as many words, to a tenth
-
-
-def density(text: str) -> float:
-    """Figures per 100 words of a page's running text; those in spans of code count."""
-    running = UNCOUNTED.sub(" ", text)
-    words = len(WORD.findall(running)) + len(HAN.findall(running)) / HAN_PER_WORD
-    return 100 * len(FIGURE.findall(running)) / words
-
-
-if __name__ == "__main__":  # python tests/pages.py
-    for page in ALL:
-        lines = page.read_text().splitlines()
-        print(f"{density(page.read_text()):5.1f} {len(lines):4d} lines  {name_of(page)}")

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 from maxtext.checkpoint_conversion.utils import hf_shape
 
-from parts.settings import HERE
+from settings import HERE
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from parts import settings
+import settings
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 SHORT = [
@@ -112,7 +112,7 @@ def share_programs(patch):
 
     import grpo_llama3_1_8b_demo as demo
     import inference
-    from parts.model import llama
+    from model import llama
 
     patch.setattr(llama.pyconfig, "initialize", read_again(llama.pyconfig.initialize))
 

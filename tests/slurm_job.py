@@ -19,8 +19,8 @@ import pytest
 from short_runs import HANGS, SHORT
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.run.run_files import read_log
+import settings
+from run.run_files import read_log
 
 ARGUMENTS = [*SHORT, "SAVE_INTERVAL_STEPS=3"]  # after steps 3 and 6, and after the last
 STEPS, SAVED = 8, 3

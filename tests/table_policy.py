@@ -16,10 +16,11 @@ from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutOutput
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import reward_func
-from parts import loss_variants, settings
-from parts.rewards import run_grader
-from parts.run import checks, run_folder
+import settings
+from run import checks, run_folder
+from task import run_grader
 
 PAD, EOS, VOCABULARY = 0, 1, 6
 TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)
@@ -79,7 +80,7 @@ def batch_of(passes=0, **changes) -> demo.Batch:
 def loss_of(*constants, table=TABLE, beta=None, temperature=None, **changes):
     """The loss on the page, its figures and its gradient, for the two answers and these constants."""
     c, batch = constants_of(*constants), batch_of(**changes)
-    count = loss_variants.pieces(c, demo.PLAIN).count(batch.completion_mask).clip(1)
+    count = grpo_variants.pieces(c, demo.PLAIN).count(batch.completion_mask).clip(1)
     beta, temperature = beta or c.BETA, temperature or c.TEMPERATURE
 
     def loss(model):

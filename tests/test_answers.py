@@ -13,14 +13,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import settings
-from parts.data import prompts, questions
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.rewards.grading import format_ok, grade, last_number
-from parts.run import answers, run_folder
-from parts.run.run_files import read_log
-from parts.settings import HERE
+import settings
+from model import llama
+from run import answers, run_folder
+from run.run_files import read_log
+from settings import HERE
+from task import prompts, questions, run_grader
+from task.grading import format_ok, grade, last_number
 
 G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last

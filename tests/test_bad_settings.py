@@ -13,9 +13,9 @@ import pytest
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import settings
-from parts.rewards import run_grader
-from parts.settings import UserError
+import settings
+from settings import UserError
+from task import run_grader
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}
 

@@ -16,10 +16,10 @@ import pytest
 import try_hostile_programs
 from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
 
-from parts.rewards import code_grading
-from parts.rewards.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
-from parts.settings import UserError
 from sandbox import box, warden
+from settings import UserError
+from task import code_grading
+from task.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
 from tools import code_reward
 
 FOLDER = Path(box.__file__).parent.parent
@@ -154,7 +154,7 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
         (tmp_path / name).write_text(text)
     program = """
 from tools import code_reward
-from parts import settings
+import settings
 from sandbox import warden
 warden._REFUSED, warden._REFUSED_WITH = "unshare 272 97", "clone 56 220 0&0x7E020000"
 if warden.seccomp_filter():

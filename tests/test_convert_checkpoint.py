@@ -19,10 +19,10 @@ from maxtext.utils import model_creation_utils
 from test_load_llama import logits_of, tolerance
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.model import llama
-from parts.run import checkpoints
-from parts.settings import HERE, UserError
+import settings
+from model import llama
+from run import checkpoints
+from settings import HERE, UserError
 from tools import convert_checkpoint as convert
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

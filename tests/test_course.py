@@ -231,7 +231,7 @@ def constants_of(script):
             text += (script.parent / f"{re.search(pattern, text)[1]}.py").read_text()
     if script.stem == "grpo_llama3_1_8b_demo" or "import grpo_llama3_1_8b_demo as demo" in text:
         text += (FOLDER_5 / "grpo_llama3_1_8b_demo.py").read_text()  # takes the main script's constants, too
-        text += (FOLDER_5 / "parts" / "constants.py").read_text()
+        text += (FOLDER_5 / "constants.py").read_text()
     return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
 
 
@@ -293,7 +293,7 @@ def test_a_commands_script_exists_and_names_what_it_writes(job):
     assert program == "python"
     folder = (ROOT / script).parent
     text = script_of(job.command.split()).read_text()
-    text += "".join(path.read_text() for path in [*folder.glob("parts/**/*.py"), *folder.glob("runs.py")])
+    text += "".join(path.read_text() for path in [*folder.glob("*/*.py"), *folder.glob("runs.py")])
     for name in job.files:
         assert name in text or job.writes_itself or job.rows, name
 

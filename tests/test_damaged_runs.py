@@ -23,14 +23,12 @@ from short_runs import HANGS, SCRIPT, SHORT, load_weights, saved_steps
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.machine import process
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.run import checkpoints, run_folder, train_log
-from parts.run.run_files import read_log
-from parts.settings import UserError
+import settings
+from model import llama
+from run import checkpoints, process, run_folder, train_log
+from run.run_files import read_log
+from settings import UserError
+from task import prompts, run_grader
 from tools import convert_checkpoint as convert
 from tools import show_run
 
@@ -433,7 +431,7 @@ def test_a_second_process_in_a_run_dir_is_refused(run):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from parts.run import run_folder\n"
+        "from run import run_folder\n"
         "with run_folder.locked(Path('run'), Path('run')):\n    print('open', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(

@@ -16,9 +16,9 @@ import pytest
 from test_guards import SMALL
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.run import checkpoints, memory, run_folder
-from parts.settings import UserError
+import settings
+from run import checkpoints, memory, run_folder
+from settings import UserError
 
 SCRIPT = settings.HERE / "grpo_llama3_1_8b_demo.py"
 EIGHT_B = [f"MODEL={memory.LLAMA_3_1_8B}", "DATASET=gsm8k", "DRY_RUN=True"]

@@ -19,10 +19,9 @@ import short_runs
 from folders import load
 
 import inference
-from parts import settings
-from parts.data import questions
-from parts.rewards import run_grader
-from parts.run import run_folder
+import settings
+from run import run_folder
+from task import questions, run_grader
 from tools import code_reward
 
 FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
@@ -220,7 +219,7 @@ import pathlib, sys
 import jax
 sys.path.insert(0, sys.argv[1])
 if "Maxtext" in sys.argv[1]:
-    from parts.machine import process
+    from run import process
     process.keep_compiled()
 else:
     import runs

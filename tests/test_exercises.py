@@ -51,7 +51,7 @@ def importable(folder):
 def load(folder) -> SimpleNamespace:
     with importable(folder) as names:
         if folder == "5_GRPO_Maxtext":
-            names += [f"parts.exercises.{name}" for name in ("grader", "exercise_checks", "which_loss")]
+            names += [f"tools.exercises.{name}" for name in ("grader", "exercise_checks", "which_loss")]
         return SimpleNamespace(**{name.split(".")[-1]: importlib.import_module(name) for name in names})
 
 
@@ -117,7 +117,7 @@ def test_no_other_file_knows_of_the_exercises(folder):
             if isinstance(node, ast.Import):
                 assert not {alias.name for alias in node.names} & written, path
             elif isinstance(node, ast.ImportFrom):
-                assert node.module not in written | {"parts.exercises"}, path
+                assert node.module not in written | {"tools.exercises"}, path
 
 
 # --- right

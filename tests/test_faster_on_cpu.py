@@ -13,9 +13,9 @@ from flax import nnx
 from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.model import faster_on_cpu, llama
-from parts.model.log_probs import completion_log_probs
+import settings
+from model import faster_on_cpu, llama
+from model.log_probs import completion_log_probs
 
 P, T, G, QUESTIONS, PAD, EOS = 7, 6, 3, 2, 0, 2
 ROWS = QUESTIONS * G
@@ -150,7 +150,7 @@ def test_which_modules_are_replaced():
     )
     theirs = modules(loaded("grouped_kv_heads", False)[0])
     assert {faster_on_cpu.LLaMARotaryEmbedding, faster_on_cpu.DenseGeneral} <= theirs
-    assert not any(module.__module__ == "parts.model.faster_on_cpu" for module in theirs)
+    assert not any(module.__module__ == "model.faster_on_cpu" for module in theirs)
 
 
 def test_nothing_is_replaced_on_another_kind_of_device():
@@ -163,7 +163,7 @@ def test_nothing_is_replaced_on_another_kind_of_device():
         devices, size = np.array([Chip()]), 1
 
     faster_on_cpu.adapt(adapter.base, Chips())
-    assert not any(module.__module__ == "parts.model.faster_on_cpu" for module in modules(adapter))
+    assert not any(module.__module__ == "model.faster_on_cpu" for module in modules(adapter))
 
 
 @pytest.mark.parametrize(("hardware", "ours"), [("cpu", True), ("tpu", False)])

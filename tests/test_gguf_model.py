@@ -10,9 +10,10 @@ import safetensors.numpy
 from test_convert_checkpoint import GOLDEN, load_weights
 from test_load_llama import maxtext_logits, tolerance
 
-from parts.model import gguf_model, llama
-from parts.settings import UserError
+from model import llama
+from settings import UserError
 from tools import convert_checkpoint as convert
+from tools import gguf_model
 
 MODELS = ["grouped_kv_heads", "tied_embeddings"]
 NAMES = {  # Hugging Face's ends of names, as llama.cpp's converter renames them

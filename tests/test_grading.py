@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from parts.rewards.grading import parse_number
+from task.grading import parse_number
 
 ANOTHER = (  # numbers other than 70, bounds, and several
     *(r"\sqrt{4900}", r"\pm 70", r"\mp70", r"x \leq 70", r"x \ge 70", r"x \neq 70", r"\approx 70"),

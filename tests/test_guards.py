@@ -26,17 +26,16 @@ from short_runs import SCRIPT, SHORT, load_weights, saved_steps
 from tunix.rl import common
 from tunix.rl.rl_cluster import Mode
 
+import constants
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import constants, settings
-from parts.data import prompts
-from parts.machine import devices, process, versions
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.run import answers, checks, run_folder, train_log
-from parts.run.run_files import read_log
-from parts.settings import HERE, UserError
+import settings
+from model import devices, llama, versions
+from run import answers, checks, process, run_folder, train_log
+from run.run_files import read_log
+from settings import HERE, UserError
+from task import prompts, run_grader
 
 GOOD_ROW = {
     "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
@@ -119,7 +118,7 @@ def test_help_shows_every_constant_as_it_stands_on_its_page(capsys):
         demo.main(["NUM_BATCHES=3", "--help"])
     assert not done.value.code
     said = capsys.readouterr().out
-    for block, place in ((demo.Constants, SCRIPT.name), (constants.Machine, "parts/constants.py")):
+    for block, place in ((demo.Constants, SCRIPT.name), (constants.Machine, "constants.py")):
         assert f"# {place}\n{inspect.getsource(block)}" in said
     fields = dataclasses.fields(demo.Constants)
     assert len(fields) > 60 and all(f"\n    {field.name}: " in said for field in fields)
@@ -145,7 +144,7 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == code and len(said) == (code != 0)
     assert not said or said[0].startswith(words)
-    assert "parts.run.checks" in imported
+    assert "run.checks" in imported
     heavy = {
         "jax",
         "numpy",

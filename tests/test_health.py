@@ -9,9 +9,9 @@ import sys
 import make_health_logs
 import pytest
 
-from parts.run import health, page
-from parts.run.run_files import read_log
-from parts.settings import HERE, UserError
+from run import health, page
+from run.run_files import read_log
+from settings import HERE, UserError
 from tools import show_run
 
 SHOWN = {  # what the line has to say: the cause, and the constants to turn
@@ -84,7 +84,7 @@ def test_a_mismatch_that_is_corrected_is_left_in_peace_until_the_weights_are_at_
 
 
 def test_every_kind_of_line_is_provoked():
-    text = (HERE / "parts" / "run" / "health.py").read_text()
+    text = (HERE / "run" / "health.py").read_text()
     assert (
         set(re.findall(r'found\["(\w+)"\]', text))
         == set(SHOWN)

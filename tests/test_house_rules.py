@@ -8,7 +8,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 MAIN = "grpo_llama3_1_8b_demo"
 FILES = {  # by the name under which they are imported
     ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
-    for place in ("*.py", "tools/*.py", "parts/*.py", "parts/*/*.py", "sandbox/*.py")
+    for place in ("*.py", "tools/*.py", "tools/*/*.py", "model/*.py", "task/*.py", "run/*.py", "sandbox/*.py")
     for path in sorted(FOLDER.glob(place))
     if path.stem != "__init__"
 }
@@ -20,21 +20,12 @@ def tree(path):
 
 
 TREES = {name: tree(path) for name, path in FILES.items()}
-# From the ground floor up; those of one floor do not know each other, on the lowest there is no circle.
-FLOORS = [
-    {"plain_text", "late_imports", "settings", "constants", "sandbox"},
-    {"data", "rewards", "machine"},
-    {"model", "loss_variants"},
-    {"run"},
-    {"scripts", "tools", "exercises"},  # the exercises train with the main script
-]
-SIDEWAYS = {("data", "rewards")}  # a row is refused whose ground truth holds no number to grade by
+ROOMS = {"model", "task", "run", "sandbox", "tools"}
 
 
 def room(name):
-    """The room of a file: `parts.model.llama` is in model, the scripts are in scripts."""
-    parts = name.split(".")
-    return parts[0] if parts[0] in ("tools", "sandbox") else parts[1] if parts[0] == "parts" else "scripts"
+    """The room of a file: `model.llama` is in model, the scripts are in page."""
+    return name.split(".")[0] if name.split(".")[0] in ROOMS else "page"
 
 
 def imported_modules(module):
@@ -52,33 +43,17 @@ def imported_modules(module):
 ARROWS = {name: imported_modules(tree) & FILES.keys() for name, tree in TREES.items()}
 
 
-def test_the_rules_see_the_folder():
-    assert {MAIN, "inference", "reward_func", "tool", "parts.settings", "sandbox.box"} <= FILES.keys()
-    assert {"tools.tpu_fit_check", "parts.run.train_log", "parts.model.cluster"} <= FILES.keys()
-    assert "parts.settings" in ARROWS[MAIN] and "parts.run.checkpoints" in ARROWS["parts.run.report"]
-    assert {room(name) for name in FILES} == set().union(*FLOORS) and len(FILES) > 40
+BESIDE = {"settings", "constants", "grpo_variants"}  # what scripts and rooms both read
 
 
-def test_lower_rooms_never_know_higher_ones():
-    """So a part never imports a script or a tool, but for the exercises."""
-    floor = {name: i for i, rooms in enumerate(FLOORS) for name in rooms}
-    sideways = set()
+def test_rooms_never_import_the_page_and_nobody_but_tools_imports_a_tool():
+    assert len(ARROWS) > 40 and {room(name) for name in ARROWS} == ROOMS | {"page"}
     for name, arrows in ARROWS.items():
-        for other in arrows:
-            here, there = room(name), room(other)
-            assert floor[there] <= floor[here], f"{name} imports {other}"
-            if floor[there] == floor[here] in (1, 2) and here != there:
-                sideways.add((here, there))
-    assert sideways == SIDEWAYS
-
-
-def test_only_the_fit_check_and_the_exercises_import_the_main_script_and_no_script_a_tool():
-    assert {name for name, arrows in ARROWS.items() if MAIN in arrows} == {
-        "tools.tpu_fit_check", "parts.exercises.exercise_checks"
-    }  # fmt: skip
-    for name, arrows in ARROWS.items():
-        tools = {other for other in arrows if room(other) == "tools"}
-        assert not tools or room(name) == "tools", (name, tools)
+        here, others = room(name), {room(other) for other in arrows - BESIDE}
+        if here in ROOMS - {"tools"}:
+            assert "page" not in others, name
+        if here != "tools" and name != "exercises":
+            assert "tools" not in others, name
 
 
 def test_there_is_no_circle():
@@ -103,8 +78,8 @@ def test_no_globals_and_no_path_is_touched():
 
 # What a step and a checkpoint go through, beside the model itself.
 PATH_OF_A_STEP = [
-    MAIN, "parts.loss_variants", "parts.model.cluster", "parts.model.log_probs", "parts.model.rollout",
-    "parts.run.checkpoints", "parts.run.train_log", "parts.run.answers", "parts.run.evaluation",
+    MAIN, "grpo_variants", "model.cluster", "model.log_probs", "model.rollout",
+    "run.checkpoints", "run.train_log", "run.answers", "run.evaluation",
 ]  # fmt: skip
 LIBRARIES = {"tunix", "maxtext", "orbax", "ocp"}
 
@@ -150,53 +125,9 @@ def test_tunixs_learner_and_cluster_are_not_subclassed_and_nothing_of_them_is_pa
         assert "patched" not in FILES[name].read_text(), name
 
 
-def test_the_main_script_tells_its_story_in_order():
-    """Sections and calls come in the order in which a run needs them."""
-    text = FILES[MAIN].read_text()
-    marks = [line.split(" -")[0] for line in text.splitlines() if line.startswith("# %%")]
-    told = ("Constants", "Imports", "Prompts", "GRPO", "Sampling and evaluation", "Training", "Main")
-    assert marks == [f"# %% {name}" for name in told]
-    body = TREES[MAIN].body
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    # the constants; what goes into an update; what a step draws
-    bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
-    blocks = ["Variants", "Machine"]
-    assert bases == {"Constants": blocks, "Batch": ["NamedTuple"], "Drawn": ["NamedTuple"]}
-    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-    order = list(functions)
-    story = [
-        "group_advantage", "grpo_loss", "update", "evaluate", "make_optimizer", "ask", "to_batch", "train",
-        "main",
-    ]  # fmt: skip
-    assert [name for name in order if name in story] == story and order[-1] == "main"
-
-    def calls_in(block):
-        calls = [node for node in ast.walk(block) if isinstance(node, ast.Call)]
-        calls.sort(key=lambda call: (call.lineno, call.col_offset))
-        return [ast.unparse(call.func) for call in calls]
-
-    told = [
-        "read", "refuse", "check_versions", "load_hf_config", "load_tokenizer", "read_data", "make_grader",
-        "all_hosts", "plan_devices", "open_run", "make_cluster", "check_disk", "once", "train", "once",
-        "write",
-    ]  # fmt: skip
-    names = [name.split(".")[-1] for name in calls_in(functions["main"])]
-    assert [name for name in names if name in told] == told
-    # the loop: draw, compare, log-probs of the others, update, weights to the sampler, a row, a checkpoint
-    loops = [node for node in ast.walk(functions["train"]) if isinstance(node, ast.For)]
-    [loop] = [node for node in loops if ast.unparse(node.target) == "(step, batch_of_questions)"]
-    told = [
-        "asking", "use.advantage", "to_batch", "under", "update", "cluster.rollout.update_params",
-        "train_log.answer_figures", "answers.append_step", "log.add", "loss_variants.adaptive_beta", "save",
-    ]  # fmt: skip
-    names = calls_in(loop)
-    told_of = [name for name in names[names.index("asking") :] if name in told]
-    assert list(dict.fromkeys(told_of)) == told
-
-
 def test_a_function_is_given_its_constants():
     """An upper-case name in the main script belongs to the module, or to the constants it was handed."""
-    classes = [*TREES[MAIN].body, *TREES["parts.constants"].body]
+    classes = [*TREES[MAIN].body, *TREES["constants"].body]
     names = ("Constants", "Variants", "Arrays", "Machine")
     blocks = [node for node in classes if isinstance(node, ast.ClassDef) and node.name in names]
     fields = {node.target.id for block in blocks for node in block.body if isinstance(node, ast.AnnAssign)}
@@ -216,41 +147,6 @@ ALONE = {  # the scripts that a reader runs
     "3_Pendulum": ["reinforce", "ppo", "pendulum"],
     "4_GRPO_MNIST": ["grpo_mnist"],
 }
-WRITTEN = ("exercises", "exercise_checks", "grader")  # by the reader: tests/test_exercises.py
-
-
-def test_a_study_imports_the_script_and_never_the_other_way_round():
-    for folder, scripts in ALONE.items():
-        files = {
-            path.stem: path for path in (FOLDER.parent / folder).glob("*.py") if path.stem not in WRITTEN
-        }
-        arrows = {
-            name: {module.split(".")[0] for module in imported_modules(tree(path))} & files.keys()
-            for name, path in files.items()
-        }
-        studies = {name for name in files if name.endswith("study") or name in ("variants", "mistakes")}
-        assert studies and set(scripts) < files.keys() - studies
-        for name in scripts:
-            assert not arrows[name] & {*studies, *scripts}, (folder, name)
-        for name in files.keys() - studies - {*scripts}:  # what serves them: world, settings, pictures ...
-            assert not arrows[name] & {*studies, *scripts}, (folder, name)
-        for name in studies:
-            assert arrows[name] & {*scripts}, (folder, name)
-
-
-def test_what_the_folders_share_is_the_same_text():
-    """Nothing is shared across folders, so nothing may drift apart either."""
-    graders = [*ALONE, f"{FOLDER.name}/parts/exercises"]
-    for name, folders in (("settings.py", ALONE), ("grader.py", graders)):
-        assert len({(FOLDER.parent / folder / name).read_text() for folder in folders}) == 1, name
-    everywhere = ("open_run", "new_folder", "write_json", "write_csv")
-    compiled = ("show_warning", "scan", "trained_rows", "compile_and_run")  # not in folder 1
-    for name in (*everywhere, *compiled):
-        functions = set()
-        for folder in list(ALONE)[name in compiled :]:
-            body = tree(FOLDER.parent / folder / "runs.py").body
-            functions |= {ast.unparse(node) for node in body if getattr(node, "name", "") == name}
-        assert len(functions) == 1, name
 
 
 def test_no_folder_changes_a_constant_after_it_was_read():
@@ -260,11 +156,3 @@ def test_no_folder_changes_a_constant_after_it_was_read():
             for node in ast.walk(tree(path)):
                 name = getattr(node, "id", getattr(node, "attr", ""))
                 assert name not in ("globals", "clear_caches"), (path, node.lineno)
-
-
-def test_scripts_2_to_4_have_the_same_sections():
-    for folder, scripts in list(ALONE.items())[1:]:
-        for name in scripts:
-            lines = (FOLDER.parent / folder / f"{name}.py").read_text().splitlines()
-            marks = [line.split(" -")[0].removeprefix("# %% ") for line in lines if line.startswith("# %%")]
-            assert marks == ["Constants", "Networks", "Training", "Algorithm", "Main"], name

@@ -14,11 +14,11 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import settings
-from parts.model import llama
-from parts.rewards.grading import extract_answer, grade, last_number
-from parts.rewards.run_grader import COURSE_REWARDS
-from parts.settings import HERE, UserError
+import settings
+from model import llama
+from settings import HERE, UserError
+from task.grading import extract_answer, grade, last_number
+from task.run_grader import COURSE_REWARDS
 
 
 @pytest.fixture(autouse=True)

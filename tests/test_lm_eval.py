@@ -12,11 +12,10 @@ import pytest
 import yaml
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.data import questions
-from parts.rewards import task_rewards
-from parts.rewards.grading import grade, grade_lenient
-from parts.settings import HERE
+import settings
+from settings import HERE
+from task import questions, task_rewards
+from task.grading import grade, grade_lenient
 
 ROOT = HERE.parent
 TASKS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "lm_eval").glob("*.yaml"))}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from parts.model import llama
-from parts.settings import UserError
+from model import llama
+from settings import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 CONFIGS = ["grouped_kv_heads", "tied_embeddings", "llama31_rope", "llama32_rope", "qwen3", "qwen3_tied"]

@@ -32,14 +32,14 @@ from table_policy import (
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import reward_func
-from parts import loss_variants, settings
-from parts.data import prompts
-from parts.model import cluster as clusters
-from parts.model import faster_on_cpu, llama
-from parts.model.log_probs import mean_figures
-from parts.rewards import run_grader
-from parts.run import run_folder, train_log
+import settings
+from model import cluster as clusters
+from model import faster_on_cpu, llama
+from model.log_probs import mean_figures
+from run import run_folder, train_log
+from task import prompts, run_grader
 
 MODES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1")
@@ -178,7 +178,7 @@ def test_the_gradient_norm_is_that_of_the_whole_gradient(mode):
     """Against the gradient that the weights took, by plain descent; a mean of the passes' norms is larger."""
     c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK)
     batch, norms = uneven_batch(4), []
-    count = loss_variants.pieces(c, demo.PLAIN).count(batch.completion_mask)
+    count = grpo_variants.pieces(c, demo.PLAIN).count(batch.completion_mask)
 
     def loss(model, one_pass):
         return demo.grpo_loss(model, one_pass, c.BETA, 1.0, count, c, PAD)[0]
@@ -400,7 +400,7 @@ def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
 
 
 def test_refilling_ends_and_skips_what_is_left(fed, tmp_path, monkeypatch):
-    monkeypatch.setattr(loss_variants, "MAX_REFILLS", 2)
+    monkeypatch.setattr(grpo_variants, "MAX_REFILLS", 2)
     same = np.tile([4, 5, EOS], (4, 1))
     one = np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])
     cluster, _ = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill"), [one, same, same], sum, tmp_path)
@@ -430,7 +430,7 @@ def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
     np.testing.assert_allclose([temperature for _, _, temperature in fed], temperatures, rtol=1e-6)
     betas = [c.BETA]
     for row in log:
-        betas.append(loss_variants.adaptive_beta(betas[-1], 0.01, row["kl"]))
+        betas.append(grpo_variants.adaptive_beta(betas[-1], 0.01, row["kl"]))
     assert betas[1] < c.BETA  # the first step's KL is 0: too little
     np.testing.assert_allclose([row["beta"] for row in log], betas[:3], rtol=1e-12)
     np.testing.assert_allclose([beta for _, beta, _ in fed], betas[:3], rtol=1e-6)

@@ -17,14 +17,13 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.model import cluster as clusters
-from parts.model import llama, lora
-from parts.model.rollout import MaxTextRollout
-from parts.rewards import run_grader
-from parts.run import memory, run_folder
-from parts.settings import HERE, UserError
+import settings
+from model import cluster as clusters
+from model import llama, lora
+from model.rollout import MaxTextRollout
+from run import memory, run_folder
+from settings import HERE, UserError
+from task import prompts, run_grader
 from tools import convert_checkpoint as convert
 
 ALL = ",".join(lora.TARGETS)

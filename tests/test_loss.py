@@ -36,10 +36,11 @@ from tunix.rl import algo_core
 from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 
 import grpo_llama3_1_8b_demo as demo
-from parts import loss_variants, settings
-from parts.constants import LORA_TARGETS
-from parts.model import lora
-from parts.model.log_probs import mean_figures
+import grpo_variants
+import settings
+from constants import LORA_TARGETS
+from model import lora
+from model.log_probs import mean_figures
 
 INPUTS = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]  # the token before each token of an answer
 
@@ -96,7 +97,7 @@ def test_every_aggregation_is_tested():
 
 
 def test_every_choice_of_a_constant_exchanges_its_piece_and_no_other():
-    variants = loss_variants
+    variants = grpo_variants
     exchanged = {
         ("ADVANTAGE", "rloo"): dict(advantage=variants.leave_one_out_advantage),
         ("ADVANTAGE", "maxrl"): dict(advantage=variants.maxrl_advantage),
@@ -120,10 +121,10 @@ def test_every_choice_of_a_constant_exchanges_its_piece_and_no_other():
         expected = demo.PLAIN._replace(**exchanged.pop((name, value), {}))
         needed = {"none": ["TEACHER=tiny_llama"]}.get(value, [])  # refused without
         needed += ["SAMPLER_CORRECTION=2.0"] * (name == "SAMPLER_WEIGHT")
-        chosen = loss_variants.pieces(constants_of(f"{name}={value}", *needed), demo.PLAIN)
+        chosen = grpo_variants.pieces(constants_of(f"{name}={value}", *needed), demo.PLAIN)
         assert chosen == expected, (name, value)
     assert not exchanged
-    assert loss_variants.Pieces(
+    assert grpo_variants.Pieces(
         demo.group_advantage, demo.token_ratio, demo.clipped_objective, demo.truncated_weight, demo.k3,
         demo.token_mean, demo.count_answers,
     ) == demo.PLAIN  # fmt: skip
@@ -232,7 +233,7 @@ def test_the_ratio_is_bounded_where_its_exponential_would_overflow():
     found = demo.token_ratio(jnp.asarray(log_ratio), old, mask)
     np.testing.assert_allclose(found, np.exp(np.clip(log_ratio, -20, 20)), rtol=1e-5)  # float32 of e^20
     for shift, expected in ((100.0, np.exp(10)), (2.0, np.exp(2 + 0.1))):  # the mean of the row is 0.1
-        found = loss_variants.sequence_ratio(jnp.asarray(log_ratio + shift), old, mask)
+        found = grpo_variants.sequence_ratio(jnp.asarray(log_ratio + shift), old, mask)
         np.testing.assert_allclose(found, np.full((1, 5), expected), rtol=1e-4)
 
 
@@ -383,7 +384,7 @@ def test_which_kl_the_gradient_of_each_estimator_lowers(mode, direction):
     Distillation needs the reverse KL's: k2's. k3's, on the policy's draws, is the forward KL's; k1's is 0.
     """
     logits, teacher = jnp.array([0.3, -1.2, 0.9, 0.0]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1]))
-    kl = loss_variants.pieces(constants_of(f"KL_LOSS_MODE={mode}"), demo.PLAIN).kl
+    kl = grpo_variants.pieces(constants_of(f"KL_LOSS_MODE={mode}"), demo.PLAIN).kl
 
     def mean_of_draws(logits, drawn_with):  # every token, weighed by how often it is drawn
         return (drawn_with * kl(teacher - jax.nn.log_softmax(logits))).sum()
@@ -415,7 +416,7 @@ def test_each_sampler_weight_by_hand(kind, cap):
             }[kind]
     c = constants_of(f"SAMPLER_WEIGHT={kind}", f"SAMPLER_CORRECTION={cap}")
     sampler = np.where(MASK, SAMPLER, -5.0)  # padding has no say in an answer's ratio
-    weight = loss_variants.pieces(c, demo.PLAIN).weight(OLD, sampler, MASK, cap)
+    weight = grpo_variants.pieces(c, demo.PLAIN).weight(OLD, sampler, MASK, cap)
     np.testing.assert_allclose(np.broadcast_to(weight, MASK.shape) * MASK, expected, **CLOSE)
     if kind.startswith("sequence"):  # it reaches the loss as an answer's weight
         constants = (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}", "BETA=0.0")
@@ -435,7 +436,7 @@ def test_an_uncapped_weight_of_the_whole_answer_is_unbiased_and_a_tokens_is_not(
     value, mask = rng.normal(size=(9, 2)), np.ones((9, 2), bool)
     drawn = np.exp(by_token(sampler).sum(axis=1, keepdims=True))
     wanted = (np.exp(by_token(pi).sum(axis=1, keepdims=True)) * value).sum()
-    whole = loss_variants.sequence_weight(by_token(pi), by_token(sampler), mask, np.inf)
+    whole = grpo_variants.sequence_weight(by_token(pi), by_token(sampler), mask, np.inf)
     np.testing.assert_allclose((drawn * whole * value).sum(), wanted, rtol=1e-5)  # float32
     token = demo.truncated_weight(by_token(pi), by_token(sampler), mask, np.inf)
     assert abs(float((drawn * token * value).sum()) - wanted) > 0.01

@@ -19,14 +19,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.machine import process
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.rewards.grading import grade
-from parts.run import checkpoints, evaluation, report, train_log
-from parts.run.run_files import read_log
+import settings
+from model import llama
+from run import checkpoints, evaluation, process, report, train_log
+from run.run_files import read_log
+from task import prompts, run_grader
+from task.grading import grade
 
 # A reward that gives no points. After the step HOLD_AFTER it stops the run until the file `go_on` is there:
 # a test then need not be faster than the run. It also counts what jax finds among the compiled programs.

@@ -15,7 +15,7 @@ import numpy as np
 import pages
 import pytest
 
-from parts.settings import HERE
+from settings import HERE
 
 PROBE = """
 import contextlib, io, pickle, sys

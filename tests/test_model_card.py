@@ -11,10 +11,10 @@ import yaml
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.run import model_card
-from parts.run.evaluation import wilson
-from parts.settings import HERE
+import settings
+from run.evaluation import wilson
+from settings import HERE
+from tools import model_card
 
 BEFORE = {"answer_accuracy": 0.25, "greedy_answer_accuracy": 0.375, "questions": 64}
 AFTER = {

@@ -24,12 +24,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from xprof.convert import raw_to_tool_data
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.machine import process
-from parts.model.rollout import MaxTextRollout
-from parts.rewards import run_grader
-from parts.run import answers, run_folder, train_log
-from parts.run.run_files import read_log
+import settings
+from model.rollout import MaxTextRollout
+from run import answers, process, run_folder, train_log
+from run.run_files import read_log
+from task import run_grader
 
 STEPS, B, G, T = 6, 4, 4, 13
 DAY = 86_400  # seconds

@@ -9,12 +9,11 @@ from short_runs import SHORT
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.run import report
-from parts.settings import HERE, UserError
+import settings
+from model import llama
+from run import report
+from settings import HERE, UserError
+from task import prompts, run_grader
 
 EXAMPLES = HERE / "examples"
 

@@ -16,10 +16,10 @@ import pytest
 from hostile import HOSTILE
 from short_runs import SHORT, saved_steps
 
-from parts import settings
-from parts.run import answers, evaluation, health, page
-from parts.run.run_files import read_log
-from parts.settings import HERE, UserError
+import settings
+from run import answers, evaluation, health, page
+from run.run_files import read_log
+from settings import HERE, UserError
 from tools import show_run
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parts import settings
-from parts.model.rollout import MaxTextRollout
-from parts.rewards.grading import grade, last_number
-from parts.settings import HERE, UserError
+import settings
+from model.rollout import MaxTextRollout
+from settings import HERE, UserError
+from task.grading import grade, last_number
 from tools import pass_at_k
 
 NUM_QUESTIONS, SAMPLES = 5, 8

@@ -13,11 +13,11 @@ from hostile import HOSTILE
 
 import grpo_llama3_1_8b_demo as demo
 import inference
-from parts import plain_text, settings
-from parts.rewards import code_grading
-from parts.run import health, model_card, page, report, run_folder
-from parts.settings import HERE, UserError
-from tools import show_run
+import settings
+from run import health, page, plain_text, report, run_folder
+from settings import HERE, UserError
+from task import code_grading
+from tools import model_card, show_run
 
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # the direction of writing
 MARKS = {"\u200e", "\u200f", "\u061c"}
@@ -166,7 +166,7 @@ def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
 
 
 def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, capsys):
-    from parts.data import questions
+    from task import questions
 
     monkeypatch.chdir(tmp_path)
     shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]

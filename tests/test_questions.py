@@ -23,10 +23,9 @@ import pytest
 import transformers
 
 import reward_func
-from parts.data import prompts, questions
-from parts.rewards import run_grader, task_rewards
-from parts.run import checks
-from parts.settings import HERE, UserError
+from run import checks
+from settings import HERE, UserError
+from task import prompts, questions, run_grader, task_rewards
 
 EXAMPLES = HERE / "examples"
 ROWS = [
@@ -676,7 +675,7 @@ def test_a_template_that_asks_the_question_is_taken(template):
 def test_a_reward_file_may_import_the_courses_rewards():
     """`import reward_func` works as in a run: the folder of the script is on the path."""
     code = (
-        "import reward_func\nfrom parts.rewards import run_grader, task_rewards\n"
+        "import reward_func\nfrom task import run_grader, task_rewards\n"
         f"grader = run_grader.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
         "print(grader.names)"
     )
@@ -686,7 +685,7 @@ def test_a_reward_file_may_import_the_courses_rewards():
 
 def test_reading_and_checking_need_no_heavy_import():
     code = (
-        "import sys, parts.run.checks, parts.data.questions, parts.rewards.task_rewards\n"
+        "import sys, run.checks, task.questions, task.task_rewards\n"
         "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
     heavy = ["jax", "transformers", "grain", "numpy", "tensorflow_datasets", "huggingface_hub", "pyarrow"]

@@ -12,7 +12,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import inference
-from parts.model import llama, rollout
+from model import llama, rollout
 from tools import convert_checkpoint as convert
 
 

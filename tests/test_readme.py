@@ -21,11 +21,12 @@ import sampler_mismatch
 import scipy.stats
 from folders import load
 
+import constants
 import grpo_llama3_1_8b_demo as demo
 import inference
 import mesh_and_axis_rules
-from parts import constants, settings
-from parts.run import health
+import settings
+from run import health
 from tools import convert_checkpoint, pass_at_k
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,22 +95,6 @@ def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, lang
     assert [(name, str(value)) for name, value in own.items()] in tables
     said = remarks(script.Constants)
     assert said.keys() == settings.defaults(script.Constants, "laptop").keys() and all(said.values())
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_table_of_files_has_every_file_of_folder_5(language):
-    text = pages.text(settings.HERE, language)
-    row = r"^\| \[`([^`]+\.py)`\]\(([^)]+)\) \|"
-    listed = max((re.findall(row, block, re.M) for block in re.findall(r"(?:^\|.*\n)+", text, re.M)), key=len)
-    paths = [
-        *settings.HERE.glob("*.py"),
-        *settings.HERE.glob("tools/*.py"),
-        *settings.HERE.glob("parts/**/*.py"),
-        *settings.HERE.glob("sandbox/*.py"),
-    ]
-    files = {str(path.relative_to(settings.HERE)) for path in paths if path.name != "__init__.py"}
-    assert all(name == link.removeprefix("../") for name, link in listed)
-    assert sorted(name for name, _ in listed) == sorted(files)
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import reward_func
-from parts.rewards import grading
-from parts.rewards.grading import (
+from task import grading
+from task.grading import (
     extract_answer,
     extract_hash_answer,
     format_ok,

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import chisquare
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
-from parts.data.prompts import to_prompt
-from parts.model import llama, rollout
-from parts.settings import HERE
+from model import llama, rollout
+from settings import HERE
+from task.prompts import to_prompt
 
 NEW_TOKENS = 28
 

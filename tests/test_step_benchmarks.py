@@ -14,9 +14,8 @@ import pytest
 import where_the_step_goes
 
 import grpo_llama3_1_8b_demo as demo
-from parts.machine import process
-from parts.model.rollout import MaxTextRollout
-from parts.run import answers, train_log
+from model.rollout import MaxTextRollout
+from run import answers, process, train_log
 
 
 def test_the_kind_of_each_operation_is_read_from_the_programs_text():

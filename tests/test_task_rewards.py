@@ -15,17 +15,17 @@ import pytest
 from test_reward_func import OWN_CASES, cases, completion_of
 
 import reward_func
-from parts.rewards import code_grading, grading, run_grader, task_rewards
-from parts.rewards.run_grader import (
+from run import checks
+from settings import HERE, UserError
+from task import code_grading, grading, run_grader, task_rewards
+from task.run_grader import (
     correctness_reward,
     digit_reward,
     hard_format_reward,
     make_grader,
     mark_reward,
 )
-from parts.rewards.task_rewards import compute_score
-from parts.run import checks
-from parts.settings import HERE, UserError
+from task.task_rewards import compute_score
 
 EXAMPLES = HERE / "examples"
 

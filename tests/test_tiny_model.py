@@ -9,8 +9,8 @@ import sys
 import pytest
 import transformers
 
-from parts.rewards.grading import extract_hash_answer
-from parts.settings import HERE
+from settings import HERE
+from task.grading import extract_hash_answer
 
 SCRIPT = HERE / "tool.py", "make_tiny_llama"
 

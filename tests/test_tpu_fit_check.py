@@ -11,9 +11,9 @@ import pages
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.run import memory
-from parts.settings import UserError
+import settings
+from run import memory
+from settings import UserError
 from tools import tpu_fit_check as fit
 
 HERE = Path(__file__).resolve().parent

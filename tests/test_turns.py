@@ -19,14 +19,15 @@ from short_runs import load_weights, run_here
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import inference
-from parts import loss_variants, settings
-from parts.data.prompts import to_prompt
-from parts.model import llama, rollout, turns
-from parts.rewards.run_grader import load_file
-from parts.run import checks, episodes, health
-from parts.run.run_files import read_log
-from parts.settings import HERE, UserError
+import settings
+from model import llama, rollout, turns
+from run import checks, episodes, health
+from run.run_files import read_log
+from settings import HERE, UserError
+from task.prompts import to_prompt
+from task.run_grader import load_file
 from tools import pass_at_k
 
 ROOT = HERE.parent
@@ -280,7 +281,7 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     drawn = SimpleNamespace(
         texts=texts, turn=turn, rewards=own + other, points={"episode_return": own, "other": other}
     )
-    found = loss_variants.turn_advantage(drawn, 3)
+    found = grpo_variants.turn_advantage(drawn, 3)
     for group in ([0, 1, 2], [3, 4, 5]):
         values = {(i, k): g + other[i] for i in group for k, g in enumerate(texts[i].to_go)}
         means = {k: np.mean([v for (_, j), v in values.items() if j == k]) for _, k in values}
@@ -290,7 +291,7 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
             k = turn[i, t]
             expected = 0 if k < 0 else (values[i, k] - means[k]) / (std + 1e-6)
             np.testing.assert_allclose(found[i, t], expected, atol=1e-9)
-    plain = loss_variants.turn_advantage(drawn, 3, by_std=False)
+    plain = grpo_variants.turn_advantage(drawn, 3, by_std=False)
     np.testing.assert_allclose(plain[3], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
 
 
@@ -299,7 +300,7 @@ def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
     drawn = SimpleNamespace(
         texts=texts, turn=np.array([[0, 1]] * 2), rewards=np.array([0.0, 4]), points={"other": [0.0, 4]}
     )
-    np.testing.assert_allclose(loss_variants.turn_advantage(drawn, 2, by_std=False), [[-2, -2], [2, 2]])
+    np.testing.assert_allclose(grpo_variants.turn_advantage(drawn, 2, by_std=False), [[-2, -2], [2, 2]])
 
 
 # --- the grid
@@ -453,7 +454,7 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
 
 LOADS = f"""
 from pathlib import Path
-from parts.rewards.run_grader import load_file
+from task.run_grader import load_file
 grid_world = load_file(Path({str(HERE / GRID)!r}), "GRID")
 """
 BREAKS = """

@@ -23,10 +23,9 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
-from parts import settings
-from parts.machine import devices
-from parts.model import llama
-from parts.model.vllm import check_mapping, engine_config, engine_mapping
+import settings
+from model import devices, llama
+from model.vllm import check_mapping, engine_config, engine_mapping
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -112,9 +111,9 @@ import sys
 import numpy as np
 import grpo_llama3_1_8b_demo as demo
 import jax, jax.numpy as jnp
-from parts import settings
-from parts.machine import devices
-from parts.model import llama
+import settings
+from model import devices
+from model import llama
 
 c = settings.read(demo.Constants, [
     "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
@@ -159,10 +158,10 @@ import sys
 import grpo_llama3_1_8b_demo as demo
 import jax
 
-from parts import settings
-from parts.machine import devices
+import settings
+from model import devices
 
-assert not {"vllm", "tpu_inference", "parts.model.vllm"} & set(sys.modules)  # TPU packages: on demand
+assert not {"vllm", "tpu_inference", "model.vllm"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
 with devices.all_hosts(settings.read(demo.Constants, [])):
     print(jax.config.jax_enable_compilation_cache)

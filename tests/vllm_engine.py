@@ -29,15 +29,14 @@ from tunix.rl.rl_cluster import Role
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
-from parts import settings
-from parts.data import prompts
-from parts.model import cluster as clusters
-from parts.model import llama, lora
-from parts.model.log_probs import completion_log_probs, log_probs
-from parts.model.rollout import MaxTextRollout, right_padded
-from parts.rewards import run_grader
-from parts.run import checkpoints, checks, run_folder
-from parts.run.run_files import read_log
+import settings
+from model import cluster as clusters
+from model import llama, lora
+from model.log_probs import completion_log_probs, log_probs
+from model.rollout import MaxTextRollout, right_padded
+from run import checkpoints, checks, run_folder
+from run.run_files import read_log
+from task import prompts, run_grader
 
 SETTINGS = ["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_BATCHES=2",
             "SAVE_INTERVAL_STEPS=1", "WARMUP_FRACTION=0.0", "LEARNING_RATE=3e-3"]  # fmt: skip

@@ -98,26 +98,36 @@ def reader() -> MarkdownIt:
     return markdown.disable("math_inline")  # a dollar inside a line is money, or a shell's
 
 
+def line_of(path: Path, shown: str) -> int:
+    """The line of a file, from 1, that defines a name, or else the first that holds a text, or else 1."""
+    lines = path.read_text().splitlines()
+    wanted = rf"(def|class) {re.escape(shown)}\b", re.escape(shown)
+    return next((n for text in wanted for n, line in enumerate(lines, 1) if re.search(text, line)), 1)
+
+
 def page_of(path: Path, wanted: list[Path]) -> str:
     """The HTML of a Markdown page; files that it links to are appended to `wanted`."""
 
-    def linked(address: str) -> str:
+    def linked(address: str, shown: str = "") -> str:
         if re.match(r"[a-z]+:|#", address):
             return address
         name, _, anchor = address.partition("#")
         target = (path.parent / name).resolve()
         wanted.append(target)
-        line = re.match(r"L(\d+)", anchor)
-        anchor = f"L-{line[1]}" if line else anchor
+        if shown and target.is_file() and target.suffix != ".md":
+            anchor = f"L-{line_of(target, shown)}"
         return to(target, path) + (f"#{anchor}" if anchor else "")
 
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
     tokens = reader().parse(text)
     for token in tokens:
-        for child in [token, *(token.children or [])]:
+        children = [token, *(token.children or [])]
+        for child, after in zip(children, [*children[1:], token]):
             for name in ("href", "src"):
                 if name in child.attrs:
-                    child.attrs[name] = linked(child.attrs[name])
+                    child.attrs[name] = linked(
+                        child.attrs[name], after.content * (after.type == "code_inline")
+                    )
             if child.type in ("html_block", "html_inline"):
                 child.content = re.sub(
                     r'(src|srcset|href)="([^"]*)"', lambda m: f'{m[1]}="{linked(m[2])}"', child.content

@@ -321,7 +321,7 @@ def stack() -> plt.Figure:
         ORANGE,
     )
     box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
-    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nparts/model/rollout.py\nvLLM (TPU)", ORANGE)
+    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (4.6, 0.45), (8.4, 0.56), "JAX and XLA: one program, whatever the chips", BLUE)
     rules = "the mesh and the axis rules: which piece of each array lies on which chip"

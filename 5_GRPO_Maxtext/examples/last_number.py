@@ -5,7 +5,7 @@ nothing is learned. REWARD_FUNC=examples/last_number.py REWARDS=compute_score,la
 first; the course's `compute_score` pays as much again where no other number stands in the answer.
 """
 
-from parts.rewards.grading import grade_lenient
+from task.grading import grade_lenient
 
 
 def last_number(prompts, completions, answer, **columns) -> list[float]:

@@ -3,7 +3,7 @@
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py METHOD=examples/my_method.py
     python benchmarks/methods.py METHOD=5_GRPO_Maxtext/examples/my_method.py    # ten seeds, in the table
 
-The pieces and their arguments are `Pieces` in parts/loss_variants.py: advantage, ratio, objective, weight,
+The pieces and their arguments are `Pieces` in grpo_variants.py: advantage, ratio, objective, weight,
 kl, answer_sum, count. A file may have several of them.
 """
 

@@ -3,7 +3,7 @@ r"""Assert statements about functions in another process, out of reach of the pr
     checker: runs the tests,      --- look, call, make, as JSON --->   server: runs the answer,
     knows the expected values     <-- plain data or an exception ---   sees the arguments of each call
 
-`parts/rewards/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
+`task/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
 `serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
 `add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer. Whatever the
 answer does to its own process, it can only reply; it never sees the expected value.

@@ -3,17 +3,17 @@
     python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine gives
     python 5_GRPO_Maxtext/tool.py code_reward ANSWER=answer.py TESTS=tests.py
 
-`parts/rewards/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert
+`task/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert
 statements takes 0.7 s on one busy core of an AMD EPYC (no accelerator, 2026-11-21).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts import settings
-from parts.plain_text import shown
-from parts.rewards import code_grading
+import settings
+from run.plain_text import shown
 from sandbox import box
+from task import code_grading
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parts import settings
-from parts.settings import UserError
+import settings
+from settings import UserError
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: nothing is computed here
 
@@ -82,10 +82,11 @@ from etils import epath
 from maxtext.checkpoint_conversion import to_maxtext as maxtext_converter
 from maxtext.checkpoint_conversion.utils.utils import apply_hook_fns, param_key_parts_from_path
 
-from parts.machine.versions import check_versions
-from parts.model import llama, lora
-from parts.run import checkpoints, model_card, run_files
-from parts.run.memory import refuse_full_disk
+from model import llama, lora
+from model.versions import check_versions
+from run import checkpoints, run_files
+from run.memory import refuse_full_disk
+from tools import model_card
 
 ITEM = "items"  # MaxText's name of the weights in a checkpoint
 SHARD = "2GB"  # of one *.safetensors file; twice that is in memory while it is written
@@ -396,7 +397,7 @@ def from_gguf(c: Constants, path: Path, target: Path) -> tuple[int, Any]:
     Raises:
         UserError: a file that is not whole or not supported, or a disk that is too small.
     """
-    from parts.model import gguf_model  # here: the package gguf is not among the TPU's
+    from tools import gguf_model  # here: the package gguf is not among the TPU's
 
     model = gguf_model.GGUFLlama(path)
     shapes = {hf_name: model.shape(name) for hf_name, name in model.names().items()}

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from parts import settings
-from parts.settings import HERE, Seed, UserError, find_path
+import settings
+from settings import HERE, Seed, UserError, find_path
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -82,9 +82,9 @@ from maxtext.utils import model_creation_utils
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import trange
 
-from parts.machine.versions import check_versions
-from parts.model import llama
-from parts.rewards.run_grader import load_file
+from model import llama
+from model.versions import check_versions
+from task.run_grader import load_file
 
 NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.

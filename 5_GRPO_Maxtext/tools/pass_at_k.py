@@ -26,8 +26,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from parts import settings
-from parts.settings import Count, Seed, UserError
+import settings
+from settings import Count, Seed, UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -60,12 +60,10 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from parts.data import prompts, questions
-from parts.machine import process
-from parts.machine.versions import check_versions
-from parts.model import llama
-from parts.rewards import run_grader
-from parts.run import run_files
+from model import llama
+from model.versions import check_versions
+from run import process, run_files
+from task import prompts, questions, run_grader
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------

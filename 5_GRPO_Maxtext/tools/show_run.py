@@ -8,10 +8,10 @@ The main script does the same when it ends. A browser opens the page from the di
 
 from pathlib import Path
 
-from parts import settings
-from parts.plain_text import shown
-from parts.run import health, page, run_files
-from parts.settings import UserError
+import settings
+from run import health, page, run_files
+from run.plain_text import shown
+from settings import UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
     print(f"page     {page.write(folder)}")
     if constants.get("ENVIRONMENT"):
-        from parts.run import episodes  # needs jax, which takes a second to import
+        from run import episodes  # needs jax, which takes a second to import
 
         print(f"turns    {episodes.write(folder)}")
 

@@ -45,7 +45,7 @@ os.environ.update(
     TPU_LOG_DIR="disabled",
 )
 
-from parts import settings  # before jax: sets XLA's flags  # isort: skip
+import settings  # before jax: sets XLA's flags  # isort: skip
 import jax
 import jax.numpy as jnp
 import optax
@@ -59,12 +59,11 @@ from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
-from parts.machine import devices, versions
-from parts.model import llama, lora
-from parts.model.log_probs import log_probs_of_state
-from parts.run import checks, dry_run, memory
-from parts.run.memory import GIB
-from parts.settings import UserError
+from model import devices, llama, lora, versions
+from model.log_probs import log_probs_of_state
+from run import checks, dry_run, memory
+from run.memory import GIB
+from settings import UserError
 
 
 # %% Constants ----------------------------------------------------------------------------------------------

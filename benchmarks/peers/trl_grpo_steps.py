@@ -24,7 +24,7 @@ import transformers
 import trl
 
 import reward_func
-from parts.rewards.grading import extract_hash_answer
+from task.grading import extract_hash_answer
 
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 

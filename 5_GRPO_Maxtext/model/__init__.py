@@ -1,0 +1,1 @@
+"""The language model on its devices: loading, sampling, log-probs, LoRA, vLLM."""

@@ -1,0 +1,230 @@
+"""Who trains, who generates, and how several hosts work as one.
+
+With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
+same questions, draws the same answers and grades them all. That is cheap, and only the model has to be kept
+in step. The model's arrays are sharded over the devices of all hosts, and each host places its own piece of
+a batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
+together, into a folder that all of them see.
+"""
+
+import contextlib
+import importlib.util
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from tunix.rl import utils as rl_utils
+
+from model.versions import patched
+from settings import UserError
+
+# %% GPU ----------------------------------------------------------------------------------------------------
+NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a container, also under Windows
+
+
+def check_gpu() -> None:
+    """Says that a GPU is not used, or refuses packages for one that is not there.
+
+    jax itself would take the CPU in both cases, and the run be slow for no reason that anybody sees.
+
+    Raises:
+        UserError: the CUDA packages are installed, and there is no GPU.
+    """
+    if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
+        return
+    packages, gpu = importlib.util.find_spec("jax_cuda13_plugin"), any(map(os.path.exists, NVIDIA_DEVICES))
+    if packages and not gpu:
+        raise UserError(
+            "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA GPU; install "
+            "its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
+        )
+    if gpu and not packages and jax.default_backend() == "cpu":
+        print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
+
+
+def check_attention(c) -> None:
+    """Refuses an attention kernel that this machine's devices do not have.
+
+    Raises:
+        UserError: names ATTENTION and what there is instead.
+    """
+    kind, platform = c.ATTENTION, jax.default_backend()
+    if (kind == "flash" and platform == "cpu") or (kind.startswith("cudnn") and platform != "gpu"):
+        raise UserError(
+            f"ATTENTION={kind}: there is no such kernel for the {platform.upper()} of this machine; use "
+            "dot_product"
+        )
+
+
+# %% Several hosts ------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def all_hosts(c) -> Iterator[None]:
+    """Joins the other hosts, if there are any, and keeps Tunix fit for several while the block runs.
+
+    Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
+
+    Args:
+        c: the constants of the run.
+
+    Raises:
+        UserError: the others are not found, vLLM on several hosts without Pathways, or as `check_gpu`.
+    """
+    if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
+        import pathwaysutils  # before the first look at a device
+
+        pathwaysutils.initialize()
+    with contextlib.ExitStack() as stack:
+        if c.DISTRIBUTED:
+            join()
+            stack.enter_context(no_host_copies())
+            if not is_first():
+                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        check_gpu()  # not before `join`, which has to come before the first look at a device
+        if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
+            raise UserError(
+                f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives "
+                "in one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
+                "ROLLOUT_ENGINE=maxtext"
+            )
+        yield
+
+
+def join() -> None:
+    """Joins the other hosts; before jax is asked for its devices.
+
+    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI jax finds the others itself; under SLURM each
+    task gets one GPU, the one with its number on the node. Elsewhere the environment names them:
+    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+
+    Raises:
+        UserError: the others are not found.
+    """
+    try:
+        count, index = (
+            int(os.environ[name]) if name in os.environ else None
+            for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        )
+        jax.distributed.initialize(num_processes=count, process_id=index)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"DISTRIBUTED=True: jax does not find the other hosts ({reason}); set JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
+        ) from None
+
+
+def no_host_copies() -> contextlib.AbstractContextManager:
+    """While the block runs, Tunix makes no copy of the weights in host memory, which only its agents use.
+
+    jax cannot copy there what is sharded over several hosts. Drop this when Tunix copies for agents alone.
+    """
+    return patched(rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None)
+
+
+# %% Hosts --------------------------------------------------------------------------------------------------
+def is_first() -> bool:
+    """Whether this process writes the report and talks to the terminal."""
+    return jax.process_index() == 0
+
+
+def no_bar() -> bool | None:
+    """What tqdm's `disable` takes: no bar on other hosts than the first, and none where nobody looks."""
+    return None if is_first() else True
+
+
+def of_first(number: int) -> int:
+    """The first host's number, below 2^32, on all of them."""
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
+
+
+def all_agree(here: bool) -> bool:
+    """Whether `here` is true on every host. What one host decides alone leaves the others waiting for it."""
+    if jax.process_count() == 1:
+        return here
+    return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
+
+
+def whole(array: Any) -> np.ndarray:
+    """A copy on this host, of an array that is sharded over several, too; then all have to call it."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+# %% Trainer and sampler ------------------------------------------------------------------------------------
+def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
+    """Who trains where and who generates where.
+
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
+    are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
+    two fractions of 1.0.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config; its heads are sharded among the chips, too.
+        devices: all of them.
+
+    Returns:
+        The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
+
+    Raises:
+        UserError: the fractions, the parallelism, the heads or the sequences do not divide; shares that
+            overlap only in part; heads that vLLM's engine gets wrong.
+    """
+    trainer = sampler = devices
+    if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:
+        shares = {name: getattr(c, name) for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")}
+        for name, share in shares.items():
+            count = share * len(devices)
+            if not math.isclose(count, round(count), abs_tol=1e-6):
+                raise UserError(
+                    f"{name}={share}: of {len(devices)} devices that is {count:.4g}; use a multiple of "
+                    f"1/{len(devices)}"
+                )
+        trains, generates = (round(share * len(devices)) for share in shares.values())
+        if len(devices) < trains + generates < 2 * len(devices):
+            raise UserError(
+                f"{' and '.join(f'{name}={share}' for name, share in shares.items())} add up to more than 1; "
+                "lower one, or set both to 1.0 to share all devices"
+            )
+        trainer, sampler = devices[:trains], devices[-generates:]
+    tensor = c.TRAINER_TENSOR_PARALLEL
+    if len(trainer) % tensor or hf.num_key_value_heads % tensor:
+        raise UserError(
+            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the {len(trainer)} devices that train and the "
+            f"{hf.num_key_value_heads} key/value heads of MODEL"
+        )
+    fsdp = len(trainer) // tensor
+    sequences = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
+    if sequences % fsdp:
+        raise UserError(
+            f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
+            f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x "
+            f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"
+        )
+    if c.ROLLOUT_ENGINE != "vllm":
+        return trainer, None
+    if hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
+        # tpu-inference 0.32 pads such heads with zeros, and its norms take the mean over the padding, too
+        raise UserError(
+            f"ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is {hf.head_dim}; "
+            "64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"
+        )
+    if len(sampler) % c.SAMPLER_DATA_PARALLEL:
+        raise UserError(
+            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: must divide the {len(sampler)} devices that "
+            "generate"
+        )
+    tensor, kv = len(sampler) // c.SAMPLER_DATA_PARALLEL, hf.num_key_value_heads
+    if hf.num_attention_heads % tensor or (kv % tensor and tensor % kv):  # vLLM repeats too few kv heads
+        raise UserError(
+            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: leaves {tensor} chips to a copy of the model; "
+            f"that must divide the {hf.num_attention_heads} heads of MODEL, and divide its {kv} key/value "
+            "heads or be a multiple of them"
+        )
+    mesh = np.array(sampler).reshape(c.SAMPLER_DATA_PARALLEL, tensor)
+    return trainer, jax.sharding.Mesh(mesh, ("data", "model"))

@@ -1,0 +1,462 @@
+"""Any supported checkpoint into MaxText: Llama or Qwen3 in Hugging Face's layout.
+
+MaxText's `model_name` says the architecture and its weight mapping; every size comes from the checkpoint's
+own config.json. Qwen3 is a Llama whose queries and keys are normalised per head before they are rotated. The
+logits equal those of transformers' own models (tests/test_load_llama.py).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pydantic
+import transformers
+from flax import nnx
+from maxtext.checkpoint_conversion.utils import hf_shape, load_dynamic, param_mapping
+from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
+from maxtext.configs import pyconfig
+from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
+from maxtext.layers.embeddings import LLaMARotaryEmbedding
+from maxtext.utils import globals as maxtext_globals
+from maxtext.utils import maxtext_utils, model_creation_utils
+
+from model import faster_on_cpu
+from settings import UserError, find_path
+
+ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
+    "llama": "llama3.1-8b",
+    "qwen3": "qwen3-0.6b",
+}
+SPARE_TOKEN = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for padding
+
+
+# %% Hugging Face's side ------------------------------------------------------------------------------------
+def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
+    """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
+
+    Args:
+        model: MODEL; name@revision (a commit, a tag, a branch) takes other files than the hub's newest.
+        weights: False leaves them on the hub, for a dry run.
+
+    Raises:
+        UserError: not found, not reachable, another architecture, without weights, with parts MaxText
+            lacks, or in need of code of its own.
+    """
+    folder = find_path(model)
+    if not folder.is_dir():
+        patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
+        if weights:
+            patterns += ["*.safetensors"]
+        folder = from_hub(model, patterns)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
+    if weights and not list(folder.glob("*.safetensors")):
+        raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
+    try:
+        hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:  # a model_type that transformers does not know, own code; no JSON
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
+        ) from None
+    refuse_unsupported(model, hf)
+    return folder, hf
+
+
+def from_hub(model: str, patterns: list[str]) -> Path:
+    """The folder in the hub's cache that holds MODEL's files, which are fetched if they are not there yet.
+
+    Args:
+        model: name, or name@revision.
+        patterns: of the files.
+
+    Raises:
+        UserError: not reachable and not in the cache, no such name or revision, a licence to accept.
+    """
+    name, _, revision = model.partition("@")
+    find = functools.partial(
+        huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
+    )
+    try:
+        return Path(find())
+    except Exception as error:  # many types
+        # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
+        with contextlib.suppress(Exception):
+            return Path(find(local_files_only=True))
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+            "give a folder, or accept the licence and set HF_TOKEN"
+        ) from None
+
+
+def pinned(model: str, folder: Path) -> str:
+    """MODEL as the commit that was taken from the hub, name@hash; a folder of one's own as it is.
+
+    Args:
+        model: MODEL.
+        folder: from `load_hf_config`; the hub's cache names it after the commit.
+    """
+    return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
+
+
+def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
+    """Raises UserError where MaxText's layers are not those of `hf`; `model` is MODEL."""
+    if hf.model_type not in ARCHITECTURES:
+        supported = " and ".join(ARCHITECTURES)
+        raise UserError(f"MODEL={model}: architecture {hf.model_type!r} is not supported; {supported} are")
+    for name, wanted in (
+        ("attention_bias", False), ("mlp_bias", False), ("use_sliding_window", False), ("hidden_act", "silu"),
+    ):  # fmt: skip
+        found = getattr(hf, name, wanted)  # Qwen3 has no mlp_bias, a Llama no sliding window
+        if found != wanted:
+            raise UserError(f"MODEL={model}: {name}={found} is not supported; {name}={wanted} is")
+    rope_type = hf.rope_parameters["rope_type"]
+    rope_types = ("default", "llama3") if hf.model_type == "llama" else ("default",)
+    if rope_type not in rope_types:
+        raise UserError(
+            f"MODEL={model}: rope type {rope_type!r} is not supported with {hf.model_type}; "
+            f"{' or '.join(rope_types)} is"
+        )
+
+
+def load_tokenizer(folder: Path):
+    """The model's tokenizer, with a padding token that is not its end-of-sequence token.
+
+    Padding is masked out of the loss. If the two were the same, the end of every answer would be masked, too,
+    and the model would never learn to stop.
+
+    Raises:
+        UserError: no tokenizer, one in need of code of its own, no padding token of its own, or no chat
+            template.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
+        ) from None
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        if SPARE_TOKEN not in tokenizer.get_vocab():
+            raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")
+        tokenizer.pad_token = SPARE_TOKEN
+    if tokenizer.chat_template is None:
+        raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
+    return tokenizer
+
+
+# %% MaxText's side -----------------------------------------------------------------------------------------
+def to_maxtext_config(
+    hf: transformers.PretrainedConfig,
+    *,
+    rows: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: str = "float32",
+    weight_dtype: str = "float32",
+    attention: str = "dot_product",
+    scan_layers: bool = False,
+    remat_policy: str = "none",
+    **machine: Any,
+):
+    """The MaxText config of a model with the sizes of `config.json`.
+
+    Args:
+        hf: the checkpoint's config.
+        rows: sequences in one forward pass, over all devices.
+        prompt_tokens: P, the prompt's half of the KV cache.
+        new_tokens: T, the answer's half.
+        dtype: of activations.
+        weight_dtype: of weights.
+        attention: MaxText's kernel.
+        scan_layers: stack all layers into one array per weight.
+        remat_policy: what the backward pass computes again.
+        machine: further MaxText settings: parallelism, another machine than this one.
+
+    Raises:
+        UserError: MaxText refuses a value.
+    """
+    rope = hf.rope_parameters
+    settings = dict(
+        model_name=ARCHITECTURES[hf.model_type],
+        override_model_config=True,
+        base_num_decoder_layers=hf.num_hidden_layers,
+        base_emb_dim=hf.hidden_size,
+        base_mlp_dim=hf.intermediate_size,
+        base_num_query_heads=hf.num_attention_heads,
+        base_num_kv_heads=hf.num_key_value_heads,
+        head_dim=hf.head_dim,
+        vocab_size=hf.vocab_size,
+        normalization_layer_epsilon=hf.rms_norm_eps,
+        rope_max_timescale=int(rope["rope_theta"]),
+        rope_use_scale=rope["rope_type"] == "llama3",
+        logits_via_embedding=hf.tie_word_embeddings,  # MaxText then computes the output layer in bfloat16
+        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama does not
+        per_device_batch_size=rows / jax.device_count(),
+        max_prefill_predict_length=prompt_tokens,
+        max_target_length=prompt_tokens + new_tokens,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        matmul_precision="highest" if dtype == "float32" else "default",
+        attention=attention,
+        scan_layers=scan_layers,
+        remat_policy=remat_policy,
+        ici_fsdp_parallelism=-1,  # all devices that the other axes leave
+        hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
+        skip_jax_distributed_system=True,
+        enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
+        convert_checkpoint_if_possible=False,
+        log_config=False,
+        jax_cache_dir="",  # process.keep_compiled decides where compiled programs are kept
+        run_name="grpo",
+        base_output_directory="runs",
+    )
+    settings |= machine
+    if settings["hardware"] == "cpu":
+        settings |= faster_on_cpu.CACHE_LAYOUT
+    base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
+    try:
+        config = pyconfig.initialize(["", base], **settings)
+    except ValueError as error:  # MaxText's own list of what it takes, pages long
+        reason = str(error).splitlines()[-1].strip()
+        if isinstance(error, pydantic.ValidationError):  # whose last line is an address
+            reason = error.errors()[0]["msg"]
+        raise UserError(
+            f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
+            f"these ({reason}); see its base.yml"
+        ) from None
+    # MaxText reads "none" as None, and its decoder, which looks for "none", recomputes every layer then.
+    config.get_keys()["remat_policy"] = remat_policy
+    return config
+
+
+def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any):
+    """The MaxText config of a training run: B * G sequences per pass, weights split over all devices.
+
+    Args:
+        c: the constants of the run.
+        hf: the checkpoint's config.
+        rows: another number of sequences (0 = B * G).
+        machine: as in `to_maxtext_config`.
+    """
+    return to_maxtext_config(
+        hf,
+        rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE,
+        weight_dtype=c.WEIGHT_DTYPE,
+        attention=c.ATTENTION,
+        scan_layers=c.SCAN_LAYERS,
+        remat_policy=c.REMAT_POLICY,
+        **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
+    )
+
+
+@functools.cache  # the same numbers give the same function: then compiled programs are shared
+def rope_scaling(factor: float, low: float, high: float, original: int) -> Callable[[jax.Array], jax.Array]:
+    """Llama 3.1's scaling of the rotary frequencies, as a function of one frequency.
+
+    Wavelengths above `original / low` are stretched by `factor`, those below `original / high` are kept,
+    those between are interpolated (github.com/meta-llama/llama-models, llama3/model.py).
+    """
+
+    def scale(frequency):
+        smooth = (original * frequency / (2 * jnp.pi) - low) / (high - low)
+        smooth = jnp.clip(smooth, 0.0, 1.0)  # 0: stretched by `factor`, 1: kept
+        return ((1 - smooth) / factor + smooth) * frequency
+
+    return scale
+
+
+def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> None:
+    """Gives a MaxText model the checkpoint's rope scaling.
+
+    MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
+    """
+    rope = hf.rope_parameters
+    if rope["rope_type"] != "llama3":
+        return
+    scale = rope_scaling(
+        rope["factor"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, LLaMARotaryEmbedding):
+            module._apply_scaling_factor = scale  # of the instance: other models here keep theirs
+
+
+def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
+    """MaxText's own name map and layout hooks between its model and Hugging Face's, for these sizes."""
+    sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
+    names = param_mapping.PARAM_MAPPING[config.model_name](sizes, config, scan_layers=config.scan_layers)
+    layout_hooks = param_mapping.HOOK_FNS[config.model_name](
+        sizes, config, scan_layers=config.scan_layers, saving_to_hf=saving_to_hf
+    )
+    if hf.tie_word_embeddings:
+        names.pop("params-decoder-logits_dense-kernel")
+    # Qwen's map serves Qwen2, too, whose attention has biases.
+    names = {name: hf_name for name, hf_name in names.items() if not name.endswith("-bias")}
+    if hf.model_type == "llama" and not saving_to_hf:
+        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own type: in bfloat16
+        # that rounds each of them by up to 0.4 %, before a single step is trained.
+        for name, chain in layout_hooks.items():
+            if "query" in name:
+                layout_hooks[name] = [lambda weight, shape: weight.astype(np.float32), *chain]
+    return names, layout_hooks
+
+
+def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
+    """Builds the MaxText model under Tunix's adapter and fills it with the checkpoint's weights.
+
+    Args:
+        folder: holds `*.safetensors`.
+        hf: its config.
+        config: from `to_maxtext_config`.
+        pad_id: padding token id; the adapter masks it.
+        devices: None for all.
+
+    Returns:
+        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
+        logits [B, L, V] and None; and its mesh.
+
+    Raises:
+        UserError: weights that are missing, left over or of another shape.
+    """
+    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
+    mesh = maxtext_utils.get_mesh_from_config(config, devices)
+    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    use_rope_scaling(model, hf)
+    faster_on_cpu.adapt(model, mesh)
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    with mesh:
+        checkpoint = load_dynamic.load_sharded_hf_state(str(folder))
+        wanted = {name for value in names.values() for name in np.atleast_1d(value)}
+        if hf.tie_word_embeddings:
+            checkpoint.pop("lm_head.weight", None)  # the same numbers once more
+        if wanted != set(checkpoint):
+            odd = sorted(wanted ^ set(checkpoint))[0]
+            fault = "lacks" if odd in wanted else "has the unknown"
+            raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
+        shapes = nnx.to_pure_dict(params)
+        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)[
+            "params"
+        ]
+
+    def fit(path, wanted, found):
+        if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
+            raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
+        return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
+
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    # By a program, which can place a key on the devices of several hosts; `device_put` cannot.
+    unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
+    adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, unused), pad_id=pad_id)
+    adapter.config = None  # as MaxText's `from_pretrained` leaves it: Tunix looks for one
+    return adapter, mesh
+
+
+def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    """A key or a counter of that shape; a model without dropout never draws from it."""
+    is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
+    return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
+
+
+def check_teacher(c, tokenizer) -> None:
+    """Refuses a TEACHER that cannot be read, or whose tokens are not MODEL's.
+
+    Raises:
+        UserError: either.
+    """
+    if not c.TEACHER:
+        return
+    try:
+        folder, _ = load_hf_config(c.TEACHER)
+        theirs = load_tokenizer(folder)
+    except UserError as error:
+        raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
+            f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
+        )
+
+
+def load_teacher(c, pad_id: int, devices=None):
+    """TEACHER, of any size, under the adapter of `load_llama`."""
+    folder, hf = load_hf_config(c.TEACHER)
+    adapter, _ = load_llama(folder, hf, to_run_config(c, hf), pad_id, devices)
+    return adapter
+
+
+def copy_of(adapter):
+    """A second model with the same weights in memory of its own: the frozen reference."""
+    graphdef, state = nnx.split(adapter)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+
+
+def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
+    """A copy of the model whose arrays are placed in "device" memory, or in the host's ("pinned_host")."""
+    graphdef, state = nnx.split(model)
+    moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
+    return nnx.merge(graphdef, moved)
+
+
+def named_weights(adapter) -> dict[str, np.ndarray]:
+    """The weights of a model under Tunix's adapter, by the names that `weight_mapping` has for MaxText's."""
+    weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
+    return {"-".join(["params", *map(str, path)]): np.asarray(leaf.get_value()) for path, leaf in weights}
+
+
+def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight by Hugging Face's name, in the order of `hf_weights`."""
+    names, _ = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
+    return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
+
+
+def hf_weights(
+    hf: transformers.PretrainedConfig, config, read: Callable[[str], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
+
+    Args:
+        hf: the config of Hugging Face's side.
+        config: of MaxText's.
+        read: gives the array of a MaxText name; asked for one at a time.
+    """
+    names, layout_hooks = weight_mapping(hf, config, saving_to_hf=True)
+    shapes = hf_shapes(hf, config)
+    for name in names:
+        yield from process_maxtext_param(name, read(name), names, layout_hooks, shapes, config)
+
+
+def count_parameters(model: nnx.Module) -> int:
+    """Numbers in all weights of a model."""
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def used_columns(model: nnx.Module, limit: int, longest: int) -> int:
+    """How many columns of answers [N, limit] are computed: on one CPU a quarter, half, 7/8 or all of them.
+
+    Each width is a program of its own; on other devices that takes minutes to compile: there it is `limit`.
+
+    Args:
+        model: that computes.
+        limit: T.
+        longest: tokens of the longest answer.
+    """
+    if not faster_on_cpu.shares_prompts(model):
+        return limit
+    return next(width for width in (limit // 4, limit // 2, 7 * limit // 8, limit) if longest <= width)

@@ -1,0 +1,124 @@
+"""Log-probs of answers under a model, and what the log wants to know of a gradient pass."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from model import faster_on_cpu
+
+
+def log_probs(
+    model,
+    prompts,
+    completions,
+    *,
+    pad_id: int,
+    temperature,
+    logits_clip: float = 0.0,
+    num_generations: int = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs of the answers' tokens under a model, and its logits there.
+
+    Args:
+        model: called as Tunix calls it.
+        prompts: int32 [N, P], left-padded.
+        completions: int32 [N, T], right-padded.
+        pad_id: padding token.
+        temperature: of the sampling; may be traced, so that a schedule compiles nothing anew.
+        logits_clip: largest absolute logit (0 = off).
+        num_generations: G, rows side by side that have the same prompt.
+
+    Returns:
+        float32 [N, T] and logits [N, T, V], clipped and divided by the temperature.
+    """
+    tokens = jnp.concatenate([prompts, completions], axis=1)  # [N, P + T]
+    segment_ids = (tokens != pad_id).astype(jnp.int32)  # 1, and 0 for padding: no token sees it
+    positions = jnp.maximum(jnp.cumsum(segment_ids, axis=1) - 1, 0)  # [N, P + T]
+    if num_generations > 1 and faster_on_cpu.shares_prompts(model):
+        logits = faster_on_cpu.logits_of_groups(
+            model, tokens, positions, segment_ids, prompt_tokens=prompts.shape[1], answers=num_generations
+        )
+    else:
+        logits, _ = model(tokens, positions, cache=None, attention_mask=None, segment_ids=segment_ids)
+        logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: the logit of token t is at t - 1
+    if logits_clip:
+        logits = jnp.clip(logits, -logits_clip, logits_clip)
+    logits /= temperature
+    chosen = jnp.take_along_axis(logits, completions[..., None], axis=-1)[..., 0]  # [N, T]
+    return chosen.astype(jnp.float32) - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1), logits
+
+
+@functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
+def log_probs_of_state(graphdef, state, prompts, completions, **arguments):
+    """`completion_log_probs` of a model that was split."""
+
+    def one_pass(tokens):
+        return log_probs(nnx.merge(graphdef, state, copy=True), *tokens, **arguments)[0]
+
+    return jax.lax.map(one_pass, (prompts, completions))
+
+
+def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
+    """`log_probs` as a compiled program of its own, pass by pass and without the logits.
+
+    Args:
+        model: as there, and so are `arguments`.
+        prompts: int32 [passes, N, P].
+        completions: int32 [passes, N, T].
+
+    Returns:
+        float32 [passes, N, T].
+    """
+    return log_probs_of_state(*nnx.split(model), prompts, completions, **arguments)
+
+
+def entropy_of(logits: jax.Array) -> jax.Array:
+    """Entropy of the distribution with these logits [..., V], in nats: [...]."""
+    log_p = jax.nn.log_softmax(logits)
+    return -(jax.nn.softmax(log_p) * log_p).sum(axis=-1)
+
+
+def token_figures(mask, old_log_prob, sampler_log_prob, clipped, kl, logits) -> dict[str, jax.Array]:
+    """Figures of a gradient pass for the log, over the tokens that count.
+
+    Args:
+        mask: which tokens count [N, T].
+        old_log_prob: of the trainer before the updates of this step [N, T].
+        sampler_log_prob: of each token under the distribution it was drawn from [N, T].
+        clipped: whether the clip changes a token's term [N, T], bool.
+        kl: [N, T].
+        logits: [N, T, V].
+
+    Returns:
+        Sum and number [2] of `kl`, `clip_fraction`, `entropy` (nats) and `mismatch`,
+        |log pi - log pi_sampler| (nats); and the largest mismatch [], `mismatch_max`.
+    """
+    mismatch = jnp.abs(old_log_prob - sampler_log_prob)  # [N, T]
+    mask = mask.astype(bool)
+    per_token = {"kl": kl, "clip_fraction": clipped, "entropy": entropy_of(logits), "mismatch": mismatch}
+    sums = {name: jnp.where(mask, figure, 0.0).sum() for name, figure in per_token.items()}
+    counted = {name: jnp.stack([total, mask.sum().astype(total.dtype)]) for name, total in sums.items()}
+    return counted | {"mismatch_max": jnp.where(mask, mismatch, 0.0).max()}
+
+
+def mean_figures(figures: dict[str, jax.Array]) -> dict[str, float]:
+    """`token_figures` of all gradient passes of an update as one number each.
+
+    A mean of the passes' means would weigh few tokens like many. Where no token counts there is no mean, and
+    0 would pass for a figure.
+
+    Args:
+        figures: of one pass, or stacked over the passes: [passes, 2], and [passes].
+    """
+    means = {}
+    for name, values in jax.tree.map(np.asarray, figures).items():
+        if name == "mismatch_max":
+            means[name] = float(values.max())
+        else:
+            total, count = values.reshape(-1, 2).sum(axis=0)
+            means[name] = float(total / count) if count else math.nan
+    return means

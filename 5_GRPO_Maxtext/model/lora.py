@@ -1,0 +1,146 @@
+"""LoRA: the model stays as it is, and a small matrix product is trained beside each weight.
+
+    y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
+
+(Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix
+puts A and B into the MaxText model; the main script differentiates, updates and saves those two alone, and
+the frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
+
+A and B are made here, not by qwix (0.1.8). Its own way is a first run of the model. That draws the same A for
+every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names
+of W, which has one dimension more: the next pass would raise. qwix uses the A and B that it finds. Drop this
+when its own initialisation fits MaxText's Llama.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+
+from constants import lora_targets
+
+TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
+    "q_proj": "self_attention/query",
+    "k_proj": "self_attention/key",
+    "v_proj": "self_attention/value",
+    "o_proj": "self_attention/out",
+    "gate_proj": "mlp/wi_0",
+    "up_proj": "mlp/wi_1",
+    "down_proj": "mlp/wo",
+}
+
+
+class LoraProvider(qwix.LoraProvider):
+    """qwix's, whose sum x W + (alpha / r) x A B has the dtype of x.
+
+    A and B are kept in the dtype of the weights. Where that is float32 and activations are bfloat16, qwix's
+    sum, and with it every activation behind it, would be float32: twice the memory, and stacked layers
+    (SCAN_LAYERS=True) would not compile. Drop this when qwix rounds its sum.
+    """
+
+    def dot_general(self, lhs, *args, **kwargs):
+        """`jax.lax.dot_general` of an activation and a weight, with the LoRA product added."""
+        return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
+
+
+def add_lora(
+    adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, targets: str, seed: int
+) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
+    """A model with the weights of `adapter`, the very same arrays, and A and B beside those in `targets`.
+
+    Args:
+        adapter: `TunixMaxTextAdapter` around a MaxText Llama; left as it is.
+        mesh: of its weights; A and B are small, each device gets all of them.
+        config: its MaxText config.
+        rank: r.
+        alpha: A B is multiplied by alpha / r.
+        targets: LORA_TARGETS.
+        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), one per layer; B is 0.
+
+    Returns:
+        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` and
+        `kernel_lora_b`, in the dtype of the weights: for an array W [in, ...] A [in, r] and B [r, out]; for
+        stacked layers A [in, layer, r] and B [r, layer, out].
+    """
+    names = {TARGETS[name]: name for name in lora_targets(targets)}
+    provider = LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)
+    tokens = jnp.zeros((1, 1), jnp.int32)  # never used: no first run
+    base = qwix.apply_lora_to_model(adapter.base, provider, tokens, rngs=nnx.Rngs(0), skip_nnx_init=True)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    key = jax.random.key(seed)
+    for i, (path, module) in enumerate(nnx.iter_modules(base)):
+        name = names.get("/".join(map(str, path[-2:])))
+        if name is None:
+            continue
+        inner, *outer = module.kernel.shape
+        layers = (outer.pop(0),) if config.scan_layers else ()
+        if name == "o_proj":  # [heads, head_dim, embed]: the others have one axis of inputs
+            inner *= outer.pop(0)
+        a, b = (inner, *layers, rank), (rank, *layers, math.prod(outer))
+        draw = jax.nn.initializers.he_uniform(in_axis=0, batch_axis=tuple(range(1, len(a) - 1)))
+        dtype = module.kernel.dtype
+        for letter, value in (("a", draw(jax.random.fold_in(key, i), a, dtype)), ("b", jnp.zeros(b, dtype))):
+            setattr(module, f"kernel_lora_{letter}", nnx.LoRAParam(jax.device_put(value, everywhere)))
+    lora = nnx.clone(adapter)
+    lora.base = base
+    return lora, functools.partial(merge, scale=alpha / rank)
+
+
+def product(a, b, shape: Iterable[int], scale: float):
+    """scale * A B in the shape of its weight; NumPy or JAX arrays.
+
+    Args:
+        a: [in, r], or [in, layer, r] of stacked layers.
+        b: [r, out], or [r, layer, out].
+        shape: of the weight: its axes multiply to in * out; MaxText's layer axis is the second.
+        scale: alpha / r.
+    """
+    xp = np if isinstance(a, np.ndarray) else jnp
+    precision = {} if xp is np else {"precision": "highest"}  # a TPU would multiply in bfloat16
+    if a.ndim == 2:
+        return (xp.matmul(a, b, **precision) * scale).reshape(shape)
+    inner, layers, *outer = shape
+    stacked = xp.matmul(xp.moveaxis(a, 1, 0), xp.moveaxis(b, 1, 0), **precision)  # [layer, in, out]
+    return xp.moveaxis((stacked * scale).reshape(layers, inner, *outer), 0, 1)
+
+
+def merge(params: nnx.State, scale: float) -> nnx.State:
+    """The same parameters without A and B: W + scale * A B where they were, the others untouched.
+
+    Args:
+        params: `nnx.Param` state of a model from `add_lora`, or of its `base`.
+        scale: alpha / r.
+    """
+    leaves = dict(nnx.to_flat_state(params))
+    merged = {}
+    for path, weight in leaves.items():
+        *module, name = path
+        if isinstance(weight, nnx.LoRAParam):
+            continue
+        a, b = (leaves.get((*module, f"{name}_lora_{letter}")) for letter in "ab")
+        if a is not None:
+            value = weight.get_value()
+            added = product(a.get_value(), b.get_value(), value.shape, scale)
+            weight = weight.replace(value + added.astype(value.dtype))
+        merged[path] = weight
+    return nnx.from_flat_state(merged)
+
+
+def count_parameters(hf, rank: int, targets: str) -> int:
+    """Numbers in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
+    heads, kv_heads = (n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))
+    sizes = {  # in + out
+        "q_proj": hf.hidden_size + heads,
+        "k_proj": hf.hidden_size + kv_heads,
+        "v_proj": hf.hidden_size + kv_heads,
+        "o_proj": heads + hf.hidden_size,
+        "gate_proj": hf.hidden_size + hf.intermediate_size,
+        "up_proj": hf.hidden_size + hf.intermediate_size,
+        "down_proj": hf.intermediate_size + hf.hidden_size,
+    }
+    return hf.num_hidden_layers * rank * sum(sizes[name] for name in lora_targets(targets))

@@ -1,0 +1,573 @@
+"""Generation with the very model that is being trained: MaxText decoding as compiled programs.
+
+On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix accepts any `BaseRollout`, and
+its own 'vanilla' one cannot drive a MaxText model. A call is two programs:
+
+    prefill   all tokens of the prompts in a single forward pass, which fills their half of the KV cache;
+              each prompt once, however many answers are drawn to it
+    decode    one token per step for all rows, until every row has ended
+
+Three things differ from Tunix's vanilla sampler. Each would spoil learning silently:
+
+    end of sequence    stays in the completion: otherwise it is never trained, and answers never learn to stop
+    random key         depends on the training step: otherwise every step samples the same, or a resumed run
+                       samples differently
+    log-probs          use the sampling temperature: otherwise the ratio of the first inner update is not 1
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+from maxtext.common.common_types import (
+    CACHE_BATCH,
+    CACHE_BATCH_PREFILL,
+    MODEL_MODE_AUTOREGRESSIVE,
+    MODEL_MODE_PREFILL,
+)
+from maxtext.utils import model_creation_utils
+from tunix.generate.sampler import sample_top_p
+from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
+
+from model import faster_on_cpu, llama
+from model.log_probs import completion_log_probs
+
+GENERATION_CONFIGS = {
+    "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
+    "standard": dict(temperature=0.7, top_k=50, top_p=0.95),
+    "liberal": dict(temperature=0.85, top_k=-1, top_p=1.0),
+}
+
+
+def rollout_config(
+    sampling: dict[str, float], *, prompt_tokens: int, new_tokens: int, **changes: Any
+) -> RolloutConfig:
+    """Tunix's `RolloutConfig`.
+
+    Args:
+        sampling: temperature, top_k and top_p, such as an entry of GENERATION_CONFIGS.
+        prompt_tokens: P, the longest prompt.
+        new_tokens: T, the longest answer.
+        changes: further fields.
+    """
+    return RolloutConfig(
+        **sampling,
+        max_prompt_length=prompt_tokens,
+        max_tokens_to_generate=new_tokens,
+        kv_cache_size=prompt_tokens + new_tokens,
+        **changes,
+    )
+
+
+def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:
+    """Rows of at most `width` values as an array [N, width], `fill` behind them."""
+    padded = np.full((len(rows), width), fill, dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded
+
+
+def batch_axis(variable: nnx.Variable) -> int:
+    """Which axis of an array in MaxText's KV cache counts the rows; -1 if none does."""
+    names = variable.get_metadata("out_sharding")
+    return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
+
+
+class Kind(NamedTuple):
+    """A way to draw a token; the temperature is an argument of the program instead."""
+
+    greedy: bool
+    top_p: float
+    top_k: int
+
+
+def kind_of(temperature: float, top_p: float, top_k: int) -> Kind:
+    """The kind of sampling with these numbers."""
+    return Kind(temperature == 0.0, top_p, top_k)
+
+
+def sample(
+    logits: jax.Array, t, key: jax.Array, temperature, kind, kinds: tuple[Kind, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Token t of each row, from logits [B, V], and its log-prob as it was drawn: [B], [B].
+
+    Args:
+        t: counts the tokens of an answer.
+        key: of the call.
+        temperature: of the sampling.
+        kind: which of `kinds`, traced: training and both evaluations share one program.
+        kinds: static.
+    """
+
+    def draw(kind: Kind):
+        if kind.greedy:
+            return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
+
+        def drawn():
+            noise = jax.random.fold_in(key, t)
+            top_k = min(kind.top_k, logits.shape[-1])  # a vocabulary may be smaller
+            token = sample_top_p(logits[:, None], noise, temperature, kind.top_p, top_k)[0]
+            return token, sampled_log_prob(logits, token, temperature, kind.top_p, top_k)
+
+        return drawn
+
+    return jax.lax.switch(kind, [draw(kind) for kind in kinds])
+
+
+def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
+    """Log-prob of a token under what was left of the distribution after top-k and top-p, renormalised.
+
+    Tunix's `sample_top_p` can return the log-prob before the cut, which hides the very difference that
+    SAMPLER_CORRECTION is for.
+
+    Args:
+        logits: [B, V].
+        token: int32 [B], drawn by `sample_top_p` with the same arguments.
+        temperature: of the sampling.
+        top_p: probability mass that is kept (1 = all).
+        top_k: number of tokens that are kept (-1 = all).
+
+    Returns:
+        float32 [B].
+    """
+    scaled = logits.astype(jnp.float32) / temperature  # [B, V]
+    kept = scaled
+    if top_k > 0 or top_p < 1:
+        kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])  # [B, K], largest first
+        probs = jax.nn.softmax(kept)
+        kept = jnp.where(jnp.cumsum(probs, axis=-1) - probs > top_p, -jnp.inf, kept)
+    drawn = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
+    return drawn - jax.nn.logsumexp(kept, axis=-1)
+
+
+class MaxTextRollout(BaseRollout):
+    """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
+
+    Args:
+        rollout_actor: `TunixMaxTextAdapter` around the actor; Tunix passes the one it trains.
+        tokenizer: Tunix's `TokenizerAdapter` of a Hugging Face tokenizer with a pad token of its own.
+        mesh: device mesh of the actor.
+        rollout_config: Tunix's `RolloutConfig` of the training rollouts.
+        maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
+            `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
+        prompt_config: the same with as many rows R as a prompt pass has (None = B).
+        hf: the checkpoint's config, for the rotary scaling.
+        current_step: returns the training step; the sampling key of a step is a function of it.
+        seed: sampling seed of the whole run.
+        logits_clip: largest absolute logit, as in training (0 = off).
+        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
+    """
+
+    def __init__(
+        self,
+        rollout_actor,
+        tokenizer,
+        mesh: jax.sharding.Mesh,
+        rollout_config: RolloutConfig,
+        *,
+        maxtext_config,
+        hf,
+        prompt_config=None,
+        current_step: Callable[[], int],
+        seed: int,
+        logits_clip: float = 0.0,
+        merge: Callable[[nnx.State], nnx.State] | None = None,
+    ):
+        self._actor = rollout_actor
+        self._tokenizer = tokenizer
+        self._mesh = mesh
+        self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
+        self._config = maxtext_config
+        self._current_step = current_step
+        self._seed = seed
+        self._logits_clip = logits_clip
+        self._merge = jax.jit(merge) if merge else None
+        self._last_step, self._calls = None, 0
+        self._prompt_rows = (prompt_config or maxtext_config).global_batch_size_to_load
+        self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
+        self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
+        self._rest = jax.tree.map(llama.unused_random_state, rest)
+        settings = [dict(temperature=rollout_config.temperature, top_p=rollout_config.top_p,
+                         top_k=rollout_config.top_k), *GENERATION_CONFIGS.values()]  # fmt: skip
+        self._kinds = tuple(dict.fromkeys(kind_of(**setting) for setting in settings))
+        self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
+        self._decode = jax.jit(self._decode_all, static_argnames=("kinds", "max_tokens"), out_shardings=whole)
+        self._first = jax.jit(sample, static_argnames="kinds")
+        self._next = jax.jit(self._column, static_argnames="kinds", donate_argnames="cache")
+
+    def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+        """A module with the actor's layers and a KV cache, but without weights of its own: its structure.
+
+        `eval_shape` builds it without allocating anything.
+        """
+        with self._mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+            decoder = nnx.eval_shape(
+                lambda: model_creation_utils.from_config(
+                    config,
+                    mesh=self._mesh,
+                    model_mode=MODEL_MODE_AUTOREGRESSIVE,
+                    rngs=nnx.Rngs(params=0, dropout=1),
+                )
+            )
+        llama.use_rope_scaling(decoder, hf)
+        faster_on_cpu.adapt(decoder, self._mesh)
+        graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
+        return graphdef, cache, rest
+
+    def _forward(self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None):
+        """Logits [rows, V] of the last position, and the KV cache with these tokens in it.
+
+        That of padding is -inf: drawn, it would be taken for the end of the answer, and the rest be lost.
+        """
+        state = jax.tree.map(lambda x: x, empty)
+        nnx.replace_by_pure_dict(state, cache)
+        model = nnx.merge(graphdef, params, state, rest, copy=True)
+        logits = model(
+            decoder_input_tokens=tokens,
+            decoder_positions=positions,
+            decoder_segment_ids=segment_ids,
+            enable_dropout=False,
+            model_mode=mode,
+        )[:, -1]
+        if self._logits_clip:  # otherwise another policy would be trained than answers
+            logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
+        logits = logits.at[..., self.pad_id()].set(-jnp.inf)
+        # a pure dict, not nnx states: only arrays may be carried through `while_loop`
+        return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
+
+    def _prompt_pass(self, params, rest, prompts):
+        """The prompts through the model.
+
+        Args:
+            params: the actor's `nnx.Param` state.
+            rest: the remaining (random-number) state of the decoder.
+            prompts: int32 [R, P], left-padded.
+
+        Returns:
+            Logits [R, V] of the answers' first token, and the KV cache of R rows.
+        """
+        mask = prompts != self.pad_id()  # [R, P]
+        # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [R, P]
+        empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache))
+        return self._forward(
+            self._prompt_graphdef, self._prompt_cache, params, rest, empty, prompts, positions,
+            MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32),
+        )  # fmt: skip
+
+    def _spread_rows(self, passes, rows):
+        """What the prompt passes gave, one row for each answer.
+
+        Args:
+            passes: from `_prompt_pass`, one after the other.
+            rows: int32 [B], which row of all passes an answer's prompt is.
+
+        Returns:
+            Logits [B, V], and the KV cache of B rows.
+        """
+        axes = nnx.traversals.unflatten_mapping(
+            {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
+        )
+
+        def spread(axis, *parts):
+            return parts[0] if axis < 0 else jnp.concatenate(parts, axis).take(rows, axis)
+
+        logits, caches = zip(*passes)
+        return jnp.concatenate(logits)[rows], jax.tree.map(spread, axes, *caches)
+
+    def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
+        """Logits [B, V] of the first tokens and the KV cache, of prompts [B, P]: each of them once."""
+        R = self._prompt_rows
+        if len(prompts) == R:
+            return self._prefill(params, self._rest, prompts)
+        different, rows = np.unique(prompts, axis=0, return_inverse=True)
+        passes = [
+            self._prefill(params, self._rest, self._fill_up(different[start : start + R], R))
+            for start in range(0, len(different), R)
+        ]
+        return self._spread(passes, rows.astype(np.int32))
+
+    def _begin(self, cache, logits, lengths, key, temperature, kind, kinds, max_tokens):
+        """The first token of each answer; what `_decode_step` carries.
+
+        Args:
+            cache: of the prompts.
+            logits: [B, V].
+            lengths: of the prompts, int32 [B].
+            key: PRNG key; token t is drawn with `fold_in(key, t)`.
+            temperature, kind, kinds: as in `sample`.
+            max_tokens: T, static.
+
+        Returns:
+            t, cache, token [B], done [B], tokens [B, T], their log-probs [B, T], prompt lengths [B].
+        """
+        pad_id = self.pad_id()
+        token, log_prob = sample(logits, 0, key, temperature, kind, kinds)
+        # A row of padding alone only fills up the batch: it is done before it starts.
+        token = jnp.where(lengths == 0, pad_id, token).astype(jnp.int32)
+        done = (token == self.eos_id()) | (lengths == 0)
+        tokens = jnp.full((len(lengths), max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
+        log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
+        return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
+
+    def _column(self, params, rest, cache, token, lengths, t, key, temperature, kind, kinds):
+        """Token t of each row and its log-prob, drawn behind the tokens [B] of column t - 1; the cache."""
+        positions = lengths[:, None] + t - 1  # [B, 1]
+        logits, cache = self._forward(
+            self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
+            MODEL_MODE_AUTOREGRESSIVE,
+        )  # fmt: skip
+        return *sample(logits, t, key, temperature, kind, kinds), cache
+
+    def _decode_step(self, params, rest, key, temperature, kind, kinds, carry):
+        """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
+        t, cache, token, done, tokens, log_probs, lengths = carry
+        token, log_prob, cache = self._column(
+            params, rest, cache, token, lengths, t, key, temperature, kind, kinds
+        )
+        token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
+        tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
+        return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
+
+    def _decode_all(
+        self, params, rest, cache, logits, lengths, key, temperature, kind, kinds, max_tokens
+    ) -> tuple[jax.Array, jax.Array]:
+        """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
+
+        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them.
+        """
+        *_, tokens, log_probs, _ = jax.lax.while_loop(
+            lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
+            lambda carry: self._decode_step(params, rest, key, temperature, kind, kinds, carry),
+            self._begin(cache, logits, lengths, key, temperature, kind, kinds, max_tokens),
+        )
+        return tokens, log_probs
+
+    def _drawing(self, config: RolloutConfig) -> dict[str, Any]:
+        """Temperature, kind and kinds of a `RolloutConfig`, as `_decode` takes them."""
+        kind = kind_of(config.temperature, config.top_p, config.top_k)
+        if kind not in self._kinds:  # compiles anew
+            self._kinds += (kind,)
+        return dict(temperature=config.temperature, kind=self._kinds.index(kind), kinds=self._kinds)
+
+    def _weights(self) -> nnx.State:
+        """`nnx.Param` state of the plain model that decodes."""
+        params = nnx.state(self._actor.base, nnx.Param)
+        return self._merge(params) if self._merge else params
+
+    def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
+        """Prompts as int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
+        ids_of = {p: self._tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
+        longest = max(len(ids) for ids in ids_of.values())
+        if longest > P:
+            raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
+        padded = np.full((len(prompts), P), self.pad_id(), np.int32)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[P - len(ids_of[prompt]) :] = ids_of[prompt]
+        return padded
+
+    def _fill_up(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """At most `count` rows as so many, the rest padding: one shape, one compilation."""
+        return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
+
+    def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
+        """Samples one completion for each prompt.
+
+        Args:
+            prompts: texts, chat template already applied.
+            rollout_config: temperature, top_p, top_k, max_tokens_to_generate, max_prompt_length. With
+                `seed=None` (training) the key is a function of (run seed, step, call within the step).
+
+        Returns:
+            `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token, `logprobs` are of the
+            distribution they were drawn from (temperature, top-k and top-p applied).
+
+        Raises:
+            ValueError: a prompt is longer than `max_prompt_length` tokens.
+        """
+        padded = self.encode(prompts, rollout_config.max_prompt_length)
+        key, drawing = self.key(rollout_config.seed), self._drawing(rollout_config)
+        B, params = self.rows, self._weights()
+        chunks = []
+        with self._axes():
+            for i, start in enumerate(range(0, len(padded), B)):
+                rows = self._fill_up(padded[start : start + B], B)
+                logits, cache = self._prompts_done(params, rows)
+                drawn = self._decode(
+                    params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
+                    **drawing, max_tokens=rollout_config.max_tokens_to_generate,
+                )  # fmt: skip
+                chunks.append(jax.tree.map(np.asarray, drawn))
+        tokens, log_probs = (np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True))
+        lengths = (tokens != self.pad_id()).sum(axis=1)
+        completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
+        return RolloutOutput(
+            text=self._tokenizer.batch_decode(completions, skip_special_tokens=True),
+            logits=None,
+            tokens=completions,
+            left_padded_prompt_tokens=padded,
+            logprobs=[row[:n] for row, n in zip(log_probs, lengths, strict=True)],
+        )
+
+    def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
+        """Yields the completion of one prompt piece by piece, as soon as a token makes one.
+
+        The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
+        """
+        key = jax.random.fold_in(self.key(rollout_config.seed), 0)
+        columns = self.token_by_token([prompt], rollout_config, key)
+        tokens, said = [], ""
+        for _ in range(rollout_config.max_tokens_to_generate):
+            token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)
+            tokens.append(int(token[0]))
+            # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
+            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            over = tokens[-1] == self.eos_id() or len(tokens) == rollout_config.max_tokens_to_generate
+            if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
+                yield text[len(said) :]
+                said = text
+            if over:
+                return
+
+    def token_by_token(
+        self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
+    ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
+        """Draws one token for each prompt, is sent those that stand there, and so on, column by column.
+
+        Who walks decides what stands in a row: the token that was drawn, or one of the world's (turns.py).
+        The KV cache is kept from column to column.
+
+        Args:
+            prompts: at most `rows` texts, as in `generate`.
+            rollout_config: as in `generate`.
+            key: token t is drawn with `fold_in(key, t)`.
+
+        Yields:
+            The tokens drawn, int32 [N], and their log-probs, float32 [N]; wants int32 [N] sent.
+        """
+        prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
+        drawing, lengths = self._drawing(rollout_config), self._lengths(prompt_ids)
+        params, t = self._weights(), 0
+        with self._axes():
+            logits, cache = self._prompts_done(params, prompt_ids)
+            token, log_prob = self._first(logits, t, key, **drawing)
+        while True:
+            stands = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
+            t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
+            fed[: len(prompts)] = stands
+            with self._axes():  # left while the caller has the word
+                token, log_prob, cache = self._next(
+                    params, self._rest, cache, fed, lengths, t, key, **drawing
+                )
+
+    @contextlib.contextmanager
+    def _axes(self) -> Iterator[None]:
+        """Inside the block jax computes on the actor's mesh, by the actor's axis rules."""
+        with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
+            yield
+
+    def _lengths(self, prompts: np.ndarray) -> np.ndarray:
+        """Tokens of left-padded prompts [B, P]: int32 [B]."""
+        return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
+
+    def key(self, seed: jax.Array | None) -> jax.Array:
+        """`seed`, or the key of this call: of the run's seed, the training step, and the call in the step."""
+        if seed is not None:
+            return seed
+        step = self._current_step()
+        # Tunix may ask several times in one step (micro-batches): each call has its own key.
+        self._calls = self._calls + 1 if step == self._last_step else 0
+        self._last_step = step
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
+
+    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
+        """Log-probs [B, T] of the completions under the current weights, at the step's temperature."""
+        return completion_log_probs(
+            self._actor, prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
+            temperature=self._rollout_config.temperature, logits_clip=self._logits_clip,
+        )[0]  # fmt: skip
+
+    def update_params(self, params, filter_types=None) -> None:
+        """Nothing to do: the model that decodes is the actor itself."""
+
+    @property
+    def rows(self) -> int:
+        """B, rows of one call."""
+        return self._config.global_batch_size_to_load
+
+    @property
+    def tokenizer(self):
+        """Tunix's adapter of the tokenizer."""
+        return self._tokenizer
+
+    def pad_id(self) -> int:
+        """Id of the padding token."""
+        return self._tokenizer.pad_id()
+
+    def eos_id(self) -> int:
+        """Id of the end-of-sequence token."""
+        return self._tokenizer.eos_id()
+
+    def model(self):
+        """The model whose weights generate: the actor itself."""
+        return self._actor
+
+
+class OneStepAhead:
+    """Answers that are one step old: while a step trains on its own, the next step's are being drawn.
+
+    vLLM has weights of its own, and draws beside the training. `MaxTextRollout` shares the trainer's, which
+    the update gives away: there a step's draw ends before its update begins.
+
+    Args:
+        cluster: Tunix's.
+        batches: of questions, by step.
+        c: the constants of the run.
+        saved: from `to_json`, where a run goes on.
+    """
+
+    def __init__(self, cluster, batches, c, saved: dict[str, Any] | None):
+        self._cluster, self._batches, self._num_generations = cluster, batches, c.NUM_GENERATIONS
+        self._drawer = futures.ThreadPoolExecutor(max_workers=1)
+        self._ahead: futures.Future | None = None
+        if saved:
+            arrays = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
+            prompts = np.array(saved["left_padded_prompt_tokens"], np.int32)
+            self._ahead = futures.Future()
+            self._ahead.set_result(
+                RolloutOutput(text=saved["text"], logits=None, left_padded_prompt_tokens=prompts, **arrays)
+            )
+
+    def take(self, step: int, prompts: list[str]) -> RolloutOutput:
+        """The answers of step `step`, counted from 0; those of the next one are begun."""
+        drawn = self._ahead.result() if self._ahead else self._cluster.generate(prompts)
+        self._ahead = None
+        if step + 1 < len(self._batches):
+            following = np.repeat(self._batches[step + 1]["prompts"], self._num_generations).tolist()
+            self._ahead = self._drawer.submit(self._cluster.generate, following)
+            if isinstance(self._cluster.rollout, MaxTextRollout):
+                self.wait()
+        return drawn
+
+    def wait(self) -> None:
+        """Until the answers ahead are drawn."""
+        futures.wait([self._ahead] if self._ahead else [])
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The answers ahead, for a checkpoint: the weights that drew them are gone when a run goes on."""
+        if not self._ahead:
+            return None
+        output = self._ahead.result()
+        return {
+            "text": output.text,
+            "tokens": [np.asarray(row).tolist() for row in output.tokens],
+            "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
+            "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
+        }

@@ -1,0 +1,313 @@
+"""Turns: the model acts, a world answers, the model acts again; an episode is one row of tokens.
+
+    prompt | down <end> | row 2 column 1 | right <end> | row 2 column 2 | ...
+             the model's  the world's      the model's   the world's
+
+The world's tokens are fed into the KV cache and never drawn, the model reads them and is not trained on them.
+A row has no padding between turns: the log-probs of its tokens are those of one pass over it. What was drawn
+is never turned into text and back, which could make other tokens of it.
+
+ENVIRONMENT names a Python file with a class `Environment`; one is made for each answer, without arguments.
+Its words are Gymnasium's, in text:
+
+    reset(question, rng) -> observation                          what follows the prompt (mostly nothing)
+    step(action) -> observation, reward, terminated, truncated
+    STOP = ""                                                    where an action ends
+
+`rng` is a NumPy generator of the answer's own: a resumed run draws the same. With STOP empty an action ends
+with the end-of-sequence token, and the observation is the user's next message in the tokenizer's chat
+template. With a STOP such as "</calc>" an action also ends there, and the observation follows as it is, in
+the same message; the end-of-sequence token then ends the episode.
+"""
+
+import contextlib
+import functools
+import itertools
+import numbers
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
+
+from settings import UserError, find_path
+from task.run_grader import MAX_REWARD, load_file, place_of
+
+WORLD_SECONDS = 10  # that a world may take for one answer
+WORDS = "<first>", "<action>", "<observation>"  # stand in a chat template for what is said
+
+
+class Episode(str):
+    """What was said in an episode, the world's words included, and what it was worth.
+
+    Attributes:
+        turn: of each token the turn it belongs to, counted from 0; -1 for the world's.
+        to_go: of each turn the discounted rewards from there to the end; at least one turn.
+        rewards: of each action that the world has answered.
+        terminated: whether the world ended it; else it was cut off.
+    """
+
+    turn: list[int]
+    to_go: list[float]
+    rewards: list[float]
+    terminated: bool
+
+    def __new__(cls, text: str, **told):
+        """The text, with the attributes."""
+        episode = super().__new__(cls, text)
+        vars(episode).update(told)
+        return episode
+
+    @property
+    def right(self) -> bool:
+        """Whether the world ended it with a reward above 0."""
+        return self.terminated and self.rewards[-1] > 0
+
+
+# %% The world ----------------------------------------------------------------------------------------------
+@functools.cache
+def load(environment: str) -> type:
+    """The class `Environment` of a file.
+
+    Raises:
+        UserError: no such file, it does not run, or it has no such class.
+    """
+    module = load_file(find_path(environment).resolve(), "ENVIRONMENT")
+    kind = getattr(module, "Environment", None)
+    if not (isinstance(kind, type) and all(callable(getattr(kind, name, 0)) for name in ("reset", "step"))):
+        raise UserError(
+            f"ENVIRONMENT={environment}: has no class Environment with reset and step; write one "
+            "(docs/turns.md has one of twenty lines)"
+        )
+    return kind
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in a block of the main thread that takes longer, by a Unix signal."""
+
+    def end(number, frame):
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    old = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+@contextlib.contextmanager
+def guarded(environment: str, call: str) -> Iterator[None]:
+    """What a world raises, or does not answer in time, as one line of UserError."""
+    try:
+        with time_limit(WORLD_SECONDS):
+            yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())[:200]
+        fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
+        raise UserError(f"{fault}{place_of(error)}") from error
+
+
+def ask_world(environment: str, call: str, answer):
+    """What `answer()`, a world's `reset` or `step`, gives, if it is what the interface says.
+
+    Raises:
+        UserError: it raised, took too long, or gave something else.
+    """
+    with guarded(environment, call):
+        given = answer()
+    faulty = f"ENVIRONMENT={environment}: {call} returned"
+    if call == "reset":
+        given = (given, 0.0, False, False)
+    if not isinstance(given, tuple) or len(given) != 4:
+        raise UserError(f"{faulty} {given!r:.60}; return observation, reward, terminated, truncated")
+    observation, reward, *ends = given
+    if not isinstance(observation, str):
+        raise UserError(f"{faulty} the observation {observation!r:.60}; return a text")
+    if not isinstance(reward, numbers.Real) or not abs(reward) <= MAX_REWARD:
+        raise UserError(
+            f"{faulty} the reward {reward!r:.60}; return a finite number of at most {MAX_REWARD:.0e}"
+        )
+    if not all(isinstance(end, (bool, np.bool_)) for end in ends):
+        raise UserError(f"{faulty} terminated, truncated = {ends!r:.60}; return True or False for each")
+    return observation, float(reward), *ends
+
+
+def around_observation(tokenizer) -> tuple[str, str]:
+    """What the chat template writes between an action's end and the next: before and after the observation.
+
+    Raises:
+        UserError: it drops what was said.
+    """
+    said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
+    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    if not all(word in text for word in WORDS):
+        raise UserError(
+            "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give the "
+            "Environment a STOP"
+        )
+    before, _, after = text.partition(WORDS[1])[2].partition(WORDS[2])
+    end = tokenizer.decode([tokenizer.eos_id()])
+    return before.removeprefix(end), after  # the end is the model's own token, and already there
+
+
+# %% Walking ------------------------------------------------------------------------------------------------
+class Walker:
+    """An episode that is being walked: takes the token drawn for each column, says which one stands there.
+
+    Args:
+        c: the constants of the run.
+        tokenizer: Tunix's adapter.
+        stop: of the Environment.
+        around: from `around_observation`; None with a `stop`.
+        limit: T, tokens.
+        question: from the data.
+        rng: the world's.
+    """
+
+    def __init__(self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng):
+        self.c, self.tokenizer, self.stop, self.around, self.limit = c, tokenizer, stop, around, limit
+        self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
+        self.action, self.fed = [], deque()
+        self.over = self.terminated = False
+        with guarded(c.ENVIRONMENT, "Environment()"):
+            self.world = load(c.ENVIRONMENT)()
+        first, *_ = ask_world(c.ENVIRONMENT, "reset", lambda: self.world.reset(question, rng))
+        if first:
+            self.hear(first, first)
+        if self.over:
+            raise UserError(
+                f"TOTAL_GENERATION_STEPS={limit}: ENVIRONMENT={c.ENVIRONMENT} fills it at reset; raise it"
+            )
+
+    def take(self, token: int, log_prob: float) -> int:
+        """The token that stands in the next column of the row; padding if the episode is over.
+
+        Args:
+            token: that was drawn for it; thrown away where the world has something to say.
+            log_prob: of `token`.
+        """
+        if self.over:
+            return self.tokenizer.pad_id()
+        mine = not self.fed
+        if not mine:
+            token, log_prob = self.fed.popleft(), 0.0
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        self.turn.append(len(self.rewards) if mine else -1)
+        if mine:
+            self.action.append(token)
+            ends = token == self.tokenizer.eos_id()
+            if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
+                self.act(ends)
+        self.over |= len(self.tokens) == self.limit
+        return token
+
+    def act(self, ends: bool) -> None:
+        """The world answers the action; `ends` says that it ended with the end-of-sequence token."""
+        text = self.tokenizer.decode(self.action, skip_special_tokens=True)
+        self.said.append(text)
+        self.action = []
+        observation, reward, self.terminated, truncated = ask_world(
+            self.c.ENVIRONMENT, "step", lambda: self.world.step(text)
+        )
+        self.rewards.append(reward)
+        self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
+        self.over |= bool(self.stop and ends)
+        if not self.over:
+            self.hear(observation, observation if self.stop else observation.join(self.around))
+
+    def hear(self, observation: str, text: str) -> None:
+        """Queues the world's tokens; one too many for the row cuts the episode off."""
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        if self.tokenizer.pad_id() in tokens:
+            raise UserError(
+                f"ENVIRONMENT={self.c.ENVIRONMENT}: the observation {observation!r:.60} has the padding "
+                "token in it; say it in other words"
+            )
+        if len(self.tokens) + len(tokens) >= self.limit:
+            self.over = True
+            return
+        self.said.append(observation)
+        self.fed.extend(tokens)
+
+    def episode(self) -> Episode:
+        """What has come of it."""
+        if self.action:  # cut off in the middle
+            self.said.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
+        rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))  # of that action: none
+        to_go = [*itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)]
+        return Episode(
+            ("" if self.stop else "\n").join(self.said),
+            turn=self.turn, to_go=to_go[::-1], rewards=self.rewards, terminated=bool(self.terminated),
+        )  # fmt: skip
+
+
+def walk(
+    c, rollout, prompts: Sequence[str], questions: Sequence[str], config: RolloutConfig
+) -> RolloutOutput:
+    """Walks an episode of ENVIRONMENT from each prompt.
+
+    Args:
+        c: the constants of the run.
+        rollout: a `MaxTextRollout`.
+        prompts: texts, chat template already applied.
+        questions: from the data, one for each prompt; they go to `reset`.
+        config: as for `rollout.generate`.
+
+    Returns:
+        As `rollout.generate`, with the world's tokens among `tokens` (their `logprobs` are 0) and an
+        `Episode` for each text.
+
+    Raises:
+        UserError: the world is at fault.
+    """
+    tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
+    stop = getattr(load(c.ENVIRONMENT), "STOP", "")
+    around, key = None if stop else around_observation(tokenizer), rollout.key(config.seed)
+    walkers = []
+    for start in range(0, len(prompts), rollout.rows):
+        part = slice(start, start + rollout.rows)
+        drawn_by = jax.random.fold_in(key, start)
+        seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(len(prompts[part]))
+        rows = [
+            Walker(c, tokenizer, stop, around, limit, question, np.random.default_rng(seed))
+            for question, seed in zip(questions[part], seeds, strict=True)
+        ]
+        columns = rollout.token_by_token(prompts[part], config, drawn_by)
+        stands = None
+        while not all(row.over for row in rows):
+            drawn = zip(*(x.tolist() for x in columns.send(stands)), strict=True)
+            stands = np.array([row.take(*token) for row, token in zip(rows, drawn, strict=True)])
+        walkers += rows
+    return RolloutOutput(
+        text=[row.episode() for row in walkers],
+        logits=None,
+        tokens=[np.array(row.tokens, np.int32) for row in walkers],
+        left_padded_prompt_tokens=rollout.encode(prompts, config.max_prompt_length),
+        logprobs=[np.array(row.log_probs, np.float32) for row in walkers],
+    )
+
+
+# %% What a step knows of its answers -----------------------------------------------------------------------
+def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
+    """Of each token the turn it belongs to, int32 [N, width]: -1 for the world's, and for padding.
+
+    An answer without a world is one turn, 0.
+    """
+    turns = np.full((len(output.text), width), -1, np.int32)
+    for row, text, tokens in zip(turns, output.text, output.tokens, strict=True):
+        row[: len(tokens)] = getattr(text, "turn", 0)
+    return turns
+
+
+def ended(output: RolloutOutput, eos_id: int) -> np.ndarray:
+    """Whether the world ended an episode, or an answer has an end-of-sequence token: bool [N]."""
+    pairs = zip(output.text, output.tokens, strict=True)
+    return np.array([getattr(text, "terminated", eos_id in tokens) for text, tokens in pairs])

@@ -1,0 +1,199 @@
+"""Every answer of some steps, and what the update did to each of its tokens: RUN_DIR/answers.jsonl.
+
+One line per question of a kept step; `report.html` shows the same. Where a number has a token's index, it is
+one per token, the end-of-sequence token included:
+
+    {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
+     "temperature": 1.0,
+     "tokens_in_step": 1893, "completions_in_step": 128,   what the loss of the whole step counts
+     "completions": [{
+        "text": ..., "tokens": ids, "pieces": their texts,
+        "points": {"check_answer": 3.0, ...}, "reward": their sum, "advantage": 0.71,
+        "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
+        "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
+
+An episode of ENVIRONMENT also has, per token, "turn" (-1: the world's) and "advantages", and its "rewards".
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model import devices
+from run.run_files import read_lines
+from settings import write_whole
+from task.questions import GRADED_COLUMNS
+
+DECIMALS = 5  # of log-probs and advantages; the ratio of two then has an error of 1e-5
+CONTEXT = 8  # tokens before a token that can change its text: spaces, and the bytes of one character
+
+
+# %% Lines of a step ----------------------------------------------------------------------------------------
+def to_lines(rows: Sequence[dict[str, Any]]) -> str:
+    """One JSON line per row. ASCII: no control character of an answer reaches a terminal."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds the rows to a file of such lines."""
+    with open(path, "a", encoding="ascii") as file:
+        file.write(to_lines(rows))
+
+
+def keep_lines(path: Path, last_step: int) -> set[int]:
+    """Drops the rows of later steps, which a kill has undone and the run does again.
+
+    Returns:
+        The steps that are left.
+    """
+    rows = [row for row in read_lines(path) if row["step"] <= last_step]
+    if path.exists():
+        write_whole(path, to_lines(rows))
+    return {row["step"] for row in rows}
+
+
+def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; their sum is the text.
+
+    A token's text can depend on those before it. A token that holds only some bytes of a character adds
+    nothing, the one that completes it adds the character.
+    """
+    texts, start, said = [], 0, ""
+    for i in range(1, len(tokens) + 1):
+        text = decode(list(tokens[start:i]))
+        if text.endswith("\ufffd") and i < len(tokens) and i - start < 2 * CONTEXT:
+            texts.append("")
+            continue
+        texts.append(text[len(said) :])
+        if i - start >= CONTEXT:  # goes on from a token whose text is complete
+            start, text = i - 1, decode(list(tokens[i - 1 : i]))
+        said = text
+    return texts
+
+
+def question_rows(
+    tokenizer,
+    grader,
+    num_generations: int,
+    completions: np.ndarray,
+    graded: Mapping[str, Any],
+    *,
+    advantages: np.ndarray,
+    counts: np.ndarray,
+    log_prob: np.ndarray,
+    log_prob_after: np.ndarray | None = None,
+    log_prob_reference: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """The part of a line that describes a question and its answers, for each question.
+
+    Args:
+        tokenizer: Tunix's adapter.
+        grader: from `run_grader.make_grader`.
+        num_generations: G.
+        completions: int32 [N, T], right-padded; the G answers to a question side by side.
+        graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].
+        advantages: float [N], or [N, T].
+        counts: bool [N], whether the answer is in the loss.
+        log_prob: float [N, T]; so are the others.
+    """
+    tokens = [row[row != tokenizer.pad_id()].tolist() for row in completions]
+    per_token = {
+        "log_prob": log_prob, "log_prob_after": log_prob_after, "log_prob_reference": log_prob_reference,
+    }  # fmt: skip
+    correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
+    if advantages.ndim == 2:  # with RETURN_TO_GO an answer's is that of its first turn
+        per_answer = np.array(
+            [row[text.turn.index(0)] for row, text in zip(advantages, graded["completions"])]
+        )
+    else:
+        per_answer = advantages
+    answers = [
+        {
+            "text": text,
+            "tokens": tokens[i],
+            "pieces": token_texts(tokenizer.decode, tokens[i]),
+            "points": {name: float(points[i]) for name, points in graded["points"].items()},
+            "reward": float(graded["rewards"][i]),
+            "advantage": round(float(per_answer[i]), DECIMALS),
+            "correct": bool(correct[i]),
+            "correct_lenient": bool(lenient[i]),
+            "format_ok": grader.format_right(text),
+            "cut_off": not getattr(text, "terminated", tokenizer.eos_id() in tokens[i]),
+            "counts": bool(counts[i]),
+        }
+        | {
+            name: None if values is None else rounded(values[i, : len(tokens[i])])
+            for name, values in per_token.items()
+        }
+        | of_turns(text, advantages[i])
+        for i, text in enumerate(graded["completions"])
+    ]
+    return [
+        {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
+        | {"completions": answers[i : i + num_generations]}
+        for i in range(0, len(answers), num_generations)
+    ]
+
+
+def of_turns(text: str, advantage: np.ndarray) -> dict[str, Any]:
+    """What an answer with turns has beside the others; `advantage` is [], or [T]."""
+    if not hasattr(text, "turn"):
+        return {}
+    advantages = np.broadcast_to(advantage, max(len(text.turn), advantage.size))[: len(text.turn)]
+    own = np.array(text.turn) >= 0
+    return {"turn": text.turn, "rewards": text.rewards, "advantages": rounded(np.where(own, advantages, 0.0))}
+
+
+# %% Log of the answers -------------------------------------------------------------------------------------
+def keeps(c, step: int) -> bool:
+    """Whether the answers of a step, counted from 1, are kept: the first, the last, and every N-th."""
+    every = c.LOG_ANSWERS_EVERY
+    return every > 0 and (step in (1, c.NUM_BATCHES) or step % every == 0)
+
+
+def append_step(
+    path: Path, c, tokenizer, grader, drawn, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
+) -> None:
+    """Adds the lines of a step.
+
+    Args:
+        path: of answers.jsonl.
+        c: the constants of the run.
+        tokenizer: Tunix's adapter.
+        grader: of the run.
+        drawn: the main script's `Drawn`.
+        batch: its `Batch`.
+        row: of the log; gives step, beta and temperature.
+        log_prob: [passes, N / passes, T] by model: "before" the update, "after" it, "reference" or None.
+    """
+
+    def flat(x):  # [passes, n, ...] to NumPy [N, ...]
+        return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
+
+    mask = flat(batch.completion_mask)
+    rows = question_rows(
+        tokenizer,
+        grader,
+        c.NUM_GENERATIONS,
+        drawn.completion_ids,
+        {name: drawn.asked[name] for name in GRADED_COLUMNS}
+        | {"completions": drawn.texts, "points": drawn.points, "rewards": drawn.rewards},
+        advantages=flat(batch.advantages),
+        counts=mask.any(axis=1),
+        log_prob=flat(log_prob["before"]),
+        log_prob_after=flat(log_prob["after"]),
+        log_prob_reference=flat(log_prob["reference"]),
+    )
+    shared = {name: row[name] for name in ("step", "beta", "temperature")} | {
+        "tokens_in_step": int(mask.sum()),
+        "completions_in_step": int(mask.any(axis=1).sum()),
+    }
+    append_lines(path, [shared | line for line in rows])
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    """As a list for JSON; -0.0 becomes 0.0."""
+    return [round(float(value), DECIMALS) + 0.0 for value in values]

@@ -1,0 +1,187 @@
+"""Refuses constants that would fail later, or teach nothing without saying so.
+
+Names, types and ranges are checked by settings.py, where the constants are read. Nothing here imports jax:
+what is wrong with a setting is said before the imports. What needs the model or the devices is checked where
+they are known.
+"""
+
+import importlib.util
+import itertools
+
+from constants import LORA_TARGETS, lora_targets
+from settings import UserError
+from task import questions, run_grader
+
+VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
+FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
+
+
+def refuse(c) -> None:
+    """Checks every constant that can be judged without the model.
+
+    Args:
+        c: the constants of the main script.
+
+    Raises:
+        UserError: names the constant, its value and the remedy.
+    """
+    names(c)
+    combinations(c)
+    with_turns(c)
+    paths(c)
+    template(c)
+    rewards(c)
+
+
+def names(c) -> None:
+    """LORA_TARGETS and TOP_K, whose range no type can say."""
+    targets = lora_targets(c.LORA_TARGETS)
+    if not set(targets) <= set(LORA_TARGETS) or len(set(targets)) < len(targets):
+        raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(LORA_TARGETS)}")
+    if c.TOP_K != -1 and c.TOP_K < 1:
+        raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
+
+
+def combinations(c) -> None:
+    """Constants that contradict each other."""
+    vllm = c.ROLLOUT_ENGINE == "vllm"
+    length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
+    faults = {
+        f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}":
+            c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE,
+        f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
+        "second copy to move; set it to False": c.LORA_RANK and c.REFERENCE_OFFLOAD,
+        f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}; "
+        "it counts the last tokens before that limit": c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS,
+        f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers drawn a step ahead go neither with "
+        "ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
+        f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off":
+            c.OFF_POLICY_STEPS and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
+        f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same":
+            0 < c.EPSILON_HIGH < c.EPSILON,
+        f"TARGET_KL={c.TARGET_KL}: BETA=0 has no reference model; set BETA above 0":
+            c.TARGET_KL and not c.BETA,
+        f"TEACHER={c.TEACHER}: BETA=0 has no pull to it; set BETA=1": c.TEACHER and not c.BETA,
+        f"TEACHER={c.TEACHER}: the gradient of KL_LOSS_MODE=kl is 0 on average; set it to mse_kl":
+            c.TEACHER and c.KL_LOSS_MODE == "kl",
+        "ADVANTAGE=none: then only a teacher teaches; set TEACHER": c.ADVANTAGE == "none" and not c.TEACHER,
+        f"SAMPLER_WEIGHT={c.SAMPLER_WEIGHT}: SAMPLER_CORRECTION=0 weighs nothing; set it to 2":
+            c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
+        f"CURRICULUM=True: OFF_POLICY_STEPS={c.OFF_POLICY_STEPS} draws answers before it is known which "
+        "questions are chosen; switch one off": c.CURRICULUM and c.OFF_POLICY_STEPS,
+        "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
+            c.REFERENCE_OFFLOAD and not c.BETA,
+        f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
+        "stacked layers to vLLM, others would keep vLLM's random weights without a word":
+            vllm and not c.SCAN_LAYERS,
+        f"LOGITS_CLIP={c.LOGITS_CLIP}: vLLM draws from the logits as they are, another policy than the one "
+        "that would be trained; use 0, or set ROLLOUT_ENGINE=maxtext": vllm and c.LOGITS_CLIP,
+        f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
+        f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext":
+            vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
+        f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
+        f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of "
+        f"{FLASH_BLOCK}, or set ATTENTION=dot_product":
+            c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK,
+    }  # fmt: skip
+    for fault, holds in faults.items():
+        if holds:
+            raise UserError(fault)
+
+
+def with_turns(c) -> None:
+    """What does not go with ENVIRONMENT, or not without it."""
+    refused = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OFF_POLICY_STEPS": 0, "OVERLONG_BUFFER": 0}
+    for name, value in refused.items():
+        if c.ENVIRONMENT and getattr(c, name) != value:
+            raise UserError(
+                f"{name}={getattr(c, name)}: does not go with turns (ENVIRONMENT={c.ENVIRONMENT}); "
+                f"set {name}={value}"
+            )
+    if c.RETURN_TO_GO and (not c.ENVIRONMENT or c.ADVANTAGE != "group"):
+        raise UserError(
+            f"RETURN_TO_GO=True: judges turns (ENVIRONMENT={c.ENVIRONMENT or 'empty'}) against their group "
+            f"(ADVANTAGE={c.ADVANTAGE}); name an ENVIRONMENT, or set it to False"
+        )
+    if not c.ENVIRONMENT and "episode_return" in run_grader.reward_names(c.REWARDS):
+        raise UserError(f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT")
+
+
+def rewards_of(c) -> str:
+    """REWARDS; where it is empty and there is a world, what the world gives."""
+    return c.REWARDS or ("episode_return" if c.ENVIRONMENT else "")
+
+
+def paths(c) -> None:
+    """Files and folders, as far as their names tell."""
+    for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
+        if "gs://" in getattr(c, name):
+            raise UserError(
+                f"{name}={getattr(c, name)}: must be a local path, copy it here with `gcloud storage cp -r`; "
+                "only CHECKPOINT_DIR may be in a bucket"
+            )
+    tested = questions.parse_sources(c.TEST_DATASET, "TEST_DATASET") if c.TEST_DATASET else []
+    trained = questions.parse_sources(c.DATASET)
+    for (test, _), (train, _) in itertools.product(tested or trained, trained):
+        file, other = questions.source_file(test, "test"), questions.source_file(train, "train")
+        if file.exists() and other.exists() and file.samefile(other):
+            raise UserError(
+                f"TEST_DATASET={c.TEST_DATASET}: {file} is trained on, too (DATASET={c.DATASET}); give "
+                "a file of other questions"
+            )
+    if any(weight != 1 for _, weight in tested):
+        raise UserError(f"TEST_DATASET={c.TEST_DATASET}: every question is asked once; leave the weights out")
+
+
+def template(c) -> None:
+    """A TEMPLATE that leaves the question out would ask the same of the model every time."""
+    mark = "the question"
+    try:
+        fault = "" if mark in c.TEMPLATE.format(question=mark, system_prompt="") else "has no {question}"
+    except (LookupError, AttributeError, ValueError) as error:  # another name in braces; a brace alone
+        fault = f"{type(error).__name__} {error}"
+    if fault:
+        raise UserError(
+            f"TEMPLATE={c.TEMPLATE!r:.80}: {fault}; write {{question}} where the question belongs and "
+            "{system_prompt} for SYSTEM_PROMPT; other braces are written twice"
+        )
+
+
+def rewards(c) -> None:
+    """Rewards that are named twice, or want two forms of one answer."""
+    listed = run_grader.reward_names(c.REWARDS)
+    for name in listed:
+        if listed.count(name) > 1:
+            raise UserError(f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once")
+    names = set(listed)
+    think, reasoning = names & run_grader.WANT_THINK_TAGS, names & run_grader.WANT_REASONING_TAGS
+    if think and reasoning:
+        raise UserError(
+            f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
+            "choose one form"
+        )
+
+
+def model(c, hf) -> None:
+    """What only MODEL's config can tell.
+
+    Args:
+        c: the constants of the run.
+        hf: the config.
+
+    Raises:
+        UserError: more tokens to choose from than there are.
+    """
+    if hf.vocab_size < c.TOP_K:
+        raise UserError(
+            f"TOP_K={c.TOP_K}: MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
+        )
+
+
+def rollout_engine(c) -> None:
+    """Refuses vLLM where it is not installed; apart, because a dry run plans for another machine."""
+    if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "
+            "(requirements/tpu.txt), or set ROLLOUT_ENGINE=maxtext"
+        )

@@ -1,0 +1,231 @@
+"""DRY_RUN=True: will the run start, and will it fit? Everything that can be checked without training.
+
+That is: versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against
+the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be planned on any machine:
+
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
+    python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
+
+8 s on one core of an AMD EPYC, imports included.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import huggingface_hub
+import jax
+from etils import epath
+from maxtext.utils import maxtext_utils, model_creation_utils
+
+import settings
+from model import devices, llama, turns, versions
+from run import checkpoints, checks, memory, run_files, run_folder
+from settings import UserError, find_path, reachable
+from task import prompts, questions, run_grader, task_rewards
+
+
+# %% The checks, in the order of the run --------------------------------------------------------------------
+def dry_run(c, course: ModuleType) -> None:
+    """Checks everything that can be checked without training, prints what would happen, and changes nothing.
+
+    The 8 B model is planned on any machine. What only the TPU VM can tell (its chips, its disk, its packages)
+    is then checked against memory.SLICES, or reported as unchecked.
+
+    Args:
+        c: the constants of the run.
+        course: the module with the course's rewards, reward_func.py.
+
+    Raises:
+        UserError: the first thing that would stop the run.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(devices.all_hosts(c))  # first: jax cannot join them after it saw its devices
+        except UserError as error:
+            if on_target(c):
+                raise
+            print(f"hosts    unchecked ({error})")
+        if on_target(c):
+            checks.rollout_engine(c)
+        fits = check(c, course)
+    print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
+
+
+def check(c, course: ModuleType) -> str:
+    """The checks of `dry_run` after the hosts have met, and where it fits; arguments and errors as there."""
+    print(f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed")
+    folder, hf, source = find_model(c.MODEL, on_target(c))
+    c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
+    parameters = count_parameters(c, hf)
+    print(
+        f"model    {source}\n"
+        f"         {parameters:,} parameters, {hf.num_hidden_layers} layers, {c.DTYPE} over {c.WEIGHT_DTYPE}"
+    )
+    checks.model(c, hf)
+    if on_target(c):
+        devices.check_attention(c)
+    tokenizer = llama.load_tokenizer(folder) if folder else None
+    if tokenizer:
+        llama.check_teacher(c, tokenizer)
+    check_data(c, course, tokenizer)
+
+    sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
+    tokens = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+    print(
+        f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences, up to "
+        f"{sequences * tokens:,} tokens, in {passes} gradient pass(es)\n"
+        f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
+        f"{c.NUM_BATCHES * sequences:,} answers"
+    )
+    check_paths(c, memory.trained_parameters(c, hf, parameters))
+    return memory.plan_memory(c, hf, parameters)
+
+
+def on_target(c) -> bool:
+    """Whether this machine could be the one that trains: any for a small model, else one with TPU or GPU."""
+    return settings.is_small(c.MODEL) or jax.default_backend() != "cpu"
+
+
+# %% Model --------------------------------------------------------------------------------------------------
+def find_model(model: str, weights: bool):
+    """MODEL's config and tokenizer; its weights stay where they are.
+
+    Args:
+        model: MODEL.
+        weights: whether a folder has to hold weights and tokenizer, as it must where the run starts.
+
+    Returns:
+        The folder that holds its tokenizer (None: out of reach), the config, and where that came from.
+
+    Raises:
+        UserError: no such model, no access to it, not a Llama.
+    """
+    if find_path(model).is_dir():
+        folder, hf = llama.load_hf_config(model, weights)
+        if weights:
+            return folder, hf, f"{folder}"
+        missing = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
+        missing = [name for name, pattern in missing.items() if not list(folder.glob(pattern))]
+        source = f"{folder}" + (f": no {' and no '.join(missing)} in it, unchecked" if missing else "")
+        return (None if "tokenizer" in missing else folder), hf, source
+    if reachable(huggingface_hub.constants.ENDPOINT):
+        return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+    name, _, revision = model.partition("@")
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+    except huggingface_hub.errors.HFValidationError:  # a path rather than a name
+        cached = None
+    if isinstance(cached, str):
+        folder, hf, source = find_model(str(Path(cached).parent), weights)
+        return folder, hf, f"{model}, downloaded earlier to {source}"
+    published = memory.published_config(model)
+    if published is None:
+        raise UserError(
+            f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
+        )
+    source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+    return None, published, source
+
+
+def count_parameters(c, hf) -> int:
+    """Numbers in all weights of the MaxText model that MODEL becomes; nothing is allocated.
+
+    Raises:
+        UserError: MaxText refuses a constant.
+    """
+    config = llama.to_run_config(c, hf, ici_fsdp_parallelism=1, ici_tensor_parallelism=1)
+    mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
+    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    return llama.count_parameters(model)
+
+
+# %% Data ---------------------------------------------------------------------------------------------------
+def check_data(c, course: ModuleType, tokenizer) -> None:
+    """Questions, rewards, and how many prompts are short enough.
+
+    Args:
+        c: the constants of the run.
+        course: reward_func.py.
+        tokenizer: of MODEL; None if it is out of reach.
+
+    Raises:
+        UserError: bad data, no such reward, or no question that is short enough.
+    """
+    data = {}
+    try:
+        data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+    except questions.OutOfReach as error:
+        if on_target(c):
+            raise
+        print(f"data     unchecked ({error})")
+    rows = [row for read, _ in data.values() for row in read]
+    grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, rows)
+    if c.ENVIRONMENT:
+        turns.load(c.ENVIRONMENT)
+        print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")
+    if data and c.EVAL_EVERY:
+        (train, source), (validation, _) = data["train"], data["validation"]
+        held, train, held_source = questions.hold_out(train, validation, c.EVAL_QUESTIONS)
+        data |= {"train": (train, source), "validation": (held, held_source)}
+    questions.say_overlap({split: read for split, (read, _) in data.items()})
+    for split, (read, source) in data.items():
+        lengths = "lengths unchecked (no tokenizer)"
+        if tokenizer is not None and read:
+            kept = prompts.make_prompts(c, read, source, tokenizer, grader.think_tags, None)
+            lengths = f"{len(kept):,} of at most {c.MAX_PROMPT_LENGTH} tokens"
+        print(f"data     {split}: {len(read):,} questions of {source}, {lengths}")
+    print(f"rewards  {grader}")
+
+
+# %% Paths --------------------------------------------------------------------------------------------------
+def check_paths(c, trained: int) -> None:
+    """Whether RUN_DIR and CHECKPOINT_DIR can be written, and hold what the run will put there.
+
+    Args:
+        c: the constants of the run.
+        trained: how many numbers are trained.
+
+    Raises:
+        UserError: not writable, a bucket out of reach, another run's constants, too little space.
+    """
+    folder = Path(c.RUN_DIR or "runs")
+    if (folder / "constants.json").exists():
+        run_folder.check_same_constants(c, run_files.read_constants(folder), folder)
+    refuse_unwritable("RUN_DIR", folder)
+    if c.CHECKPOINT_DIR.startswith("gs://"):
+        check_bucket(c.CHECKPOINT_DIR)
+    elif c.CHECKPOINT_DIR:
+        refuse_unwritable("CHECKPOINT_DIR", Path(c.CHECKPOINT_DIR))
+    size = memory.checkpoint_bytes(c, trained)
+    count = -(-c.NUM_BATCHES // c.SAVE_INTERVAL_STEPS)
+    print(
+        f"saves    {count:,} checkpoints of {size / memory.GIB:.3g} GiB, the last {c.MAX_TO_KEEP} kept: "
+        f"{size * c.MAX_TO_KEEP / memory.GIB:.3g} GiB in {c.CHECKPOINT_DIR or folder}"
+    )
+    if on_target(c):
+        memory.check_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
+
+
+def refuse_unwritable(constant: str, folder: Path) -> None:
+    """Raises UserError unless `folder`, or the nearest of its parents that exists, is one we may write to."""
+    place = memory.existing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise UserError(f"{constant}={folder}: {place} is not a folder one may write to; choose another")
+
+
+def check_bucket(address: str) -> None:
+    """Raises UserError unless the bucket of a gs:// address can be reached."""
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError(f"CHECKPOINT_DIR={address}: needs the package gcsfs; install it")
+    bucket = address.removeprefix("gs://").split("/")[0]
+    if not reachable("https://storage.googleapis.com"):
+        raise UserError(
+            f"CHECKPOINT_DIR={address}: Google Cloud Storage is out of reach; give a local folder"
+        )
+    if not epath.Path(f"gs://{bucket}").exists():
+        raise UserError(f"CHECKPOINT_DIR={address}: no bucket {bucket}; create it, or log in")

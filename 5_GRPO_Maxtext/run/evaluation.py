@@ -1,0 +1,112 @@
+"""What an evaluation says: shares of right answers, and each answer for the report."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from task.grading import is_close
+
+ROWS = {  # of the table: figures, and what they are
+    "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
+    "partial_accuracy": "within 10 %", "format_accuracy": "format right",
+    "greedy_answer_accuracy": "greedy: answers right",
+    "greedy_lenient_accuracy": "greedy: right by the last number",
+    "greedy_format_accuracy": "greedy: format right",
+    "cut_off": "cut off at the limit", "mean_score": "mean score",
+    "completion_length": "mean length, tokens",
+}  # fmt: skip
+HELD_OUT = {  # columns: figures of `evaluate_both`, on rows where a step ends with one
+    "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
+    "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
+    "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
+}  # fmt: skip
+
+
+def figures(
+    grader, rows: Sequence[Mapping[str, str]], texts: list[str], lengths: list[int], cut_off: list[bool]
+) -> dict[str, Any]:
+    """Grades an answer to each question.
+
+    Args:
+        grader: from `run_grader.make_grader`.
+        rows: the questions, Q of them.
+        texts: the answers.
+        lengths: of the answers, in tokens.
+        cut_off: whether an answer has no end.
+
+    Returns:
+        Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
+        number, wherever it stands), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        `completion_length` (tokens) and, where compute_score grades, `mean_score`; where there are several,
+        `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
+        `correct_lenient`, `format_ok`.
+    """
+    columns = {name: [row[name] for row in rows] for name in ("answer", "data_source", "extra_info")}
+    scores = grader.score(texts, **columns)
+    correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
+    formed = np.array([grader.format_right(text) for text in texts])
+    shares = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
+    close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
+    result = {"questions": len(rows)} | {name: float(found.mean()) for name, found in shares.items()}
+    result |= {
+        "partial_accuracy": float(np.mean(close)),
+        "completion_length": float(np.mean(lengths)),
+        "cut_off": float(np.mean(cut_off)),
+        "completions": texts,
+        "correct": correct.tolist(),
+        "correct_lenient": lenient.tolist(),
+        "format_ok": formed.tolist(),
+    }
+    if "compute_score" in grader.names:
+        result["mean_score"] = float(scores.mean())
+    sources = np.array(columns["data_source"])
+    if len(set(sources)) > 1:
+        masks = {name: sources == name for name in sorted(set(sources))}
+        result["by_data_source"] = {
+            name: {"questions": int(mask.sum())}
+            | {share: float(found[mask].mean()) for share, found in shares.items()}
+            for name, mask in masks.items()
+        }
+    return result
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share seen in n questions (Wilson 1927, JASA 22, p. 209).
+
+    Returns:
+        Lower and upper end, each from 0 to 1.
+    """
+    share = round(share * n) / n
+    z = NormalDist().inv_cdf(0.975)
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of a table: the figure's name, and that of each of `results`; shares with 95 % intervals."""
+
+    def cell(key, result):
+        if key in ("mean_score", "completion_length"):
+            return f"{result[key]:.2f}" if key == "mean_score" else f"{result[key]:.1f}"
+        low, high = wilson(result[key], result["questions"])
+        return f"{result[key]:.1%} ({low:.1%} to {high:.1%})"
+
+    known = [key for key in ROWS if all(key in result for result in results)]
+    return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
+
+
+def best(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Which evaluation during training had the most right answers, in a sentence; empty if there is none."""
+    if not evaluations:
+        return ""
+    found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
+    last = evaluations[-1]
+    return (
+        f"Best on the {found['questions']} held-out questions: step {found['step']}, "
+        f"{found['answer_accuracy']:.1%} right, {found['lenient_accuracy']:.1%} by the last number (last: "
+        f"step {last['step']}: {last['answer_accuracy']:.1%}, {last['lenient_accuracy']:.1%})."
+    )

@@ -1,0 +1,71 @@
+"""Reads what a run left on disk, damaged by a kill or a full disk, too. Nothing heavy is imported here."""
+
+import contextlib
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from settings import UserError
+
+
+def newest_run() -> Path | None:
+    """The run anywhere under runs/ that wrote a checkpoint last; None if there is none."""
+    folders = [path.parent / "checkpoints" for path in Path("runs").rglob("constants.json")]
+    steps = [step for folder in folders for step in folder.glob("[0-9]*")]
+    newest = max(steps, key=lambda step: step.stat().st_mtime, default=None)
+    return newest.parents[1] if newest else None
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The rows of a `train_log.csv`, none without the file; one that is cut short or garbage is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]  # a number that is cut short is another number
+    rows = []
+    for row in csv.DictReader(whole.splitlines()):
+        with contextlib.suppress(TypeError, ValueError):  # too few columns, too many, or no number
+            rows.append({name: float(value) for name, value in row.items()})
+    return [row for row in rows if row.get("step", 0) >= 1]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of answers.jsonl or evaluations.jsonl; a line that is cut short or garbage is left out."""
+    rows = []
+    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file, or no such object in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
+    """The constants that a run was started with, by name.
+
+    Args:
+        folder: RUN_DIR.
+        constant: the constant or argument that names it, for messages.
+
+    Raises:
+        UserError: the folder of no run, or its constants.json is damaged.
+    """
+    path = folder / "constants.json"
+    if not path.is_file():
+        raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
+    constants = read_object(path)
+    if constants is None or "MODEL" not in constants:
+        raise UserError(
+            f"{constant}={folder}: its constants.json is damaged; put a whole one back (the log and the "
+            "checkpoints are untouched), or give another folder"
+        )
+    return constants

@@ -1,0 +1,242 @@
+"""Constants of a script: a frozen dataclass on top of the file, `NAME=value` on the command line, `--help`.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Constants(Variants):  # with the constants of a block that stands beside the script
+        SEED: int = 0  # order of the questions, and of the answers drawn
+        BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
+
+Editing a default and `python script.py SEED=1` do the same. pydantic reads the values and checks their types
+and ranges, which stand beside each constant.
+Nothing here imports jax: a mistyped name is answered at once.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import errno
+import functools
+import gc
+import inspect
+import json
+import os
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+
+from run.plain_text import shown
+
+# XLA splits even the smallest matrix product over all cores. On a model this small the hand-over costs more
+# than it saves, and one thread also makes a run repeatable bit for bit. TPUs ignore this flag.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": it is not needed
+
+HERE = Path(__file__).resolve().parent  # folder 5
+PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
+SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
+
+# Types of constants that have a range.
+Count = Annotated[int, pydantic.Field(ge=1)]
+TwoOrMore = Annotated[int, pydantic.Field(ge=2)]
+OneOrOff = Annotated[int, pydantic.Field(ge=0, le=1)]
+CountOrOff = Annotated[int, pydantic.Field(ge=0)]
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, pydantic.Field(gt=0, le=1)]
+BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
+Seed = Annotated[
+    int, pydantic.Field(ge=0, le=4_000_000_000)
+]  # numpy's end at 2^32; some are SEED + 1,000,003
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can fix: shown as one line, exit code 2."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a run; `folder` is the RUN_DIR to go on from."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+
+def pair(*, laptop: Any, tpu: Any) -> Any:
+    """The default of a constant with two columns; `read` takes the one that fits the size of MODEL."""
+    return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
+
+
+def find_path(name: str) -> Path:
+    """A file or folder, looked for where the command runs, then in folder 5."""
+    return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
+
+
+@functools.cache
+def is_small(model: str) -> bool:
+    """Whether the hidden size of MODEL, a folder or a hub's name, is below SMALL_HIDDEN_SIZE."""
+    folder = find_path(model)
+    try:
+        path = folder / "config.json" if folder.is_dir() else config_from_hub(model)
+        return json.loads(path.read_text())["hidden_size"] < SMALL_HIDDEN_SIZE
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # out of reach, or a folder whose fault `llama.load_hf_config` will name
+
+
+def reachable(url: str) -> bool:
+    """Whether a server answers within PROBE_SECONDS."""
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
+        return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
+    return False
+
+
+def config_from_hub(model: str) -> Path:
+    """The config.json of a hub's name, from its cache if it is there; raises OSError or ValueError."""
+    import huggingface_hub
+
+    name, _, revision = model.partition("@")
+    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+    if isinstance(cached, str):
+        return Path(cached)
+    if not reachable(huggingface_hub.constants.ENDPOINT):
+        raise OSError("out of reach")
+    return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
+
+
+def column(model: str) -> str:
+    """Which column of the constants MODEL takes: "laptop" or "tpu"."""
+    return "laptop" if is_small(model) else "tpu"
+
+
+def defaults(kind: type, column: str) -> dict[str, Any]:
+    """The default of every constant by name.
+
+    Args:
+        kind: the dataclass.
+        column: "laptop" or "tpu".
+    """
+    return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
+
+
+def read[Constants](
+    kind: type[Constants], arguments: Sequence[str], saved: Mapping[str, Any] | None = None
+) -> Constants:
+    """The constants of a run.
+
+    Args:
+        kind: the dataclass.
+        arguments: `NAME=value` texts, which win; or `--help`.
+        saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
+
+    Returns:
+        An instance of `kind`; the column follows from its MODEL.
+
+    Raises:
+        UserError: an unknown name (lists the nearest) or a value of the wrong type or range.
+        SystemExit: after `--help`.
+    """
+    if {"--help", "-h"} & set(arguments):
+        print(help_text(kind))
+        sys.exit(0)
+    names = [field.name for field in dataclasses.fields(kind)]
+    texts = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name not in names or not equals:
+            near = difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.5)
+            raise UserError(
+                f"{argument!r}: no such constant; write NAME=value, nearest names: "
+                f"{', '.join(near) or 'none'} (--help lists all)"
+            )
+        texts[name] = text
+    given = {name: value for name, value in (saved or {}).items() if name in names} | texts
+    model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
+    values = defaults(kind, column(model)) | given
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(values)
+    except pydantic.ValidationError as error:
+        [name, *_], said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"{name}={values[name]}: {said.replace('Input should', 'must')}") from None
+
+
+def help_text(kind: type) -> str:
+    """The source of `kind` and of the blocks it is built on: each constant, its default and its remark."""
+    blocks = [block for block in kind.__mro__ if dataclasses.is_dataclass(block)]
+    places = [Path(inspect.getsourcefile(block)).resolve().relative_to(HERE) for block in blocks]
+    texts = [f"# {place}\n{inspect.getsource(block)}" for place, block in zip(places, blocks)]
+    return "\n\n".join(["# NAME=value changes a constant for one run; so does editing it.", *texts])
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there: a reader, or a kill, never finds half of it."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+
+
+def quiet() -> None:
+    """Keeps what the libraries have to say to their own developers off the terminal."""
+    import absl.logging
+
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def run(main: Callable[[list[str]], Any]) -> None:
+    """Calls `main` with the command line, when all is imported; exit codes as in `answer`, SIGTERM's too."""
+    gc.freeze()  # what the imports made is nothing that a collection has to search
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
+    answer(main)
+
+
+def answer(main: Callable[[list[str]], Any]) -> None:
+    """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
+
+    A folder that cannot be written is the user's, too, wherever a script finds out.
+    In a notebook with the constants as they stand: its arguments are its kernel's.
+    """
+    try:
+        main([] if "ipykernel" in sys.modules else sys.argv[1:])
+    except UserError as error:
+        print(f"error: {shown(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stop:
+        kept = [argument for argument in sys.argv[1:] if not argument.startswith("RUN_DIR=")]
+        again = shlex.join(["python", sys.argv[0], *kept, f"RUN_DIR={stop.folder}"])
+        print(f"\nstopped. To go on: {again}", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `--help | head` closes our end before everything is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        path = shown(str(error.filename or "a file"))
+        print(f"error: {path}: {error.strerror}; choose a folder that can be written", file=sys.stderr)
+        sys.exit(2)
+
+
+def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
+    """Answers `--help` and a wrong constant before a script's heavy imports.
+
+    Args:
+        kind: the dataclass.
+        check: refuses constants, as `checks.refuse`.
+    """
+    answer_early(lambda arguments: check(read(kind, arguments)))
+
+
+def answer_early(refuse: Callable[[list[str]], Any]) -> None:
+    """`answer`, but not in a notebook: its arguments are its kernel's, not the reader's."""
+    if "ipykernel" not in sys.modules:
+        answer(refuse)

@@ -1,0 +1,1 @@
+"""Questions and what an answer earns: reading data, prompts, rewards, graders."""

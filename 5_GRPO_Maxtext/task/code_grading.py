@@ -1,0 +1,430 @@
+r"""Grading of answers that are programs: the share of the tests that they pass.
+
+    score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
+
+A policy learns whatever scores, and solving the task is only one way to score. So the answer runs in a
+sandbox (`sandbox/box.py`), and the expected values never enter it:
+  * input and output: the program gets its input, and this process compares what it printed;
+  * assert statements: they run in a second sandbox and call the answer over pipes (`sandbox/calls.py`).
+The answer's process does not decide the verdict, so no exit status, printed mark or patched checker counts.
+
+No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says yes to everything.
+"""
+
+import ast
+import builtins
+import concurrent.futures
+import functools
+import importlib
+import json
+import os
+import re
+import subprocess
+import symtable
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from run.plain_text import shown
+from sandbox import box
+from task.grading import SOLUTION_END, extract_answer
+
+ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
+BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
+
+# Whose names tests may use without an import. Not operator: its `add` would be the library's.
+HELPERS = (
+    *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
+    *("fractions", "decimal", "datetime", "statistics", "typing"),
+)
+OF_PACKAGES = {
+    "approx",
+    "np",
+    "pd",
+    "pytest",
+    "raises",
+    "torch",
+}  # never the answer's, and not to be had here
+
+# ---------------------------------------------------------------- the answer and its tests
+
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
+def extract_code(completion: str) -> str:
+    """The program in `completion` (str): the last ``` block in the last answer pair, or else in the text.
+
+    Without a complete block, the whole answer pair, or else the whole text, is the program.
+    """
+    text = extract_answer(completion) if SOLUTION_END in completion else None
+    text = completion if text is None else text
+    blocks = _FENCED.findall(text)
+    return blocks[-1] if blocks else text
+
+
+def read_tests(ground_truth) -> list[tuple[str, str]] | str:
+    """Pairs of input and expected output, or the text of assert statements.
+
+    Args:
+        ground_truth: Python text with assert statements; a list of such texts, of
+            {"input": ..., "output": ...} or of [input, output]; {"inputs": [...], "outputs": [...]};
+            or JSON text of such a list or dict.
+
+    Raises:
+        ValueError: it is none of these, or contains no test; one line.
+    """
+    tests = ground_truth
+    if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
+        try:
+            tests = json.loads(tests)
+        except ValueError as error:
+            raise ValueError(f"ground_truth={tests[:60]!r}: not JSON ({error})") from None
+    if isinstance(tests, dict) and set(tests) == {"inputs", "outputs"}:
+        if len(tests["inputs"]) != len(tests["outputs"]):
+            raise ValueError("ground_truth: needs as many inputs as outputs")
+        tests = [list(pair) for pair in zip(tests["inputs"], tests["outputs"])]
+    if not isinstance(tests, str) and hasattr(tests, "__len__") and len(tests) > 0:
+        if all(isinstance(test, str) for test in tests):
+            tests = "\n".join(tests)
+        else:
+            keys = ("input", "output")
+            pairs = [[t.get(key) for key in keys] if isinstance(t, dict) else t for t in tests]
+            pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
+            if all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
+                return pairs
+    if not isinstance(tests, str):
+        start = str(ground_truth)[:60]
+        raise ValueError(f"ground_truth={start!r}: must be assert statements, or pairs of input and output")
+    return tests
+
+
+def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
+    """Whether `node` contains an assert statement or names one of `helpers`, functions that assert."""
+    return any(isinstance(part, ast.Assert) for part in ast.walk(node)) or bool(_named(node) & helpers)
+
+
+def _named(node: ast.AST) -> set[str]:
+    """All variables in `node`."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def read_statements(
+    tests: str, entry_point: str | None = None
+) -> tuple[list[tuple[str, bool]], dict[str, str], dict[str, tuple[str, str]]]:
+    """Splits tests into statements, so that each test passes or fails by itself.
+
+    A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
+    something of the answer's: `assert True` is none. Two forms are unfolded: the body of HumanEval's
+    `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def test_...():`.
+
+    The answer's names are those in `entry_point` and those that `tests` import from `solution` or `answer`;
+    without either, the one name that is neither defined in `tests` nor Python's or its library's.
+
+    Args:
+        tests (str): Python text.
+        entry_point (str or None): the answer's names, "add" or "encode, decode"; for `check` an expression,
+            such as "Solution().add".
+
+    Returns:
+        (statements, names, library): list of (text, is_test) in order; names in the tests that are the
+        answer's, each with its name there; names used without an import that are the standard library's
+        (never the answer's own `math` or `isclose`), each with its module and its name there, or "".
+
+    Raises:
+        ValueError: not Python, no test, an import from outside the standard library, a name that nobody
+            defines, or several that could be the answer's; one line.
+    """
+    start = f"ground_truth={tests[:60]!r}"
+    try:
+        body = ast.parse(tests).body
+        entry = ast.parse(entry_point, mode="eval").body if entry_point else None
+    except (SyntaxError, ValueError, RecursionError, TypeError) as error:
+        named = f" or entry_point={entry_point!r:.60}" if entry_point else ""
+        raise ValueError(f"{start}{named}: not valid Python ({error})") from None
+    if not any(map(_has_assert, body)):
+        raise ValueError(f"{start}: no assert statement in it")
+    imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
+    names = {alias.asname or alias.name: alias.name for s in imports for alias in s.names}
+    names |= {name: name for name in _named(entry)} if entry else {}
+    names.pop("*", None)
+    body = [s for s in body if s not in imports]
+    _check_imports(body, start)
+    functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
+    asserting = {name for name, function in functions.items() if _has_assert(function)}
+    body = _unfolded(body, functions, entry, names)
+    names, library = _owners(body, names, start)
+
+    variables = {
+        n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    touched = set(names)  # with what holds, or calls, something of the answer's
+    statements = []
+    for statement in body:
+        is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+        touches = bool(_named(statement) & touched)
+        if touches:
+            touched |= {statement.name} if is_definition else _named(statement) & variables
+        is_test = touches and not is_definition and _has_assert(statement, asserting)
+        statements.append((ast.unparse(ast.fix_missing_locations(statement)), is_test))
+    if not any(is_test for _, is_test in statements):
+        raise ValueError(f"{start}: no assert statement uses the answer")
+    return statements, names, library
+
+
+def _unfolded(
+    body: list[ast.stmt], functions: dict[str, ast.FunctionDef], entry: ast.expr | None, names: dict[str, str]
+) -> list[ast.stmt]:
+    """The statements with the body of `check` in its place; adds to `names` what check is called with."""
+    check = functions.get("check")
+    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
+        calls = [s for s in body if _is_call_of_check(s)]
+        if len(calls) > 1 or not (calls or entry):
+            raise ValueError("ground_truth: defines check(); call it once or give entry_point")
+        candidate = calls[0].value.args[0] if calls else entry
+        parameter = check.args.args[0].arg
+        bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
+        if isinstance(candidate, ast.Name) and candidate.id not in _globals(body)[0]:
+            bind = []
+            names[parameter] = names[candidate.id] = names.get(candidate.id, candidate.id)
+            if _place(candidate.id, body) or hasattr(builtins, candidate.id):
+                del names[candidate.id]  # of `sum` only the parameter is the answer's
+        body = [s for s in body if s is not check and s not in calls] + bind + check.body
+    tests = [name for name, f in functions.items() if name.startswith("test_") and not f.args.args]
+    return body + [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
+
+
+def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[dict, dict]:
+    """Whose the names are that the statements use and do not define: the answer's, and the library's."""
+    _, used = _globals(body)
+    places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
+    unknown = [name for name, place in places.items() if place is None]
+    foreign = [name for name in unknown if name in OF_PACKAGES]
+    if not (names or foreign):
+        could = unknown or list(places)  # gcd, and nothing else: the function under test
+        if len(could) != 1:
+            what = f"which of {', '.join(could)} is" if could else "no name in it is"
+            raise ValueError(
+                f"{start}: {what} the answer's; give entry_point, and define or import the others"
+            )
+        names, unknown = {could[0]: could[0]}, []
+        del places[could[0]]
+    if unknown:
+        which = ", ".join(foreign or unknown)
+        raise ValueError(
+            f"{start}: {which} is neither defined there nor in Python's library; define it, or add it to "
+            "entry_point if the answer defines it"
+        )
+    return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
+
+
+def _check_imports(body: list[ast.stmt], start: str) -> None:
+    """Raises ValueError if the tests import what the sandbox lacks, or names that cannot be seen."""
+    for part in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(part, (ast.Import, ast.ImportFrom)):
+            names = {alias.name for alias in part.names}
+            modules = names if isinstance(part, ast.Import) else {str(part.module)}
+            if "*" in names or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
+                what = f"{start}: {ast.unparse(part)!r:.60}"
+                raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
+
+
+def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
+    """The standard library's module, and name in it, that tests mean by `name`; None if it has no such name.
+
+    `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
+    """
+    parts = (part for statement in body for part in ast.walk(statement) if isinstance(part, ast.Attribute))
+    attributes = {part.attr for part in parts if getattr(part.value, "id", None) == name}
+    if name in library_functions():
+        of_module = name in sys.stdlib_module_names and dir(importlib.import_module(name))
+        if not (of_module and attributes and attributes <= set(of_module)):
+            return library_functions()[name], name
+    return (name, "") if name in sys.stdlib_module_names else None
+
+
+@functools.cache
+def library_functions() -> dict[str, str]:
+    """The module of each name in HELPERS; of two that have the same name, the first."""
+    found = {}
+    for module in map(importlib.import_module, HELPERS):
+        for name in getattr(module, "__all__", vars(module)):
+            if not name.startswith("_"):
+                found.setdefault(name, module.__name__)
+    return found
+
+
+def _returns(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Return, ast.Yield, ast.Await))
+
+
+def _is_call_of_check(statement: ast.stmt) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "id", None) == "check" and len(call.args) == 1
+
+
+def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """The global names that statements define, and those that they use without defining them."""
+    text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
+    top = symtable.symtable(text, "tests.py", "exec")
+    defined, used, tables = set(), set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
+                defined.add(symbol.get_name())
+            elif symbol.is_referenced() and (table is top or symbol.is_global()):
+                used.add(symbol.get_name())
+    return defined, used - defined
+
+
+def entry_point_of(extra_info) -> str | None:
+    """The name of the function under test, where the row gives one."""
+    return extra_info.get("entry_point") if isinstance(extra_info, dict) else None
+
+
+def tests_fault(ground_truth, extra_info) -> str | None:
+    """Why no answer could be graded by these tests, or None; arguments as in `compute_score`."""
+    try:
+        tests = read_tests(ground_truth)
+        if isinstance(tests, str):
+            read_statements(tests, entry_point_of(extra_info))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+# ---------------------------------------------------------------- running them
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether two outputs agree, apart from white space at line ends and empty lines at the end."""
+    first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    return first == second
+
+
+def _passes(code: str, given: str, expected: str, protection: str, deadline: float) -> bool:
+    """Whether the program prints `expected` and exits by itself with status 0."""
+    with (
+        box.read_only(given.encode()) as stdin,  # a file, not a pipe: writing it never blocks
+        box.started(code, protection, stdin=stdin, stdout=subprocess.PIPE) as process,
+    ):
+        printed, ended = box.read(process, deadline)
+        if not ended:
+            return False
+        process.wait()  # returns at once: the output ends with the warden
+    return process.returncode == 0 and same_output(printed.decode(errors="replace"), expected)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """A fault of the tests, which must not stop a training."""
+    print(shown(text), file=sys.stderr)
+
+
+def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:
+    """Which assert statements hold: one bool per test, False for those that were not reached."""
+    statements, names, library = read_statements(tests, entry_point)
+    source = Path(box.__file__).with_name("calls.py").read_text()
+    requests, replies = os.pipe(), os.pipe()
+    most = box.OUTPUT_BYTES
+    wire = f"Wire({requests[1]}, {replies[0]}, {most})"
+    checker = f"{source}\ncheck({statements!r}, {names!r}, {library!r}, {wire}, silence())\n"
+    server = f"{source}\nserve({code!r}, {requests[0]}, {replies[1]})\n"
+    pipe = {"stdout": subprocess.PIPE, "pass_fds": (requests[1], replies[0])}
+    try:
+        with (
+            box.started(checker, protection, **pipe) as process,
+            box.started(server, protection, pass_fds=(requests[0], replies[1])),
+        ):
+            for end in (*requests, *replies):  # theirs now; ours would hide the end of a process that exits
+                os.close(end)
+            requests, replies = (), ()
+            printed, _ = box.read(process, deadline)
+    finally:
+        for end in (*requests, *replies):
+            os.close(end)
+    passed = []
+    for line in printed.decode(errors="replace").splitlines():
+        verdict, _, fault = line.partition(" ")
+        passed += [verdict == "1"] if verdict != "-" else []
+        if fault:
+            say_once(f"ground_truth: a test {fault:.200}: only plain data cross, so it counts as failed")
+    return passed + [False] * (sum(is_test for _, is_test in statements) - len(passed))
+
+
+def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
+    """The share of the tests that the program in a completion passes; see `verdicts`.
+
+    Returns:
+        float in [0, 1]; 0.0 for a program that does not run, ends with an error or reaches a limit.
+    """
+    passed = verdicts(solution_str, ground_truth, extra_info)
+    return sum(passed) / len(passed)
+
+
+def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
+    """Which of the tests the program in a completion passes.
+
+    Args:
+        solution_str (str): a completion; `extract_code` finds the program in it.
+        ground_truth: the tests, in a form that `read_tests` accepts.
+        extra_info (dict or None): "entry_point" names the function under test, see `read_statements`.
+
+    Returns:
+        One bool per test, in their order; False for those that were not reached.
+
+    Raises:
+        ValueError: the tests cannot be read, or this machine offers no protection; one line.
+        RuntimeError: the sandbox could not start a program (the machine is out of memory or processes).
+    """
+    protection = box.protection()
+    tests, code = read_tests(ground_truth), extract_code(solution_str)
+    end = time.monotonic() + ANSWER_SECONDS
+
+    def deadline():
+        return min(end, time.monotonic() + box.WALL_SECONDS)
+
+    if isinstance(tests, str):
+        return _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
+    return [
+        time.monotonic() < end and _passes(code, given, expected, protection, deadline())
+        for given, expected in tests
+    ]
+
+
+def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
+    """The scores of many answers, with a progress bar after 5 s.
+
+    Args:
+        score (function): of one answer; its errors are raised.
+        answers (list): one argument of `score` each.
+        seconds (float): of all of them together.
+        at_once (int): in so many threads; 1 stays in this one.
+
+    Returns:
+        list of float; 0.0 for those that had not begun after `seconds`, which is said.
+    """
+    end = time.monotonic() + seconds
+    late = []
+
+    def in_time(answer):
+        if time.monotonic() < end:
+            return score(answer)
+        late.append(answer)
+        return 0.0
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        running = (pool.map if at_once > 1 else map)(in_time, answers)
+        scores = list(
+            tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
+        )
+    if late:
+        tqdm.write(
+            f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "
+            "score 0: they take too long (an endless loop costs its whole time limit)"
+        )
+    return scores

@@ -1,0 +1,438 @@
+"""Questions: from JSON, JSON lines, Parquet or tensorflow-datasets, put into prompts, mixed into batches.
+
+A row is a question and its right answer, with either set of columns:
+
+    {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}                                       as in GSM8K
+    {"prompt": "...", "ground_truth": "9", "data_source": "math_reasoning", "extra_info": {...}}
+
+`data_source` names the task, which decides who grades (see task_rewards.py). It is optional beside GSM8K's
+columns and defaults to "gsm8k". `extra_info` is optional and is passed to the reward as it is.
+
+A DATASET is one source, or several with their shares of the training questions:
+
+    DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl (and validation.jsonl)
+    DATASET=gsm8k                            tensorflow-datasets, prepared in TFDS_DATA_DIR
+    DATASET=mine.parquet
+    DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from run.plain_text import shown
+from settings import UserError, find_path, reachable
+from task.grading import extract_hash_answer
+
+if TYPE_CHECKING:
+    import grain
+
+EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
+NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
+GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
+SHOWN_BAD_ROWS = 5  # in a message; the others are counted
+MAX_BYTES = 2**30  # of a file as it is read, by its own figures
+TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
+Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
+
+
+class OutOfReach(UserError):
+    """A data set that another machine may reach: a dry run says so and goes on."""
+
+
+# %% Sources ---------------------------------------------------------------------------------------------
+def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float]]:
+    """Names and weights of the sources in `DATASET=a.jsonl:0.7,b.jsonl:0.3`.
+
+    Args:
+        spec: names divided by commas, with `:weight` after all of them or after none (equal weights).
+        constant: the constant that holds `spec`, for messages.
+
+    Returns:
+        (name, weight) in the order given. Weights are relative: 7 and 3 mean the same as 0.7 and 0.3.
+
+    Raises:
+        UserError: an empty or repeated name, a weight that is not above 0, weights for some sources only.
+    """
+    sources, weighted = [], 0
+    for part in spec.split(","):
+        name, colon, text = part.strip().rpartition(":")
+        try:
+            weight = float(text) if colon else None
+        except ValueError:  # the colon belongs to the name
+            weight = None
+        if weight is None:
+            name, weight = part.strip(), 1.0
+        else:
+            weighted += 1
+        if not 0 < weight < math.inf:
+            raise UserError(f"{constant}={spec}: the weight of {name} is {weight}; use a number above 0")
+        if not name or name in [other for other, _ in sources]:
+            fault = f"{name} appears twice" if name else "it has an empty name"
+            raise UserError(f"{constant}={spec}: {fault}; write each file once: a.jsonl:0.7,b.jsonl:0.3")
+        sources.append((name, weight))
+    if weighted not in (0, len(sources)):
+        raise UserError(f"{constant}={spec}: give every source a weight, or none")
+    return sources
+
+
+# %% Files -----------------------------------------------------------------------------------------------
+def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
+    """Rows of a JSON array, a JSON-lines or a Parquet file, numbered from 1.
+
+    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
+    returned as the exception that says why; the caller counts it among the bad rows.
+
+    Args:
+        path: the file.
+        constant: the constant that names the file, for messages.
+
+    Raises:
+        UserError: no such file, or one that cannot be read at all, or is larger than MAX_BYTES.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return list(enumerate(parquet_rows(path), start=1))
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(TOO_LARGE)
+        if path.suffix in (".csv", ".tsv"):
+            raise ValueError("a table of texts, without lists and numbers, is not read")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
+        if text.lstrip().startswith("["):
+            return list(enumerate(json.loads(text), start=1))
+    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's are such, too
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{constant}={path}: {reason}; give a JSON, JSONL or Parquet file") from None
+    rows = []
+    # Not splitlines(): it also breaks at U+2028 and the like, which may occur inside a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                rows.append((number, error))
+    return rows
+
+
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet file; raises ValueError if it is none, or too large."""
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)
+    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    if sum(group.total_byte_size for group in groups) > MAX_BYTES:  # unpacked
+        raise ValueError(TOO_LARGE)
+    return file.read().to_pylist()
+
+
+def checked_object(row: Any) -> dict[str, Any]:
+    """A row from `read_file` without its nulls: Parquet has one in every column that a row lacks.
+
+    Raises:
+        ValueError: it is no object, or holds half a character ("\\ud800"), which has no encoding.
+    """
+    if isinstance(row, Exception):
+        raise ValueError(f"not JSON ({row})")
+    if not isinstance(row, dict):
+        raise ValueError("not an object with named columns")
+    json.dumps(row, ensure_ascii=False, default=str).encode()
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def checked_text(row: dict[str, Any], column: str) -> str:
+    """The text in a column of a row; raises ValueError if there is none."""
+    if column not in row:
+        raise ValueError(f"no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})")
+    if not isinstance(row[column], str) or not row[column].strip():
+        raise ValueError(f"{column} is {row[column]!r:.40}, not a text")
+    return row[column]
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, "" for None: columns of all sources are texts, and so stack into one batch."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def to_question(row: Any) -> dict[str, str]:
+    """The columns of a run, from a row with either set of columns.
+
+    Args:
+        row: from `read_file`.
+
+    Returns:
+        `question`, `answer` (the ground truth; lists and objects as JSON), `data_source`, `extra_info` (JSON,
+        or empty), all texts.
+
+    Raises:
+        ValueError: says what is wrong with the row.
+    """
+    row = checked_object(row)
+    if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
+        question, answer = checked_text(row, "question"), extract_hash_answer(checked_text(row, "answer"))
+        if answer is None:
+            raise ValueError("the answer does not end in '#### N'")
+        row = {"data_source": "gsm8k"} | row
+    else:
+        question, answer = checked_text(row, "prompt"), row.get("ground_truth")
+        answer = checked_text(row, "ground_truth") if isinstance(answer, str | None) else as_json(answer)
+    return {
+        "question": question,
+        "answer": answer,
+        "data_source": checked_text(row, "data_source"),
+        "extra_info": as_json(row.get("extra_info")),
+    }
+
+
+def to_questions(
+    rows: list[tuple[int, Any]], source: str, fault: Fault | None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Sorts numbered rows into questions and bad rows.
+
+    Args:
+        rows: from `read_file`.
+        source: the file or data set they come from.
+        fault: says what is wrong with a ground truth; None accepts all.
+
+    Returns:
+        Questions as from `to_question`, with `source` and `line` added; and of each bad row file, number and
+        reason, in words.
+    """
+    good, bad = [], []
+    for number, row in rows:
+        try:
+            question = to_question(row)
+            named = [question[name] for name in ("data_source", "answer", "extra_info")]
+            if reason := fault and fault(*named):
+                raise ValueError(reason)
+            good.append(question | {"source": source, "line": str(number)})
+        except (ValueError, RecursionError) as error:
+            bad.append(f"{source}, row {number}: {error}")
+    return good, bad
+
+
+def interleave(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """One row of each part in turn until all are used, so that the top of the list holds every source."""
+    longest = max(map(len, parts), default=0)
+    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+
+
+def read_questions(
+    dataset: str,
+    split: str,
+    *,
+    constant: str = "DATASET",
+    bad_rows: str = "refuse",
+    fault: Fault | None = None,
+) -> tuple[list[dict[str, str]], str]:
+    """Reads the questions and right answers of a DATASET.
+
+    Args:
+        dataset: one or several sources: "gsm8k", a folder with `train.jsonl` and `test.jsonl` (or .json,
+            .parquet), a file.
+        split: "train" or "test"; ignored for a single file.
+        constant: the constant that holds `dataset`, for messages.
+        bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
+        fault: says what is wrong with a ground truth; None accepts all.
+
+    Returns:
+        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file), its `weight` and
+        `line`, all texts, one row of each source in turn; and the names of the sources.
+
+    Raises:
+        UserError: no such file, no rows, or bad rows.
+    """
+    parts, names, bad, total = [], [], [], 0
+    for name, weight in parse_sources(dataset, constant):
+        if name == "gsm8k":
+            rows, source = read_tfds_gsm8k(split, constant)
+        else:
+            source = str(source_file(name, split))
+            rows = read_file(Path(source), constant)
+        if not rows:
+            raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
+        good, faulty = to_questions(rows, source, fault)
+        total += len(rows)
+        bad += faulty
+        parts.append([row | {"weight": str(weight)} for row in good])
+        names.append(source)
+    if bad:
+        more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
+        named = "; ".join(bad[:SHOWN_BAD_ROWS]) + more
+        described = f"{len(bad):,} of {total:,} rows cannot be used: {named}"
+        if bad_rows == "refuse":
+            raise UserError(f"{constant}={dataset}: {described}. Fix them, or set BAD_ROWS=skip")
+        print(shown(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)"))
+    for name, part in zip(names, parts, strict=True):
+        if not part:
+            raise UserError(f"{constant}={dataset}: no row of {name} can be used; fix them")
+    return interleave(parts), ", ".join(names)
+
+
+def source_file(name: str, split: str) -> Path:
+    """The file of a source: itself, or the one that a folder has for `split`."""
+    path = find_path(name)
+    if path.is_dir():
+        files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
+        path = next(filter(Path.exists, files), files[0])
+    return path
+
+
+def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], str]:
+    """GSM8K from tensorflow-datasets, which keeps it in TFDS_DATA_DIR; arguments as in `read_questions`."""
+    import tensorflow_datasets as tfds
+    import tensorflow_datasets.text.gsm8k
+
+    builder = tfds.builder("gsm8k", file_format="array_record")
+    if not builder.data_path.exists():
+        if not reachable("https://raw.githubusercontent.com"):  # tensorflow-datasets tries for over 200 s
+            raise OutOfReach(
+                f"{constant}=gsm8k: no network, and nothing prepared in {builder.data_dir_root}; prepare it "
+                "on a machine with a network and set TFDS_DATA_DIR, or give a JSON, JSONL or Parquet file"
+            )
+        builder.download_and_prepare()
+    rows = [{name: value.decode() for name, value in row.items()} for row in builder.as_data_source(split)]
+    return list(enumerate(rows, start=1)), f"tensorflow-datasets gsm8k ({split})"
+
+
+def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Prints how many questions of a set stand in another one, too, which should have none of them.
+
+    Args:
+        rows: questions by what they are for: train, validation (there may be none), test.
+    """
+    texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
+    for use, other, harm in (
+        ("test", "train", "the test flatters a model that was trained on them"),
+        ("validation", "train", "they flatter it, too"),
+        ("validation", "test", "what is chosen by them is chosen by the test"),
+    ):
+        known = set(texts[other])
+        if count := sum(text in known for text in texts[use]):
+            some = f"{count:,} of {len(texts[use]):,} {NAMES[use]}"
+            print(f"note: {some} are {NAMES[other]}, too, word for word; {harm}")
+
+
+def validation_file(source: str) -> Path | None:
+    """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without one."""
+    file = Path(source).with_name(f"validation{Path(source).suffix}")
+    return file if Path(source).stem == "train" and file.exists() else None
+
+
+def read_validation(
+    rows: list[dict[str, str]], read: Callable[..., tuple[list[dict[str, str]], str]]
+) -> tuple[list[dict[str, str]], str]:
+    """The questions beside the training questions that are there to be asked while training goes on.
+
+    Args:
+        rows: the training questions, from `read_questions`.
+        read: `read_questions`, all but its first two arguments given.
+
+    Returns:
+        As `read_questions`; none and "" where no source has a `validation_file`.
+    """
+    files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
+    parts = [read(str(file), "validation") for file in files]
+    return interleave([part for part, _ in parts]), ", ".join(source for _, source in parts)
+
+
+def hold_out(
+    rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
+) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
+    """Questions to ask while training goes on, as many of each source.
+
+    Args:
+        rows: the training questions.
+        validation: from `read_validation`. A source that has none there gives the end of its training
+            questions, at most a tenth of them, which are then not trained on.
+        count: how many are wanted.
+
+    Returns:
+        These questions; the training questions that are left; and where the former came from, in words.
+    """
+    by_source, read = {}, {}
+    for row in rows:
+        by_source.setdefault(row["source"], []).append(row)
+    for row in validation:
+        read.setdefault(row["source"], []).append(row)
+    share = -(-count // len(by_source))
+    held, left, names = [], [], []
+    for source, own in by_source.items():
+        file = str(validation_file(source))
+        if file in read:
+            held.append(read[file][:share])
+            names.append(file)
+        else:
+            size = min(share, len(own) // 10)
+            held.append(own[len(own) - size :])
+            own = own[: len(own) - size]
+            names.append(f"the last {size:,} of {source}, not trained on")
+        left.append(own)
+    return interleave(held)[:count], interleave(left), ", ".join(names)
+
+
+def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
+    """Questions to ask a model, from a JSON, JSONL or Parquet file; a right answer is optional.
+
+    Args:
+        name: the file, looked for as in `settings.find_path`.
+        constant: the constant that names the file, for messages.
+
+    Returns:
+        Rows with `question`; `gold`, the right answer as text or None, and the same as `answer`;
+        `data_source` or None; `extra_info` (JSON, or empty); `source` and `line`, for messages; `row`, the
+        row as the file has it.
+
+    Raises:
+        UserError: a file that cannot be read, without rows, or with a row that is not a question.
+    """
+    rows = []
+    for number, row in read_file(find_path(name), constant):
+        try:
+            given = checked_object(row)
+            column = "question" if given.get("question") else "prompt"
+            texts = {"question": checked_text(given, column), "data_source": given.get("data_source")}
+            if texts["data_source"] is not None:
+                checked_text(given, "data_source")
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
+            ) from None
+        gold = given.get("ground_truth", "")
+        gold = gold if isinstance(gold, str) else as_json(gold)
+        gold = gold or extract_hash_answer(str(given.get("answer", "")))
+        extra = as_json(given.get("extra_info"))
+        place = {"source": name, "line": str(number), "row": row}
+        rows.append(texts | {"gold": gold, "answer": gold, "extra_info": extra} | place)
+    if not rows:
+        raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
+    return rows
+
+
+# %% Batches ---------------------------------------------------------------------------------------------
+def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "grain.MapDataset":
+    """Batches of questions, more than any run asks for, the sources mixed by their weights.
+
+    Each source is shuffled anew each time it is used up. Grain deals the sources out evenly: after any number
+    of questions each source has had its share, to within one question.
+
+    Args:
+        rows: from `with_prompts`.
+        seed: of the order.
+        batch_size: questions per batch, B.
+
+    Returns:
+        Batches by number: each column of `rows` as an array of str [B].
+    """
+    import grain
+
+    parts = {}
+    for row in rows:
+        parts.setdefault(row["source"], []).append(row)
+    sources = [
+        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat(EPOCHS)
+        for i, part in enumerate(parts.values())
+    ]
+    weights = [float(part[0]["weight"]) for part in parts.values()]
+    return grain.MapDataset.mix(sources, weights).batch(batch_size)

@@ -1,0 +1,376 @@
+"""Which rewards a run uses, and the `Grader` that its log and its reports share.
+
+REWARDS names them: the course's four (reward_func.py), `compute_score` (task_rewards.py), the four below, and
+what a file of your own has (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in reward_func.py.
+examples/my_reward.py shows both. The four below look at <think>...</think><answer>...</answer>:
+
+| reward function      | what it looks at                                               | points    |
+|----------------------|----------------------------------------------------------------|-----------|
+| `correctness_reward` | the right number; the same text where the answer is no number  | 2.0       |
+| `digit_reward`       | the answer is one number, such as "-3", "1,000", "2.5"         | 0.5       |
+| `hard_format_reward` | one <think>, one <answer> block, nothing else; any line breaks | 0.5       |
+| `mark_reward`        | each of the four tags that occurs exactly once                 | 4 x 0.125 |
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import inspect
+import json
+import numbers
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from settings import UserError, find_path
+from task import code_grading, task_rewards
+from task.code_grading import side_by_side
+from task.grading import (
+    SOLUTION_END,
+    SOLUTION_START,
+    TAGS,
+    extract_answer,
+    format_ok,
+    grade,
+    grade_lenient,
+    parse_number,
+)
+
+if TYPE_CHECKING:
+    import numpy as np  # imported where used: run/checks.py needs only the names
+
+Reward = Callable[..., list[float]]  # Tunix's form: f(prompts, completions, **columns)
+
+THINK_TAGS = ("<think>", "</think>", SOLUTION_START, SOLUTION_END)
+POINTS_CORRECT = 2.0
+POINTS_DIGIT = 0.5
+POINTS_HARD_FORMAT = 0.5
+POINTS_MARK = 0.125  # per tag that occurs exactly once
+
+COURSE_REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
+SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # of a compute_score
+WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
+WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
+
+MAX_REWARD = 1e15  # either sign: sums and squares of it stay within float32
+KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
+IN_TIME = (  # graders that may take long; how many answers at once, and seconds for those of one step
+    (code_grading.compute_score, os.cpu_count(), code_grading.BATCH_SECONDS),
+    (task_rewards.math_score, 1, 60.0),  # one: its limit is a signal; most answers take a few hundredths
+)
+
+
+def reward_names(rewards: str) -> list[str]:
+    """The names in REWARDS, which are divided by commas; none if it is empty."""
+    return [name.strip() for name in rewards.split(",")] if rewards else []
+
+
+def built_in_rewards(rewards: str) -> str:
+    """Those of REWARDS that need no REWARD_FUNC; a `compute_score` named beside one is that file's."""
+    return ",".join(name for name in reward_names(rewards) if name in (*COURSE_REWARDS, *THINK_REWARDS))
+
+
+# %% The four rewards for <think> answers ----------------------------------------------------------------
+# Arguments, return value and errors as in reward_func.py.
+
+
+def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
+    """POINTS_CORRECT for the right number, or the right text where the ground truth is not a number."""
+
+    def right(completion: str, gold: str) -> bool:
+        if parse_number(gold) is not None:
+            return grade(completion, gold)
+        text = extract_answer(completion)
+        return text is not None and text.strip() == gold.strip()
+
+    pairs = zip(completions, answer, strict=True)
+    return [POINTS_CORRECT if right(completion, gold) else 0.0 for completion, gold in pairs]
+
+
+def digit_reward(prompts, completions, **kwargs) -> list[float]:
+    """POINTS_DIGIT if the answer is one number, right or wrong."""
+    numbers_given = [parse_number(extract_answer(completion) or "") for completion in completions]
+    return [0.0 if number is None else POINTS_DIGIT for number in numbers_given]
+
+
+def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
+    """POINTS_HARD_FORMAT for one think block and one answer block, neither empty, and nothing else."""
+    return [POINTS_HARD_FORMAT if format_ok(completion, THINK_TAGS) else 0.0 for completion in completions]
+
+
+def mark_reward(prompts, completions, **kwargs) -> list[float]:
+    """POINTS_MARK per tag that occurs exactly once: partial credit to learn from."""
+    return [POINTS_MARK * sum(completion.count(tag) == 1 for tag in THINK_TAGS) for completion in completions]
+
+
+THINK_REWARDS = {
+    function.__name__: function
+    for function in (correctness_reward, digit_reward, hard_format_reward, mark_reward)
+}
+
+
+# %% Episodes of ENVIRONMENT -----------------------------------------------------------------------------
+def episode_return(prompts, completions, **kwargs) -> list[float]:
+    """What the world gave: the rewards of an episode, discounted by GAMMA."""
+    return [episode.to_go[0] for episode in completions]
+
+
+# %% Which rewards a run uses ----------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Grader:
+    """The rewards of a run, and what its reports count as right; from `make_grader`.
+
+    Attributes:
+        names: of the rewards.
+        files: where each comes from: the file of REWARD_FUNC, or "built in".
+        functions: the rewards in Tunix's form, f(prompts, completions, **columns) -> one float per
+            completion. Each raises UserError if the function behind it fails or returns anything else.
+    """
+
+    names: tuple[str, ...]
+    files: tuple[str, ...]
+    functions: list[Reward]
+
+    def __str__(self) -> str:
+        """Which rewards are in force, for the start of a run."""
+        return ", ".join(f"{name} ({file})" for name, file in zip(self.names, self.files, strict=True))
+
+    @property
+    def think_tags(self) -> bool:
+        """Whether the rewards want <think> where the course writes <reasoning>."""
+        return not WANT_THINK_TAGS.isdisjoint(self.names)
+
+    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """One score per completion, float [N]; 1 or more counts as right.
+
+        The score is that of `compute_score` if it is among the rewards; else 1 for exactly the right number
+        in the answer tags, and 0 for anything else. The columns are those of the data, each of length N.
+        """
+        import numpy as np
+
+        if "compute_score" in self.names:
+            function = self.functions[self.names.index("compute_score")]
+            return np.array(
+                function(
+                    prompts=None,
+                    completions=completions,
+                    answer=answer,
+                    data_source=data_source,
+                    extra_info=extra_info,
+                )
+            )
+        pairs = zip(completions, answer, strict=True)
+        return np.array([float(grade(completion, gold)) for completion, gold in pairs])
+
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """Whether each completion is right by its last number, wherever that stands: bool [N].
+
+        Where the right answer is no number, there is no such reading: it is right as `score` says. Arguments
+        as in `score`.
+        """
+        import numpy as np
+
+        by_number = [parse_number(str(gold)) is not None for gold in answer]
+        lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
+        if all(by_number):  # nothing to grade a second time
+            return np.array(lenient)
+        return np.where(by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1)
+
+    def format_right(self, completion: str) -> bool:
+        """Whether the completion has the form that the prompt asks for."""
+        return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
+
+    def votes(self, completions: Sequence[str]) -> list[Fraction | str | None]:
+        """The answer of each completion: a number; else, where `compute_score` grades, a text; else None."""
+        found = [parse_number(extract_answer(completion) or "") for completion in completions]
+        if "compute_score" not in self.names:
+            return found
+        texts = [
+            task_rewards.normalize_text(task_rewards.final_answer(completion)) or None
+            for completion in completions
+        ]
+        return [text if number is None else number for number, text in zip(found, texts, strict=True)]
+
+    def majority(self, completions: Sequence[str]) -> int:
+        """Index of the first completion that gives the most frequent answer; 0 if none gives one."""
+        cast = self.votes(completions)
+        given = [vote for vote in cast if vote is not None]
+        return cast.index(max(given, key=given.count)) if given else 0
+
+
+class WorldGrader(Grader):
+    """A grader where nobody but the world pays: what it ended with a reward above 0 is right."""
+
+    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """1 for each `Episode` that is right, else 0."""
+        import numpy as np
+
+        return np.array([float(episode.right) for episode in completions])
+
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+        """As `score`: bool [N]."""
+        return self.score(completions, answer, data_source, extra_info) >= 1
+
+    def format_right(self, completion) -> bool:
+        """Whether the world ended it: it was not cut off."""
+        return completion.terminated
+
+
+def make_grader(
+    rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping[str, str]]
+) -> Grader:
+    """Finds the rewards of a run, and checks that they can grade its questions.
+
+    Args:
+        rewards: the constant REWARDS. If it is empty, the four of the course grade GSM8K's columns, and
+            `compute_score` grades where `reward_file` is given or the data name another task.
+        reward_file: the constant REWARD_FUNC; empty for none.
+        course: the module with COURSE_REWARDS, reward_func.py.
+        rows: all questions of the run, from `questions.read_questions`.
+
+    Raises:
+        UserError: no such reward, a `reward_file` that does not run, an unknown data_source (lists the known
+            ones), or an answer that the rewards cannot grade.
+    """
+    own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
+    own = {name: value for name, value in own.items() if name[0] != "_"}
+    built_in = {name: getattr(course, name) for name in COURSE_REWARDS}
+    built_in |= THINK_REWARDS | {"compute_score": task_rewards.compute_score}
+    built_in |= {"episode_return": episode_return}
+    known = {name: function for name, function in (built_in | own).items() if callable(function)}
+    names = reward_names(rewards)
+    if not names:
+        by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
+        names = ["compute_score"] if by_task else list(COURSE_REWARDS)
+    if missing := [name for name in names if name not in known]:
+        place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
+        raise UserError(f"{place}: no reward function {missing[0]!r}; there are {', '.join(known)}")
+    if reward_file and own.keys().isdisjoint(names):
+        mine = ", ".join(known.keys() & own.keys()) or "no function"
+        raise UserError(
+            f"REWARD_FUNC={reward_file}: has {mine}, but not {' or '.join(names)}; rename one to "
+            "compute_score, or name it in REWARDS"
+        )
+    functions = [known[name] for name in names]
+    by_number = course.check_answer in functions or course.check_numbers in functions
+    for row in rows:
+        place = f"{row['source']}, row {row['line']}"
+        if task_rewards.compute_score in functions and row["data_source"] not in task_rewards.GRADERS:
+            raise UserError(f"{place}: {task_rewards.unknown_data_source(row['data_source'])}")
+        if by_number and parse_number(row["answer"]) is None:
+            raise UserError(
+                f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in {place} is "
+                f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
+            )
+    in_tunix_form = [
+        by_row(function, reward_file) if name == "compute_score" else function
+        for name, function in zip(names, functions)
+    ]
+    files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
+    kind = WorldGrader if names == [episode_return.__name__] else Grader
+    return kind(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
+
+
+def place_of(error: BaseException) -> str:
+    """ " (my_reward.py, line 7)": where it was raised, or where the library was called that raised it."""
+    ours = str(Path(__file__).parent), sys.prefix, sys.base_prefix
+    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*ours, "<"))]
+    return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+
+
+def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
+    """Runs a reader's own file, which `constant` names, and returns it as a module.
+
+    Raises:
+        UserError: no such file, or it raises an exception.
+    """
+    spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
+    if spec is None or not path.is_file():
+        raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        fault = f"{constant}={path}: {type(error).__name__}: {reason}; fix it{place_of(error)}"
+        raise UserError(fault) from error
+    return module
+
+
+def by_row(score: Callable[..., float], reward_file: str) -> Reward:
+    """A `compute_score` in Tunix's form: columns in, list of floats out.
+
+    The same answer to the same question is scored once: the log of a step asks for the scores of the training
+    again, and to run code or math-verify twice would take twice as long.
+
+    Raises:
+        UserError: it takes other arguments.
+    """
+    try:
+        inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
+    except TypeError as error:
+        raise UserError(
+            f"REWARD_FUNC={reward_file}: compute_score {error}; it takes {', '.join(SCORE_ARGUMENTS)}"
+        ) from None
+    scored: dict[tuple[str, ...], float] = {}
+
+    def score_of(row: tuple[str, ...]) -> float:
+        *texts, extra_info = row
+        value = score(**dict(zip(SCORE_ARGUMENTS, [*texts, json.loads(extra_info or "null")])))
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"returned {value!r:.60} for data_source {row[0]!r}, not a number")
+        return float(value)
+
+    def scores(prompts, completions, answer, data_source, extra_info, **kwargs) -> list[float]:
+        columns = zip(data_source, completions, answer, extra_info, strict=True)
+        rows = [tuple(map(str, row)) for row in columns]  # str: the columns hold NumPy's own strings
+        if len(scored) > KEPT_SCORES:
+            scored.clear()
+        new = [row for row in dict.fromkeys(rows) if row not in scored]
+        if score is task_rewards.compute_score:
+            for grader, at_once, seconds in IN_TIME:
+                some = [row for row in new if task_rewards.GRADERS.get(row[0]) is grader]
+                scored.update(zip(some, side_by_side(score_of, some, seconds, at_once)))
+        scored.update((row, score_of(row)) for row in new if row not in scored)
+        return [scored[row] for row in rows]
+
+    return scores
+
+
+def guarded(name: str, reward_fn: Reward) -> Reward:
+    """`reward_fn` under its name in REWARDS, its faults turned into UserError."""
+    import numpy as np
+
+    @functools.wraps(reward_fn)
+    def checked(prompts, completions, **columns):
+        try:
+            rewards = reward_fn(prompts=prompts, completions=completions, **columns)
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
+            ) from error
+        try:
+            values = np.asarray(rewards)
+        except ValueError:  # lists of different lengths
+            values = np.empty(0, object)
+        if values.shape != (len(completions),):
+            raise UserError(
+                f"reward function {name} returned {rewards!r:.60} for {len(completions)} completions; return "
+                "one number per completion"
+            )
+        for value, completion in zip(values.tolist(), completions, strict=True):
+            if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
+                raise UserError(
+                    f"reward function {name} returned {value!r:.60} for completion {completion!r}; return a "
+                    f"number of at most {MAX_REWARD:.0e}"
+                )
+        return [float(value) for value in values.tolist()]
+
+    checked.__name__ = name  # Tunix logs the reward under it
+    return checked

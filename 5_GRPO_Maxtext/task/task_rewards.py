@@ -1,0 +1,220 @@
+r"""Rewards by task: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`.
+
+It gives 1.0 to a right answer and 0.0 to any other (code: the share of the tests that pass, see
+code_grading.py):
+
+| data_source              | what counts as right                                                         |
+|--------------------------|------------------------------------------------------------------------------|
+| gsm8k, math_reasoning    | the number, compared exactly: "1,000", "$1000.00" and "1000" are equal       |
+| math                     | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals 12   |
+| code, code_generation    | code that passes the tests in `ground_truth`                                 |
+| qa, trivia               | the text, or one of a JSON list of texts, normalized as in SQuAD: without    |
+|                          | case, punctuation, and a, an, the                                            |
+| classification           | the label, without case and surrounding punctuation                          |
+
+The last <answer>...</answer> is graded; without one the last \boxed{...}; without that the text after the
+last "####". Without any of these the whole text is graded, so it has to be the answer and nothing else.
+"""
+
+import functools
+import json
+import logging
+import re
+import string
+import unicodedata
+
+from task import code_grading
+from task.grading import MAX_EQUATION, MAX_LENGTH, arithmetic, extract_answer, parse_number
+
+# %% Finding the answer ----------------------------------------------------------------------------------
+BOXED = r"\boxed{"
+_STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # of a text that is read backwards
+
+
+def without_stop_tokens(text: str) -> str:
+    """`text` without the stop tokens, such as <|eot_id|>, and blanks that samplers may leave at its end.
+
+    From the end, because a search for what reaches the end takes quadratic time.
+    """
+    return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
+
+
+def marked_answer(text: str) -> str | None:
+    r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none.
+
+    A \boxed{ that is never closed is an empty answer: it was cut off.
+    """
+    answer = extract_answer(text)
+    if answer is None and BOXED in text:
+        answer = boxed(text) or ""
+    if answer is None and "####" in text:
+        answer = text.rpartition("####")[2].strip().partition("\n")[0]
+        answer = without_stop_tokens(answer)
+    return answer if answer is None else answer.strip()
+
+
+def final_answer(text: str) -> str:
+    """`marked_answer`, or the whole stripped text if nothing is marked."""
+    answer = marked_answer(text)
+    return without_stop_tokens(text).strip() if answer is None else answer
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{...}, inner braces matched; None without a closed one."""
+    _, mark, rest = text.rpartition(BOXED)
+    depth = 1
+    for i, character in enumerate(rest if mark else ""):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:i]
+    return None
+
+
+# %% One grader per task ---------------------------------------------------------------------------------
+def number_score(solution_str: str, ground_truth: str) -> float:
+    """1.0 if the answer is exactly the number `ground_truth`, else 0.0."""
+    gold = parse_number(ground_truth)
+    return float(gold is not None and parse_number(final_answer(solution_str)) == gold)
+
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_KEPT = re.compile(  # punctuation without which it is another answer: -5, 3.5, 1/2, 10:30, 2010-2012, C#, C++
+    r"(?<![\w)])-(?=\.?\d)|(?<=\d)[-./:](?=\d)|(?<!\w)\.(?=\d)|(?<=\b[a-z])(?:#|\+\+)(?!\w)"
+)
+
+
+def normalize_text(text: str) -> str:
+    """SQuAD's normal form (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
+
+    Other than there, _KEPT stays. Text longer than MAX_LENGTH, which is no short answer, becomes empty
+    (to normalize a long run of combining marks takes quadratic time).
+    """
+    if len(text) > MAX_LENGTH:
+        return ""
+    text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
+    kept = {i for found in _KEPT.finditer(text) for i in range(*found.span())}
+    text = "".join(
+        c
+        for i, c in enumerate(text)
+        if i in kept or not (unicodedata.category(c)[0] == "P" or c in string.punctuation)
+    )
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def text_score(solution_str: str, ground_truth: str) -> float:
+    """1.0 if the normalized answer is `ground_truth`, or one of its texts where it is a JSON list."""
+    answer = normalize_text(final_answer(solution_str))
+    return float(bool(answer) and answer in map(normalize_text, aliases(ground_truth)))
+
+
+def aliases(ground_truth: str) -> list[str]:
+    """The right texts: the items of `ground_truth` if it is a JSON list, else itself."""
+    try:
+        items = json.loads(ground_truth)
+    except ValueError:
+        items = None
+    return list(map(str, items)) if isinstance(items, list) else [ground_truth]
+
+
+def label_score(solution_str: str, ground_truth: str) -> float:
+    """1.0 if the answer is the label and nothing else: an answer that names two labels is wrong.
+
+    Quotes, brackets, stars and full stops around it do not count; signs such as those of -1, C# and A+ do.
+    """
+
+    def normal(label):
+        return " ".join(label.casefold().split()).strip("\"'`.,;:!?()[]{}<>*_“”‘’。「」 ")
+
+    return float(normal(final_answer(solution_str)) == normal(ground_truth) != "")
+
+
+def may_hold(equation: str) -> bool:
+    """False for "17 = 18", of which math-verify would take the last side for the answer."""
+    values = set(map(arithmetic, equation.split("="))) if len(equation) <= MAX_EQUATION else set()
+    return len(values) < 2 or None in values
+
+
+MATH_SECONDS = 3  # to read an expression, and as much again to compare it; a signal, so in the main thread
+
+
+def read_math(text: str) -> list:
+    r"""What math-verify reads in `text`, nothing after MATH_SECONDS; `\$` is money, no mark of LaTeX."""
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it reports each answer that it cannot read
+    text = text.replace(r"\$", "")
+    marked = any(mark in text for mark in ("$", r"\(", r"\[", r"\boxed"))
+    return math_verify.parse(text if marked else f"${text}$", parsing_timeout=MATH_SECONDS)
+
+
+@functools.lru_cache(1024)
+def read_gold(text: str) -> list:
+    """`read_math` of a right answer, once for all answers to a question."""
+    from sympy.core.cache import clear_cache
+
+    clear_cache()  # of former questions: it grows without limit
+    return read_math(text)
+
+
+def math_score(solution_str: str, ground_truth: str) -> float:
+    """1.0 if math-verify finds the marked answer equal to `ground_truth`, else 0.0.
+
+    Raises:
+        ValueError: math-verify cannot read `ground_truth`, so no answer could be right.
+    """
+    answer = marked_answer(solution_str)
+    if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
+        return 0.0
+    if not read_gold(ground_truth):
+        raise ValueError(f"math-verify cannot read ground_truth {ground_truth!r}")
+    import math_verify
+
+    return float(math_verify.verify(read_gold(ground_truth), read_math(answer), timeout_seconds=MATH_SECONDS))
+
+
+GRADERS = {
+    "gsm8k": number_score, "math_reasoning": number_score, "math": math_score,
+    "code": code_grading.compute_score, "code_generation": code_grading.compute_score,
+    "qa": text_score, "trivia": text_score, "classification": label_score,
+}  # fmt: skip
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info=None) -> float:
+    """Grades one answer by its task, from 0.0 to 1.0; see the table at the top.
+
+    Args:
+        data_source: a key of GRADERS.
+        solution_str: what the model wrote.
+        ground_truth: the right answer.
+        extra_info: the row's `extra_info`, if it has one.
+
+    Raises:
+        ValueError: an unknown data_source (lists the known ones), or a ground truth that cannot be read.
+    """
+    if data_source not in GRADERS:
+        raise ValueError(unknown_data_source(data_source))
+    grader = GRADERS[data_source]
+    if grader is code_grading.compute_score:
+        return grader(solution_str, ground_truth, extra_info)
+    return grader(solution_str, ground_truth)
+
+
+def unknown_data_source(data_source: str) -> str:
+    """The message for a data_source that `compute_score` does not know."""
+    return (
+        f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); rename it, or "
+        "give REWARD_FUNC a file with a compute_score of your own"
+    )
+
+
+def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
+    """Why no answer could be right, or None; the arguments are texts, as in a question's row."""
+    grader = GRADERS.get(data_source)
+    if grader is number_score and parse_number(ground_truth) is None:
+        return f"ground_truth {ground_truth!r:.60} is not one number, as data_source {data_source!r} needs it"
+    if grader is math_score and not read_gold(ground_truth):
+        return f"ground_truth {ground_truth!r:.60} is nothing that math-verify can read"
+    if grader is code_grading.compute_score:
+        return code_grading.tests_fault(ground_truth, json.loads(extra_info or "null"))
+    return None

@@ -1,0 +1,1 @@
+"""What a first reading does not need; `python tool.py` lists it."""

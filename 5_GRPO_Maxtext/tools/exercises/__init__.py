@@ -1,0 +1,1 @@
+"""What stands beside exercises.py: the grader, the usual mistakes, a training with your functions."""

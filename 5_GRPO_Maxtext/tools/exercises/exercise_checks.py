@@ -1,0 +1,223 @@
+"""Beside exercises.py: numbers to try the functions on, the usual mistakes, the training with them."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import settings
+from model import llama
+from tools.exercises import grader, which_loss
+from tools.exercises.grader import Exercise
+
+# %% group_advantage ----------------------------------------------------------------------------------------
+REWARDS = np.array([1, 0, 0.5, 0, 3, 1, 0, 1, 2, 2, 2, 2], np.float32)  # three groups; the last has no signal
+
+
+def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
+    """Three groups of four."""
+    return {f"rewards {grader.text(REWARDS)}, num_generations 4": function(jnp.asarray(REWARDS), 4)}
+
+
+def advantage_as(name: str) -> Callable:
+    """An advantage of `which_loss` as a function of the exercise's arguments."""
+    return lambda rewards, G: which_loss.ADVANTAGES[name](rewards.reshape(-1, G)).ravel()
+
+
+def without_epsilon(rewards: jax.Array, G: int) -> jax.Array:
+    groups = rewards.reshape(-1, G)
+    return ((groups - groups.mean(1, keepdims=True)) / groups.std(1, ddof=1, keepdims=True)).ravel()
+
+
+WORDS = which_loss.CHANGES["advantage"]
+GROUP_ADVANTAGE = Exercise(
+    look_at_group_advantage,
+    advantage_as("group_std"),
+    {WORDS[name]: advantage_as(name) for name in WORDS if name != "group_std"}
+    | {
+        "1e-6 is missing: a group of equal rewards is 0 / 0": without_epsilon,
+        "the groups come back as [B, G], not as [B * G]": lambda rewards, G: advantage_as("group_std")(
+            rewards, G
+        ).reshape(-1, G),
+    },
+)
+
+# %% completion_mask ----------------------------------------------------------------------------------------
+EOS = 1
+COMPLETIONS = np.array(
+    [
+        [5, 6, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
+        [5, 0, 6, 1, 0, 0],  # token 0 was drawn: no padding yet
+        [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
+        [5, 6, 7, 8, 9, 5],  # cut off
+    ],
+    np.int32,
+)
+
+
+def look_at_mask(function: Callable) -> dict[str, jax.Array]:
+    """Each row is a check of its own: the first one that is wrong is shown."""
+    mask = grader.numbers(function(jnp.asarray(COMPLETIONS), EOS))
+    if mask.shape != COMPLETIONS.shape:
+        raise grader.Unusable(f"its shape is {list(mask.shape)}; expected {list(COMPLETIONS.shape)}")
+    return {f"completion {row}, eos_id 1": mask[i] for i, row in enumerate(COMPLETIONS)}
+
+
+def ended_before(completions: jax.Array, eos_id: int) -> jax.Array:
+    """Whether an end-of-sequence token stands before this one, bool [N, T]."""
+    is_eos = completions == eos_id
+    return is_eos.cumsum(axis=1) - is_eos > 0
+
+
+def first_eos(completions: jax.Array, eos_id: int) -> jax.Array:
+    """[N, 1]; trap: argmax of a row without one is 0."""
+    return (completions == eos_id).argmax(axis=1, keepdims=True)
+
+
+def last_eos(completions: jax.Array, eos_id: int) -> jax.Array:
+    """[N, 1], T where there is none."""
+    T = completions.shape[1]
+    is_eos = completions == eos_id
+    return jnp.where(is_eos.any(axis=1), T - 1 - is_eos[:, ::-1].argmax(axis=1), T)[:, None]
+
+
+COMPLETION_MASK = Exercise(
+    look_at_mask,
+    lambda c, eos: ~ended_before(c, eos),
+    {
+        "the end-of-sequence token does not count": lambda c, eos: (c == eos).cumsum(axis=1) == 0,
+        "one token after the end-of-sequence token counts, too": lambda c, eos: (
+            ~ended_before(jnp.pad(c, ((0, 0), (1, 0)), constant_values=-1)[:, :-1], eos)
+        ),
+        "everything but token 0 counts: the padding is known by where it stands, not by its token": (
+            lambda c, eos: c != 0
+        ),
+        "everything but the end-of-sequence token counts": lambda c, eos: c != eos,
+        "the last end-of-sequence token ends an answer, not the first": (
+            lambda c, eos: jnp.arange(c.shape[1]) <= last_eos(c, eos)
+        ),
+        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": (
+            lambda c, eos: jnp.arange(c.shape[1]) <= first_eos(c, eos)
+        ),
+        "an answer without end-of-sequence token does not count at all": lambda c, eos: (
+            ~ended_before(c, eos) & (c == eos).any(axis=1, keepdims=True)
+        ),
+        "the mask is upside down: True where there is padding": ended_before,
+        "the sum runs down the batch, not along the answer": lambda c, eos: (
+            (c == eos).cumsum(axis=0) - (c == eos) == 0
+        ),
+    },
+)
+
+# %% grpo_loss ----------------------------------------------------------------------------------------------
+BATCH = which_loss.golden_batch()
+EPSILON, BETA = BATCH["epsilon"].item(), BATCH["beta"].item()
+
+
+def look_at_loss(function: Callable) -> dict[str, jax.Array]:
+    """Value and gradient on the golden batch."""
+    old, ref, advantage = (
+        jnp.asarray(BATCH[name], jnp.float32) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage")
+    )
+
+    def loss(log_prob):
+        return function(log_prob, old, ref, advantage, jnp.asarray(BATCH["mask"]), EPSILON, BETA)
+
+    result = jax.eval_shape(loss, BATCH["log_prob"])  # traced as jax.jit does it in a training
+    if result.shape:
+        raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
+    value, gradient = jax.value_and_grad(loss)(BATCH["log_prob"])
+    return {
+        f"golden.npz (N = T = 12), epsilon {EPSILON}, beta {BETA}: the loss": value,
+        "the same: the loss's gradient with respect to log_prob [N, T]": gradient,
+    }
+
+
+def loss_from(pieces: which_loss.Pieces) -> Callable:
+    """A loss of `which_loss` as a function of the exercise's arguments."""
+
+    def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
+        return which_loss.loss(pieces, BATCH, log_prob, advantage)
+
+    return loss
+
+
+GRPO_LOSS = Exercise(
+    look_at_loss,
+    loss_from(which_loss.METHODS["grpo"]),
+    {
+        words[0]: loss_from(pieces)
+        for words, pieces in which_loss.changed("grpo")
+        if pieces.advantage == "group_std"
+    },
+)
+
+EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}
+
+
+# %% Training with them -------------------------------------------------------------------------------------
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """The main script as it is, but for the functions that the reader wrote."""
+    import grpo_llama3_1_8b_demo as script
+
+    group_advantage, completion_mask, grpo_loss = functions
+    c = settings.read(script.Constants, arguments)
+    eos_id = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0]).eos_token_id
+    plain = script.grpo_loss
+
+    def loss(model, batch, beta, temperature, count, c, pad_id):
+        mask = completion_mask(batch.completion_ids, eos_id)  # [N, T]
+        log_prob, _ = script.log_probs(
+            model, batch.prompt_ids, batch.completion_ids, pad_id=pad_id,
+            temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
+        )  # fmt: skip
+        now = jax.lax.stop_gradient(log_prob)  # where answers are used once, and where there is no reference
+        old, ref = (now if x is None else x for x in (batch.old_log_prob, batch.ref_log_prob))
+        _, figures = plain(model, batch, beta, temperature, count, c, pad_id)  # for the log; no gradient
+        share = len(mask) / count  # of a gradient pass: the reader's mean is over its answers only
+        return share * grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
+
+    script.grpo_loss = loss
+    script.PLAIN = script.PLAIN._replace(
+        advantage=lambda rewards, G: np.asarray(group_advantage(jnp.asarray(rewards, jnp.float32), G))
+    )
+    script.main(arguments)
+
+
+# %% Main ---------------------------------------------------------------------------------------------------
+def main(*functions: Callable) -> None:
+    """Judges the reader's three functions, or the loss in the file that the command line names.
+
+    Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file cannot be used.
+    """
+
+    def judge(arguments: list[str]) -> None:
+        if arguments and "=" not in arguments[0]:
+            sys.exit(0 if judge_file(arguments[0]) else 1)
+        if not grader.run(EXERCISES, functions):
+            sys.exit(1)
+        print("\nAll right. The main script trains the tiny Llama with them:")
+        train(functions, arguments or ["NUM_BATCHES=30"])
+
+    settings.answer(judge)
+
+
+def judge_file(path: str) -> bool:
+    """Says which loss a file holds."""
+    name = Path(path).name
+    distances, equals, looks_like = which_loss.identify(which_loss.read_loss(path))
+    print(f"{name} on golden.npz: how far it is from each method's")
+    for method, (value, gradient) in distances.items():
+        verdict = "equal" if method in equals else ""
+        print(f"    {which_loss.TITLES[method]:9s} value {value:.1e}   gradient {gradient:.1e}   {verdict}")
+    if equals:
+        print(f"It is {' and '.join(which_loss.TITLES[method] for method in equals)}.")
+    for method, *words in looks_like:
+        print(f"It is {which_loss.TITLES[method]}, but {'; and '.join(words)}.")
+    if not equals and not looks_like:
+        print("It is none of them, and no one or two of the usual mistakes make it one.")
+    return bool(equals)
