@@ -1,51 +1,65 @@
-"""The main script's constants that a first reading does not need: variants; the machine.
+"""The main script's constants that you don't need for a first reading: other methods, the run, the machine.
 
-They are the main script's like those on its page: the same names, `NAME=value`, `--help`.
+They work like those on its page: the same names, `NAME=value`, `--help`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from settings import Count, CountOrOff, NonNegative, OneOrOff, Share, pair
-
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # PEFT's names
+from settings import Count, CountOrOff, NonNegative, Share, pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
-    """Another method than plain GRPO: grpo_variants.py has what they exchange."""
+    """Other methods than plain GRPO: grpo_variants.py has a complete function for each."""
 
-    EPSILON_HIGH: NonNegative = 0.0  # upper clip range (0 = EPSILON); DAPO, arXiv 2503.14476: 0.28
-    LOSS_ALGO: Literal["grpo", "gspo-token", "cispo"] = "grpo"  # arXiv 2507.18071 (GSPO), 2506.13585 (CISPO)
+    # --- the five tables: which function takes the place of the page's
+    ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"  # which questions, by which weights
+    ADVANTAGE: Literal["group", "centered", "rloo", "maxrl", "gdpo", "none", "turn", "turn-centered"] = (
+        "group"  # centered: Dr. GRPO; none: only a TEACHER teaches; turn: a turn by what came after it
+    )
     LOSS_AGG_MODE: Literal[
         "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"  # verl's names; DAPO: token-mean; Dr. GRPO: seq-mean-token-sum-norm
-    METHOD: str = ""  # Python file with a piece of the loss of your own, by its name (empty = off)
-    ADVANTAGE: Literal["group", "rloo", "maxrl", "gdpo", "none"] = "group"  # none: a TEACHER alone teaches
-    NORM_ADV_BY_STD: bool = True  # divide by the group's std; False: Dr. GRPO, arXiv 2503.20783
+    LOSS_ALGO: Literal["grpo", "dapo", "gspo-token", "cispo"] = (
+        "grpo"  # arXiv 2503.14476, 2507.18071, 2506.13585
+    )
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
+    METHOD: str = ""  # Python file with your own function for a table: rollouts, advantage, weights, ...
+    # --- what combines with every method
+    EPSILON_HIGH: NonNegative = 0.0  # upper clip range of dapo, gspo-token, cispo (0 = EPSILON); DAPO: 0.28
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
-    SAMPLER_WEIGHT: Literal[
-        "token",
-        "token-mask",
-        "sequence",
-        "sequence-mask",
-    ] = "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
-    CURRICULUM: bool = False  # True: of twice as many questions ask those that were half right the last time
+    SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
+    SAMPLER_WEIGHT: Literal["token", "token-mask", "sequence", "sequence-mask"] = (
+        "token"  # whose ratio SAMPLER_CORRECTION caps; mask: beyond it the weight is 0
+    )
     ENTROPY_COEF: NonNegative = 0.0  # weight of the entropy in the objective (0 = off), arXiv 1602.01783
     MASK_OVERLONG: bool = False  # True: answers cut off at the limit are not trained on (DAPO)
-    OVERLONG_BUFFER: CountOrOff = 0  # last tokens before the limit that cost points (0 = off), DAPO's penalty
-    OVERLONG_PENALTY: NonNegative = 1.0  # points that an answer at the limit loses by OVERLONG_BUFFER
+    OVERLONG_BUFFER: CountOrOff = 0  # last tokens before the limit that cost reward (0 = off), DAPO's penalty
+    OVERLONG_PENALTY: NonNegative = 1.0  # reward that an answer at the limit loses by OVERLONG_BUFFER
     ZERO_VARIANCE_GROUPS: Literal["keep", "skip", "refill"] = "keep"  # refill: ask other questions (DAPO)
     TARGET_KL: NonNegative = 0.0  # nats per token; BETA is steered to keep the KL here (0 = off)
     TEMPERATURE_END: NonNegative = 0.0  # TEMPERATURE goes there in a straight line over all steps (0 = stays)
-    OFF_POLICY_STEPS: OneOrOff = 0  # 1: answers are one step old; vLLM draws them while a step trains
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
     ENVIRONMENT: str = ""  # Python file with a class Environment, a world to act in by turns (empty = off)
     MAX_TURNS: Count = 12  # actions per episode of ENVIRONMENT; longer ones are cut off
     GAMMA: Share = 1.0  # discount of the world's rewards per turn; below 1 a short way is worth more
-    RETURN_TO_GO: bool = False  # True: a turn is judged by what came after it, not by the whole episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What serves any run: its data, sampling, log and checkpoints."""
+
+    TEST_DATASET: str = ""  # files as in DATASET, without weights (empty = the test split of DATASET)
+    BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
+    DRY_RUN: bool = False  # True: check everything that can be checked, say what would happen, and stop
+    TOP_P: Share = 1.0  # (1 = off); below 1 the model trains on another distribution than it samples from
+    TOP_K: int = -1  # (-1 = off); a cut, as by TOP_P, that training does not know of
+    MAX_NONFINITE_UPDATES: CountOrOff = 0  # updates in a row that may be NaN, skipped; one more stops
+    LOG_ANSWERS_EVERY: CountOrOff = 10  # steps between those whose every answer is kept (0 = none)
+    SAVE_INTERVAL_STEPS: Count = pair(laptop=50, tpu=20)  # steps between checkpoints
+    MAX_TO_KEEP: Count = 4  # checkpoints kept; each has the params and two Adam moments
 
 
 @dataclass(frozen=True, kw_only=True)

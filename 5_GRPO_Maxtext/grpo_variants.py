@@ -1,14 +1,15 @@
-"""The variants of GRPO: functions of a few lines that take the place of a named piece of the page's loss.
+"""Other methods than plain GRPO. Each is a complete function that takes the place of one on the page.
 
-`PLAIN` in the main script names the pieces of plain GRPO; `pieces` here exchanges those that a constant asks
-for. There is no second loss. What else a constant of that block changes (schedules, groups that are filled
-up, tokens that do not count) is a function here, too, which the loop calls.
-The constants that ask for them stand in constants.py.
+The main script's page has five tables, and one constant picks from each: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE,
+LOSS_ALGO and KL_LOSS_MODE. Below are the other entries. Each function reads on its own, beside the formula of
+its paper. What combines with all of them (a sampler correction, an entropy bonus, filters) wraps the function
+that was picked: `choose` at the end of this file. The constants are in constants.py.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,145 +17,227 @@ import jax.numpy as jnp
 import numpy as np
 
 from settings import UserError, find_path
+from task.questions import mixed_batches
 from task.run_grader import load_file, place_of
 
-MAX_LOG_SEQUENCE_RATIO = 10.0  # GSPO's mean log-ratio of an answer, and the sum of an answer's
-CANDIDATES = 2  # CURRICULUM chooses among so many times BATCH_SIZE questions
-MAX_REFILLS = 4  # batches of other questions per step; each costs a step's generation
-REFILL_SEED = 1_000_003  # added to SEED: these questions come in another order
-KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by 2 % per step at most
+MAX_LOG_RATIO = 20.0  # of a token; exp(20) is 5e8
+MAX_LOG_SEQUENCE_RATIO = 10.0  # of GSPO's mean over an answer, and of the sum over an answer
+CANDIDATES = 2  # `curriculum` picks from this many times BATCH_SIZE questions
+MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
+REFILL_SEED = 1_000_003  # added to SEED, so that replacement questions come in another order
 
 
-# %% Pieces of the loss -------------------------------------------------------------------------------------
-class Pieces(NamedTuple):
-    """What `grpo_loss` is put together from; arrays are [N, T] where nothing else is said.
+# %% ROLLOUTS: generators of (step, Samples) -----------------------------------------------------------------
+def sample(c, llm, task, questions, step):
+    """G answers to each of these questions (columns [B]), graded: `Samples` [B, G, ...]."""
+    repeated = task.repeated(questions)
+    return task.grade(repeated, llm.generate(repeated, step))
 
-    Attributes:
-        advantage: of rewards [B * G] and G, NumPy: [B * G].
-        ratio: of log_prob, old_log_prob and the mask.
-        objective: of ratio, advantage [N, 1], log_prob, epsilon and upper epsilon: the objective, and which
-            tokens the clip changes (bool).
-        weight: of log_prob, sampler_log_prob, the mask and the cap: what the objective is multiplied by.
-        kl: of log pi_ref - log pi.
-        answer_sum: of values, the mask and the limit of tokens: [N].
-        count: of the mask: what the sum over the answers is divided by, [].
+
+def one_step_ahead(c, llm, task, run):
+    """While a step trains, the next step's answers are sampled, by the weights before the update.
+
+    (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead: when a run
+    continues, the weights they came from are gone.
     """
+    ahead = llm.ahead(run.carried.get("ahead"))
+    run.carried["ahead"] = ahead.to_json
+    for step in range(run.start, c.NUM_BATCHES):
+        questions = task.repeated(task.batches[step])
+        answers = ahead.take(questions, step)
+        if step + 1 < c.NUM_BATCHES:
+            ahead.begin(task.repeated(task.batches[step + 1]), step)
+        yield step, task.grade(questions, answers)
 
-    advantage: Callable[..., np.ndarray]
-    ratio: Callable[..., Any]
-    objective: Callable[..., tuple[Any, Any]]
-    weight: Callable[..., Any]
-    kl: Callable[..., Any]
-    answer_sum: Callable[..., Any]
-    count: Callable[..., Any]
 
+def curriculum(c, llm, task, run):
+    """Of CANDIDATES * B questions asks the B whose last pass rate is closest to 1/2.
 
-def pieces(c, plain: Pieces) -> Pieces:
-    """The pieces that the constants ask for.
-
-    Args:
-        c: the constants of the run.
-        plain: those of the page.
+    They teach the most: p (1 - p), the variance of a 0/1 reward, is largest there, and 0 where all answers
+    agree. Questions that haven't been asked yet count as 1/2 and come in their order.
     """
-    chosen = {}
-    advantages = {"rloo": leave_one_out_advantage, "maxrl": maxrl_advantage, "none": no_advantage}
-    if c.ADVANTAGE in advantages:
-        chosen["advantage"] = advantages[c.ADVANTAGE]
-    elif not c.NORM_ADV_BY_STD:
-        chosen["advantage"] = centered_advantage
-    if c.LOSS_ALGO == "gspo-token":
-        chosen["ratio"] = sequence_ratio
-    if c.LOSS_ALGO == "cispo":
-        chosen["objective"] = cispo_objective
-    if c.SAMPLER_WEIGHT != "token":
-        weights = {"token-mask": masked_weight, "sequence": sequence_weight}
-        chosen["weight"] = weights.get(c.SAMPLER_WEIGHT, masked_sequence_weight)
-    if c.KL_LOSS_MODE != "low_var_kl":
-        chosen["kl"] = {"kl": k1, "mse_kl": k2}[c.KL_LOSS_MODE]
-    if c.LOSS_AGG_MODE != "seq-mean-token-mean":
-        chosen["answer_sum"] = sum_by_limit if c.LOSS_AGG_MODE.endswith("norm") else token_sum
-    if c.LOSS_AGG_MODE == "token-mean":
-        chosen["count"] = count_tokens
-    return plain._replace(**chosen | own_pieces(c.METHOD))
+    rates = run.carried.setdefault("pass_rates", {})  # by question
+    candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)
+    for step in range(run.start, c.NUM_BATCHES):
+        questions = candidates[step]  # columns, str [CANDIDATES * B]
+        distance = [abs(rates.get(question, 0.5) - 0.5) for question in questions["question"].tolist()]
+        closest = np.sort(np.argsort(distance, kind="stable")[: c.BATCH_SIZE])
+        samples = sample(c, llm, task, {name: column[closest] for name, column in questions.items()}, step)
+        asked = samples.questions["question"][:, 0].tolist()  # [B]
+        rates |= zip(asked, task.right(samples).mean(axis=1).tolist(), strict=True)
+        yield step, samples
 
 
-def leave_one_out_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """RLOO (arXiv 2402.14740): R - mean of the other G - 1 answers; [B * G]."""
-    groups = rewards.reshape(-1, num_generations)  # [B, G]
-    others = (groups.sum(axis=1, keepdims=True) - groups) / (num_generations - 1)
-    return (groups - others).ravel()
+ROLLOUTS = {"one-step-ahead": one_step_ahead, "curriculum": curriculum}
 
 
-def centered_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """Dr. GRPO (arXiv 2503.20783): R - mean of the group, not divided by its std; [B * G]."""
-    groups = rewards.reshape(-1, num_generations)  # [B, G]
-    return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+# %% ADVANTAGE: of Samples [B, G, ...]; float [B, G], or [B, G, T] per token ---------------------------------
+def centered_advantage(samples):
+    """Dr. GRPO (arXiv 2503.20783): A_i = R_i - mean(R_1..R_G), not divided by the std."""
+    rewards = samples.rewards  # [B, G]
+    return rewards - rewards.mean(axis=1, keepdims=True)
 
 
-def maxrl_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """MaxRL (arXiv 2602.02710): (R - mean) / mean, for rewards that are never negative; [B * G].
+def leave_one_out_advantage(samples):
+    """RLOO (arXiv 2402.14740): A_i = R_i - mean of the rewards of the other G - 1 answers."""
+    rewards = samples.rewards  # [B, G]
+    others = (rewards.sum(axis=1, keepdims=True) - rewards) / (rewards.shape[1] - 1)
+    return rewards - others
 
-    With 0/1 rewards it is an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
-    of p: the fewer answers are right, the more each counts. (As much as those of an easy question only with
-    endless answers; with G of them the pull is 1 - (1 - p)^(G - 1).) 0 where no answer is right.
+
+def maxrl_advantage(samples):
+    """MaxRL (arXiv 2602.02710): A_i = (R_i - mean) / mean, for rewards that are never negative.
+
+    With 0/1 rewards it's an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
+    of p: the fewer answers are right, the more each one counts. 0 if no answer is right.
 
     Raises:
         UserError: a reward below 0.
     """
+    rewards = samples.rewards  # [B, G]
     if rewards.min() < 0:
         raise UserError(
             f"ADVANTAGE=maxrl: divides by the mean reward, and one is {rewards.min():g}; take rewards that "
             "are never negative, such as REWARDS=correctness_reward"
         )
-    groups = rewards.reshape(-1, num_generations)  # [B, G]
-    mean = groups.mean(axis=1, keepdims=True)
-    return ((groups - mean) / np.where(mean > 0, mean, 1.0)).ravel()
+    mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
+    return (rewards - mean) / np.where(mean > 0, mean, 1.0)
 
 
-def no_advantage(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """Distillation: the rewards are only logged, the KL to the TEACHER is all that teaches; [B * G]."""
-    return np.zeros(len(rewards))
+def decoupled_advantage(samples):
+    """GDPO (arXiv 2601.05242): normalizes each reward function within its group, and their sum in the batch.
+
+    It can tell two answers apart that earn the same sum from different rewards; the group advantage can't.
+    """
+    parts = np.stack(list(samples.reward_parts.values()))  # [F, B, G], of F reward functions
+    mean, std = parts.mean(axis=2, keepdims=True), parts.std(axis=2, ddof=1, keepdims=True)
+    total = ((parts - mean) / (std + 1e-6)).sum(axis=0)  # [B, G]
+    return (total - total.mean()) / (total.std(ddof=1) + 1e-6)
 
 
-def sequence_ratio(log_prob, old_log_prob, mask):
-    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio, with each token's own gradient."""
-    log_ratio = log_prob - old_log_prob
-    mean = (log_ratio * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
-    own_gradient = log_prob - jax.lax.stop_gradient(log_prob)  # zero, with the gradient of log_prob
-    return jnp.exp(jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
+def no_advantage(samples):
+    """Distillation: rewards are only logged; the KL to the TEACHER does all the teaching."""
+    return np.zeros_like(samples.rewards)
 
 
-def cispo_objective(ratio, A, log_prob, epsilon: float, epsilon_high: float):
+def turn_advantage(samples):
+    """Return-to-go per turn, A_ik = (G_ik - mean_i G_ik) / std: normalized within the group of a question.
+
+    G_ik is what answer i earned from turn k on (the return-to-go of chapter 3). The mean is over the answers
+    that got that far, the std over all turns of the group around their means.
+
+    Returns:
+        float [B, G, T], 0 for tokens that aren't the model's own.
+    """
+    centered, reached = centered_turns(samples)  # [B, G, K]
+    means = reached.any(axis=1).sum(axis=1)  # [B], one for each turn that an answer reached
+    degrees = reached.sum(axis=(1, 2)) - means  # [B]
+    std = np.sqrt((centered**2).sum(axis=(1, 2)) / degrees.clip(1))  # [B]
+    return per_token(centered / (std[:, None, None] + 1e-6), samples.answers.turn)
+
+
+def centered_turn_advantage(samples):
+    """`turn_advantage` without the std, as Dr. GRPO: A_ik = G_ik - mean_i G_ik."""
+    return per_token(centered_turns(samples)[0], samples.answers.turn)
+
+
+def centered_turns(samples):
+    """G_ik - mean_i G_ik, and whether answer i reached turn k: [B, G, K] each; K is the most turns."""
+    episodes = samples.answers.texts  # [B, G]
+    to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
+    for place, episode in np.ndenumerate(episodes):
+        to_go[place][: len(episode.to_go)] = episode.to_go
+    world = samples.reward_parts.get("episode_return", 0.0 * samples.rewards)  # other rewards come at the end
+    to_go = to_go * ("episode_return" in samples.reward_parts) + (samples.rewards - world)[..., None]
+    reached = ~np.isnan(to_go)
+    mean = np.nansum(to_go, axis=1, keepdims=True) / reached.sum(axis=1, keepdims=True).clip(1)  # [B, 1, K]
+    return np.where(reached, to_go - mean, 0.0), reached
+
+
+def per_token(per_turn, turn):
+    """[B, G, K] per turn as [B, G, T] per token; 0 where `turn` is -1."""
+    return np.take_along_axis(per_turn, turn.clip(0), axis=2) * (turn >= 0)
+
+
+ADVANTAGES = {
+    "centered": centered_advantage,
+    "rloo": leave_one_out_advantage,
+    "maxrl": maxrl_advantage,
+    "gdpo": decoupled_advantage,
+    "none": no_advantage,
+    "turn": turn_advantage,
+    "turn-centered": centered_turn_advantage,
+}
+
+
+# %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] -------------------------
+def mean_of_tokens(mask):
+    """DAPO (arXiv 2503.14476, eq. 8): every token of the step counts the same."""
+    return mask / mask.sum().clip(1)
+
+
+def sum_of_tokens(mask):
+    """An answer counts with the sum over its tokens: a long one counts more."""
+    return mask / mask.any(axis=-1).sum().clip(1)
+
+
+def sum_by_limit(mask):
+    """Dr. GRPO (arXiv 2503.20783): the sum divided by the limit T for every answer, not by its length."""
+    return mask / mask.shape[-1] / mask.any(axis=-1).sum().clip(1)
+
+
+WEIGHTS = {
+    "token-mean": mean_of_tokens,
+    "seq-mean-token-sum": sum_of_tokens,
+    "seq-mean-token-sum-norm": sum_by_limit,
+}
+
+
+# %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and which tokens the clip changes -------
+def clip_higher_objective(pi, batch, c):
+    """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has an upper end of its own.
+
+    min(ratio * A, clip(ratio, 1 - eps, 1 + eps_high) * A)
+    """
+    ratio = jnp.exp(jnp.clip(pi.log_prob - batch.old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    clipped = jnp.clip(ratio, 1 - c.EPSILON, 1 + c.EPSILON_HIGH)
+    objective = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+    return objective, clipped * batch.advantage < ratio * batch.advantage
+
+
+def gspo_objective(pi, batch, c):
+    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio, with each token's own gradient.
+
+    s_it = sg(s_i) * pi_it / sg(pi_it)        s_i = exp(mean_t log ratio_it)
+    """
+    tokens = batch.mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
+    mean = ((pi.log_prob - batch.old_log_prob) * batch.mask).sum(axis=1, keepdims=True) / tokens  # [N, 1]
+    own_gradient = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # zero, with the gradient of log_prob
+    ratio = jnp.exp(jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
+    clipped = jnp.clip(ratio, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH or c.EPSILON))
+    objective = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+    return objective, clipped * batch.advantage < ratio * batch.advantage
+
+
+def cispo_objective(pi, batch, c):
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
 
-    The ratio is a weight without a gradient. Capped, it weighs a token less, where PPO's clip drops it: the
-    tokens whose weight is capped keep a gradient. The paper sets no lower bound, and neither is there one
-    here: `epsilon` is not used.
+    The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a capped token
+    keeps it with a smaller weight. The paper sets no lower bound, and neither does this: EPSILON only counts
+    if EPSILON_HIGH is 0.
     """
-    weight = jax.lax.stop_gradient(jnp.minimum(ratio, 1 + epsilon_high))
-    return weight * A * log_prob, ratio > 1 + epsilon_high
+    cap = 1 + (c.EPSILON_HIGH or c.EPSILON)
+    ratio = jnp.exp(jnp.clip(pi.log_prob - batch.old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    weight = jax.lax.stop_gradient(jnp.minimum(ratio, cap))
+    return weight * batch.advantage * pi.log_prob, ratio > cap
 
 
-def sequence_weight(log_prob, sampler_log_prob, mask, cap: float):
-    """min(pi / pi_sampler of the whole answer, cap), [N, 1]: exact, and noisier the longer the answer."""
-    log_ratio = ((log_prob - sampler_log_prob) * mask).sum(axis=1, keepdims=True)  # [N, 1]
-    return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
+OBJECTIVES = {"dapo": clip_higher_objective, "gspo-token": gspo_objective, "cispo": cispo_objective}
 
 
-def masked_weight(log_prob, sampler_log_prob, mask, cap: float):
-    """IcePop (arXiv 2510.18855): pi / pi_sampler of a token within 1/cap..cap, beyond it 0; [N, T]."""
-    weight = jnp.exp(jnp.clip(log_prob - sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
-    return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
-
-
-def masked_sequence_weight(log_prob, sampler_log_prob, mask, cap: float):
-    """The whole answer's ratio, 0 where it is above cap (arXiv 2510.26788, section 4.2); [N, 1]."""
-    weight = sequence_weight(log_prob, sampler_log_prob, mask, math.inf)
-    return jnp.where(weight <= cap, weight, 0.0)
-
-
+# %% KL_LOSS_MODE: of log pi_ref - log pi, [N, T] ------------------------------------------------------------
 def k1(log_ref_ratio):
-    """The KL's plain estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref."""
+    """The plain KL estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref."""
     return -log_ref_ratio
 
 
@@ -163,259 +246,217 @@ def k2(log_ref_ratio):
     return log_ref_ratio**2 / 2
 
 
-def token_sum(values, mask, limit: int):
-    """Sum over an answer's tokens: DAPO (arXiv 2503.14476, eq. 8) divides it by all tokens."""
-    return (values * mask).sum(axis=1)
+KLS = {"kl": k1, "mse_kl": k2}
 
 
-def sum_by_limit(values, mask, limit: int):
-    """Dr. GRPO (arXiv 2503.20783): divided by the same number for every answer, not by its length."""
-    return (values * (mask / limit)).sum(axis=1)
+# %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -----------------
+def truncated_weight(batch, cap):
+    """min(pi / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section 4.1)."""
+    log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return jnp.minimum(jnp.exp(log_ratio), cap)
 
 
-def count_tokens(mask):
-    """DAPO: the tokens that count."""
-    return mask.sum()
+def masked_weight(batch, cap):
+    """IcePop (arXiv 2510.18855): a token's pi / pi_sampler within 1/cap..cap, otherwise 0."""
+    weight = jnp.exp(jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
+    return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
 
 
-# %% A piece of your own ------------------------------------------------------------------------------------
-@functools.cache
-def own_pieces(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that have the name of a piece.
+def sequence_weight(batch, cap):
+    """min(pi / pi_sampler of the whole answer, cap): exact, and noisier the longer the answer."""
+    log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(axis=1, keepdims=True)
+    return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
 
-    Raises:
-        UserError: no such file, it does not run, or it has no piece.
+
+def masked_sequence_weight(batch, cap):
+    """pi / pi_sampler of the whole answer, 0 if it's above cap (arXiv 2510.26788, section 4.2)."""
+    weight = sequence_weight(batch, math.inf)
+    return jnp.where(weight <= cap, weight, 0.0)
+
+
+SAMPLER_WEIGHTS = {
+    "token": truncated_weight,
+    "token-mask": masked_weight,
+    "sequence": sequence_weight,
+    "sequence-mask": masked_sequence_weight,
+}
+
+
+# %% What wraps the function that was picked -----------------------------------------------------------------
+def has_signal(samples):
+    """Whether the answers of a group differ in reward: bool [B]."""
+    return np.ptp(samples.rewards, axis=1) > 0
+
+
+def refilled(rollouts, c, llm, task, run):
+    """ZERO_VARIANCE_GROUPS=refill, DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+
+    It asks replacement questions until B groups have a signal, at most MAX_REFILLS batches of them.
+
+    Yields:
+        The groups with a signal first, in order; `samples.sampled` has all that were sampled, for the log.
     """
-    if not method:
-        return {}
-    module = load_file(find_path(method).resolve(), "METHOD")
-    found = {
-        name: getattr(module, name)
-        for name in Pieces.__annotations__
-        if callable(getattr(module, name, None))
-    }
-    if not found:
-        raise UserError(
-            f"METHOD={method}: has none of the functions {', '.join(Pieces.__annotations__)}; name one so"
-        )
-    return found
+    others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
+    for step, samples in rollouts(c, llm, task, run):
+        for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
+            if has_signal(samples).sum() >= c.BATCH_SIZE:
+                break
+            more = sample(c, llm, task, others[i], step)
+            samples = jax.tree.map(lambda *arrays: np.concatenate(arrays), samples, more)
+        first = np.argsort(~has_signal(samples), kind="stable")[: c.BATCH_SIZE]
+        yield step, samples.groups(first)._replace(sampled=samples)
 
 
-def check_method(c, plain: Pieces) -> None:
-    """Calls METHOD's functions on two small groups, the second of which has equal rewards.
-
-    Raises:
-        UserError: one raises, or gives another shape than the page's own, or a NaN.
-    """
-    G, mask = 4, np.arange(3) < np.array([[3, 2, 1, 3] * 2]).T  # [N, T]: answers of 3, 2, 1 and 3 tokens
-    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(mask.shape)
-    other, A = log_prob[::-1], np.linspace(-1, 1, len(mask), dtype=np.float32)[:, None]
-    examples = {
-        "advantage": (np.array([0.0, 1, 1, 3, 0, 0, 0, 0]), G),
-        "ratio": (log_prob, other, mask),
-        "objective": (np.exp(log_prob - other), A, log_prob, 0.2, 0.3),
-        "weight": (log_prob, other, mask, 2.0),
-        "kl": (other - log_prob,),
-        "answer_sum": (log_prob, mask, 3),
-        "count": (mask,),
-    }
-    for name, function in own_pieces(c.METHOD).items():
-        arguments, fault = examples[name], f"METHOD={c.METHOD}: {name}"
-        # advantage is NumPy's; the others are compiled as in the loss, where numbers are constants, too.
-        numbers = [i for i, x in enumerate(arguments) if not isinstance(x, np.ndarray)]
-        try:
-            if name != "advantage":
-                function = jax.jit(function, static_argnums=numbers)
-            given = function(*arguments)
-            shapes, expected = (jax.tree.map(np.shape, x) for x in (given, getattr(plain, name)(*arguments)))
-            finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
-        except (Exception, SystemExit) as error:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            raise UserError(
-                f"{fault} raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
-            ) from error
-        if shapes != expected and not (name == "weight" and shapes == (len(mask), 1)):
-            raise UserError(
-                f"{fault} returned the shape {shapes} for {len(mask)} answers of {mask.shape[1]} tokens, not "
-                f"{expected}; fix it"
-            )
-        if not finite:
-            raise UserError(f"{fault} returned NaN or infinity (a group of equal rewards? a 0 / 0?); fix it")
+def without_equal_groups(rollouts, c, llm, task, run):
+    """ZERO_VARIANCE_GROUPS=skip or refill: a group without a signal isn't trained, not even by the KL."""
+    for step, samples in rollouts(c, llm, task, run):
+        yield step, samples._replace(mask=samples.mask & has_signal(samples)[:, None, None])
 
 
-# %% What does not count, and what only the tokens tell -----------------------------------------------------
+def without_cut_off(rollouts, c, llm, task, run):
+    """MASK_OVERLONG, DAPO's overlong filter (arXiv 2503.14476, section 3.4): trains no cut-off answer."""
+    for step, samples in rollouts(c, llm, task, run):
+        yield step, samples._replace(mask=samples.mask & samples.answers.ended[..., None])
+
+
+def clipped_advantage(advantage, limit, samples):
+    """ADVANTAGE_CLIP: advantages stay within -limit..limit."""
+    return np.clip(advantage(samples), -limit, limit)
+
+
+def corrected_objective(objective, c, pi, batch):
+    """SAMPLER_CORRECTION: multiplies the objective by pi_old / pi_sampler, of trainer and sampler."""
+    value, clipped = objective(pi, batch)
+    return value * SAMPLER_WEIGHTS[c.SAMPLER_WEIGHT](batch, c.SAMPLER_CORRECTION), clipped
+
+
+def objective_with_entropy(objective, coefficient, pi, batch):
+    """ENTROPY_COEF: adds coefficient * entropy (Mnih et al., arXiv 1602.01783, section 4)."""
+    value, clipped = objective(pi, batch)
+    return value + coefficient * pi.entropy, clipped
+
+
+# %% Rewards and schedules -----------------------------------------------------------------------------------
 def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
-    """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
+    """OVERLONG_BUFFER, DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
 
     0 up to `limit - buffer` tokens, then down in a straight line to `-penalty` at the limit.
-
-    Args:
-        limit: L_max, tokens per answer.
-        buffer: L_cache, tokens.
-        penalty: points; 1 in the paper, whose rewards are 1 and -1.
     """
 
-    def overlong(prompts, completions, completion_ids: Sequence[Sequence[int]], **columns) -> list[float]:
+    def overlong(prompts, completions, completion_ids, **columns) -> list[float]:
         over = np.array([len(ids) for ids in completion_ids]) - (limit - buffer)  # [B * G], tokens
         return (-penalty * np.maximum(over / buffer, 0)).tolist()
 
     return overlong
 
 
-def reward_functions(c, functions: list[Callable[..., list[float]]]) -> list[Callable[..., list[float]]]:
-    """What an answer is paid for: the functions of REWARDS and, with OVERLONG_BUFFER, its length."""
-    if not c.OVERLONG_BUFFER:
-        return functions
-    return [*functions, overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY)]
+KL_GAIN, KL_ERROR_LIMIT = 0.1, 0.2  # arXiv 1909.08593: beta moves by at most 2 % per step
 
 
-def has_signal(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """Whether the answers of a group differ in reward: bool [B]."""
-    return np.ptp(rewards.reshape(-1, num_generations), axis=1) > 0
-
-
-def what_counts(c, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    """Which answers are trained on: bool [B * G].
-
-    Args:
-        c: the constants of the run.
-        rewards: float [B * G].
-        ended: whether an answer has an end-of-sequence token, bool [B * G].
-    """
-    counts = np.ones(len(rewards), bool)
-    if c.ZERO_VARIANCE_GROUPS != "keep":
-        counts &= np.repeat(has_signal(rewards, c.NUM_GENERATIONS), c.NUM_GENERATIONS)
-    if c.MASK_OVERLONG:
-        counts &= ended
-    return counts
-
-
-def filled_up(c, drawn, others: Iterable[Any]):
-    """DAPO's dynamic sampling: asks other questions until every group of the batch has a signal.
-
-    Args:
-        c: the constants of the run.
-        drawn: a tuple of arrays [B * G, ...], with `rewards`.
-        others: more of them, drawn when asked for; where they end it takes what there is.
-
-    Returns:
-        As many groups, those with a signal first; and all that were drawn.
-    """
-    G = c.NUM_GENERATIONS
-    parts, size = [drawn], len(drawn.rewards) // G
-    signal = has_signal(drawn.rewards, G)
-    others = iter(others)
-    while signal.sum() < size and (more := next(others, None)) is not None:
-        parts.append(more)
-        signal = np.append(signal, has_signal(more.rewards, G))
-    chosen = np.argsort(~signal, kind="stable")[:size]  # those with a signal first, in their order
-    rows = (chosen[:, None] * G + np.arange(G)).ravel()
-    all_drawn = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    return jax.tree.map(lambda array: array[rows], all_drawn), all_drawn
-
-
-# %% Which questions are asked ------------------------------------------------------------------------------
-def half_right(
-    batch: dict[str, np.ndarray], pass_rates: dict[str, float], size: int
-) -> dict[str, np.ndarray]:
-    """Of a batch, the `size` questions whose last pass rate is nearest to 1/2: they have most to teach.
-
-    The variance of a 0/1 reward, p (1 - p), is largest there, and 0 where all answers agree. Questions that
-    were not yet asked count as 1/2 and come in their order.
-
-    Args:
-        batch: columns of the questions, str [CANDIDATES * size].
-        pass_rates: by question, from `rates_of`.
-        size: questions per step, B.
-    """
-    distance = [abs(pass_rates.get(question, 0.5) - 0.5) for question in batch["question"].tolist()]
-    chosen = np.sort(np.argsort(distance, kind="stable")[:size])
-    return {name: column[chosen] for name, column in batch.items()}
-
-
-def rates_of(drawn, grader, num_generations: int) -> dict[str, float]:
-    """By question, the share of its G answers that were right."""
-    names = ("answer", "data_source", "extra_info")
-    right = grader.score(drawn.texts.tolist(), **{name: drawn.asked[name].tolist() for name in names}) >= 1
-    rates = right.reshape(-1, num_generations).mean(axis=1).tolist()
-    return dict(zip(drawn.asked["question"][::num_generations].tolist(), rates, strict=True))
-
-
-# %% Each reward, each turn ---------------------------------------------------------------------------------
-def finer_advantage(c, plain: Pieces) -> Callable[..., np.ndarray] | None:
-    """What takes the advantage's place and sees more than the sum of an answer's rewards; None: nothing."""
-    if c.RETURN_TO_GO:
-        return functools.partial(turn_advantage, by_std=c.NORM_ADV_BY_STD)
-    if c.ADVANTAGE == "gdpo":
-        return functools.partial(decoupled_advantage, of_one=plain.advantage)
-    return None
-
-
-def decoupled_advantage(drawn, num_generations: int, of_one: Callable[..., np.ndarray]) -> np.ndarray:
-    """GDPO (arXiv 2601.05242): each reward against its own group, summed, divided by the batch's std.
-
-    Two answers with the same sum from different rewards are told apart, where the group advantage of the sum
-    sees one number.
-
-    Args:
-        drawn: the main script's `Drawn`.
-        num_generations: G.
-        of_one: the group advantage of one reward.
-
-    Returns:
-        float [B * G]
-    """
-    total = sum(of_one(points, num_generations) for points in drawn.points.values())
-    return (total - total.mean()) / (total.std(ddof=1) + 1e-6)
-
-
-# %% Turns --------------------------------------------------------------------------------------------------
-def turn_advantage(drawn, num_generations: int, by_std: bool = True) -> np.ndarray:
-    """Each turn against the same turn of its group: A_ik = (G_ik - mean_i G_ik) / std.
-
-    G_ik is what answer i earned from turn k on (chapter 3's return-to-go), the mean is over the answers that
-    came as far, and the standard deviation is that of all the group's turns around these means.
-
-    Args:
-        drawn: the main script's `Drawn`, of episodes.
-        num_generations: G.
-        by_std: False leaves the division out.
-
-    Returns:
-        float [N, T], of each token of the model's own; 0 for the others.
-    """
-    K = drawn.turn.max() + 1
-    to_go = np.full((len(drawn.texts), K), np.nan)
-    for row, episode in zip(to_go, drawn.texts, strict=True):
-        row[: len(episode.to_go)] = episode.to_go
-    world = drawn.points.get("episode_return", 0.0 * drawn.rewards)  # the other rewards come at the end
-    to_go = to_go * ("episode_return" in drawn.points) + (drawn.rewards - world)[:, None]
-    groups = to_go.reshape(-1, num_generations, K)  # [B, G, K]
-    walked = ~np.isnan(groups)
-    count = walked.sum(axis=1, keepdims=True)  # [B, 1, K]
-    centered = np.where(walked, groups - np.nansum(groups, axis=1, keepdims=True) / count.clip(1), 0.0)
-    if by_std:
-        spare = walked.sum(axis=(1, 2)) - (count > 0).sum(axis=(1, 2))  # [B], less a mean for each turn
-        std = np.sqrt((centered**2).sum(axis=(1, 2)) / spare.clip(1))
-        centered /= std[:, None, None] + 1e-6
-    return np.take_along_axis(centered.reshape(-1, K), drawn.turn.clip(0), axis=1) * (drawn.turn >= 0)
-
-
-# %% Schedules: pure functions of the step ------------------------------------------------------------------
 def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
-    """The KL weight after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+    """TARGET_KL: beta after a step whose KL was `kl` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
 
         e = clip(KL / target - 1, -0.2, 0.2)        beta <- beta * (1 + 0.1 e)
 
-    A KL that is not finite (an update that was skipped), and a target of 0 (off), change nothing.
+    A KL that isn't finite (a skipped update) and a target of 0 (off) change nothing.
     """
     if not target_kl or not math.isfinite(kl):
         return beta
     return beta * (1 + KL_GAIN * min(max(kl / target_kl - 1, -KL_ERROR_LIMIT), KL_ERROR_LIMIT))
 
 
-def temperature_of(c, step: int) -> float:
-    """TEMPERATURE at step 0, in a straight line to TEMPERATURE_END at the last step (0 = it stays)."""
+def temperature_at(c, step: int) -> float:
+    """TEMPERATURE at step 0, then in a straight line to TEMPERATURE_END at the last step (0 = it stays)."""
     if not c.TEMPERATURE_END:
         return c.TEMPERATURE
     return c.TEMPERATURE + (c.TEMPERATURE_END - c.TEMPERATURE) * step / max(1, c.NUM_BATCHES - 1)
+
+
+# %% Which functions a run uses ------------------------------------------------------------------------------
+class Method(NamedTuple):
+    """One function per table, with what wraps it."""
+
+    rollouts: Callable[..., Any]  # (c, llm, task, run): yields (step, Samples)
+    advantage: Callable[..., Any]  # (samples): [B, G] or [B, G, T]
+    weights: Callable[..., Any]  # (mask [B, G, T]): [B, G, T]
+    objective: Callable[..., Any]  # (pi, batch): [N, T] and bool [N, T]
+    kl: Callable[..., Any]  # (log_ref_ratio [N, T]): [N, T]
+
+
+def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
+    """The functions that the constants ask for; those of METHOD's file replace the tables'."""
+    picked = (table[getattr(c, constant)] for constant, table in tables.items())
+    use = Method(*picked)._replace(**own_functions(c.METHOD))
+    rollouts, advantage = use.rollouts, use.advantage
+    objective = functools.partial(use.objective, c=c)
+    if c.ZERO_VARIANCE_GROUPS == "refill":
+        rollouts = functools.partial(refilled, rollouts)
+    if c.ZERO_VARIANCE_GROUPS != "keep":
+        rollouts = functools.partial(without_equal_groups, rollouts)
+    if c.MASK_OVERLONG:
+        rollouts = functools.partial(without_cut_off, rollouts)
+    if c.ADVANTAGE_CLIP:
+        advantage = functools.partial(clipped_advantage, advantage, c.ADVANTAGE_CLIP)
+    if c.SAMPLER_CORRECTION:
+        objective = functools.partial(corrected_objective, objective, c)
+    if c.ENTROPY_COEF:
+        objective = functools.partial(objective_with_entropy, objective, c.ENTROPY_COEF)
+    return use._replace(rollouts=rollouts, advantage=advantage, objective=objective)
+
+
+@functools.cache
+def own_functions(method: str) -> dict[str, Callable[..., Any]]:
+    """The functions of METHOD's file that are named after a field of `Method`.
+
+    Raises:
+        UserError: no such file, it doesn't run, or it has no such function.
+    """
+    if not method:
+        return {}
+    module = load_file(find_path(method).resolve(), "METHOD")
+    found = {name: getattr(module, name) for name in Method._fields if callable(getattr(module, name, None))}
+    if not found:
+        raise UserError(f"METHOD={method}: defines none of {', '.join(Method._fields)}; name a function so")
+    return found
+
+
+def check_method(c, tables) -> None:
+    """Calls METHOD's functions on two small groups, one of them with equal rewards.
+
+    `rollouts` isn't called: the first step shows whether it works.
+
+    Raises:
+        UserError: one raises, or returns another shape than the page's own function, or a NaN.
+    """
+    mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
+    log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]
+    rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
+    samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
+    batch = SimpleNamespace(
+        mask=mask.reshape(8, 3), old_log_prob=log_prob[::-1], advantage=np.linspace(-1, 1, 8)[:, None]
+    )
+    calls = {  # traced as in the loss, where NumPy can't be used
+        "advantage": lambda function: function(samples),
+        "weights": lambda function: function(mask),
+        "objective": lambda function: jax.jit(
+            lambda x: function(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
+        )(log_prob),
+        "kl": lambda function: jax.jit(function)(log_prob[::-1] - log_prob),
+    }
+    plain = Method(*(next(iter(table.values())) for table in tables.values()))
+    own = own_functions(c.METHOD)
+    for name in own.keys() & calls.keys():
+        fault = f"METHOD={c.METHOD}: {name}"
+        try:
+            given = calls[name](own[name])
+            shapes, expected = (jax.tree.map(np.shape, x) for x in (given, calls[name](getattr(plain, name))))
+            finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
+        except (Exception, SystemExit) as error:
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise UserError(
+                f"{fault} raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
+            ) from error
+        if shapes != expected:
+            raise UserError(f"{fault} returned the shape {shapes}, not {expected}; fix it")
+        if not finite:
+            raise UserError(f"{fault} returned NaN or infinity (a group of equal rewards? a 0 / 0?); fix it")

@@ -31,7 +31,7 @@ HANGS = 900  # seconds; only against a process that never ends
 # What neither the model nor its engine sees: runs that differ in nothing else can take the same cluster.
 BESIDE_THE_CLUSTER = {
     "RUN_DIR", "CHECKPOINT_DIR", "PROFILE_DIR", "DATASET", "TEST_DATASET", "REWARDS", "REWARD_FUNC",
-    "NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "OFF_POLICY_STEPS",
+    "NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "ROLLOUTS",
     "SAMPLER_CORRECTION", "TEMPERATURE_END", "NUM_TEST_QUESTIONS", "EVAL_CONFIG", "EVAL_EVERY",
     "EVAL_QUESTIONS", "LOG_ANSWERS_EVERY", "SAVE_INTERVAL_STEPS", "MAX_TO_KEEP",
 }  # fmt: skip
@@ -106,13 +106,29 @@ def read_again(initialize):
     return take
 
 
+def kept(make, names):
+    """`make`, whose result follows from these constants and is made once for each of their values."""
+    made = {}
+
+    def take(c, *arguments):
+        key = tuple(getattr(c, name) for name in names)
+        if key not in made:
+            made[key] = make(c, *arguments)
+        return made[key]
+
+    return take
+
+
 def share_programs(patch):
     """Runs and engines of this process that have the same model and the same sizes share them."""
     from tunix.rl.rl_cluster import Mode
 
     import grpo_llama3_1_8b_demo as demo
+    import grpo_variants
     import inference
+    from constants import Variants
     from model import llama
+    from run import start
 
     patch.setattr(llama.pyconfig, "initialize", read_again(llama.pyconfig.initialize))
 
@@ -122,13 +138,20 @@ def share_programs(patch):
         seen = {name: value for name, value in vars(c).items() if name not in beside}
         return folder.resolve(), *more, *seen.items()
 
-    patch.setattr(demo, "make_cluster", taken_again(
-        demo.make_cluster,
+    patch.setattr(start, "make_cluster", taken_again(
+        start.make_cluster,
         lambda c, folder, *_: name(c, folder, BESIDE_THE_CLUSTER),
         lambda made: (
             made.actor_trainer.model, made, made.rollout, made.get_rollout_config(Mode.TRAIN)
         ),
     ))  # fmt: skip
+
+    # `update` takes both as static arguments: other objects of the same constants would be traced anew.
+    steps = ("NUM_BATCHES", "NUM_ITERATIONS", "LEARNING_RATE", "WARMUP_FRACTION", "MAX_GRAD_NORM", "B1", "B2",
+             "WEIGHT_DECAY", "MAX_NONFINITE_UPDATES")  # fmt: skip
+    patch.setattr(demo, "make_optimizer", kept(demo.make_optimizer, steps))
+    method = ("EPSILON", *Variants.__dataclass_fields__)
+    patch.setattr(grpo_variants, "choose", kept(grpo_variants.choose, method))
 
     def engine(c, folder, _, __, count, checkpoint=None):
         run = checkpoint.constants if checkpoint else {}

@@ -16,11 +16,15 @@ from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutOutput
 
 import grpo_llama3_1_8b_demo as demo
-import grpo_variants
+import grpo_variants as variants
 import reward_func
 import settings
+from model.llm import Llm, Model
+from model.rollout import sampling
 from run import checks, run_folder
+from run.training import TrainingRun
 from task import run_grader
+from task.task import make_task
 
 PAD, EOS, VOCABULARY = 0, 1, 6
 TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)
@@ -63,43 +67,66 @@ def log_probs_by_hand(table=TABLE, prompts=PROMPTS, answers=ANSWERS, temperature
     return np.take_along_axis(logits, answers[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
 
 
-def batch_of(passes=0, **changes) -> demo.Batch:
-    """The two answers, with other fields where they are given; in gradient passes if there are any."""
+def batch_of(c, passes=0, **changes) -> demo.Batch:
+    """The two answers, with other fields if they are given; in gradient passes if there are any."""
     fields = dict(
-        prompt_ids=PROMPTS, completion_ids=ANSWERS, completion_mask=MASK != 0, advantages=ADVANTAGES,
-        sampler_log_prob=SAMPLER, ref_log_prob=REFERENCE, old_log_prob=OLD,
+        prompt_ids=PROMPTS, completion_ids=ANSWERS, mask=MASK != 0, advantage=ADVANTAGES[:, None],
+        beta=np.full((2, 1), c.BETA), sampler_log_prob=SAMPLER, old_log_prob=OLD,
+        ref_log_prob=REFERENCE if c.BETA else None,
     ) | changes  # fmt: skip
+    fields["weight"] = weights_of(c, fields["mask"])
+    return as_batch(fields, passes)
+
+
+def weights_of(c, mask) -> np.ndarray:
+    """What the run's aggregation makes of a mask [N, T], a group of two at a time."""
+    weights = variants.choose(c, demo.TABLES).weights(np.asarray(mask).reshape(-1, 2, mask.shape[-1]))
+    return weights.reshape(mask.shape)
+
+
+def as_batch(fields, passes=0) -> demo.Batch:
+    """Arrays [N, ...] as a `Batch`, in gradient passes [passes, N / passes, ...] if there are any."""
 
     def array(x):
-        x = jnp.asarray(x)
+        x = jnp.asarray(x, jnp.float32 if np.asarray(x).dtype == np.float64 else None)
         return x.reshape(passes, -1, *x.shape[1:]) if passes else x
 
     return demo.Batch(**{name: None if x is None else array(x) for name, x in fields.items()})
 
 
-def loss_of(*constants, table=TABLE, beta=None, temperature=None, **changes):
-    """The loss on the page, its figures and its gradient, for the two answers and these constants."""
-    c, batch = constants_of(*constants), batch_of(**changes)
-    count = grpo_variants.pieces(c, demo.PLAIN).count(batch.completion_mask).clip(1)
-    beta, temperature = beta or c.BETA, temperature or c.TEMPERATURE
+def model_of(c, module, trained=nnx.Param, temperature=None) -> tuple[dict, Model]:
+    """A module's params and the `Model` without them, as `Llm` splits it."""
+    graphdef, params, frozen = nnx.split(module, trained, ...)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    temperature = temperature or c.TEMPERATURE
+    model = Model(graphdef, frozen, temperature, PAD, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, ())
+    return nnx.to_pure_dict(params), model
 
-    def loss(model):
-        return demo.grpo_loss(model, batch, beta, temperature, count, c, PAD)
 
-    (value, figures), gradient = nnx.value_and_grad(loss, has_aux=True)(Table(table))
-    return value, figures, np.asarray(gradient.table[...])
+def loss_of(*constants, table=TABLE, temperature=None, **changes):
+    """The loss on the page, its metrics and its gradient, for the two answers and these constants."""
+    c = constants_of("NUM_GENERATIONS=2", *constants)
+    params, model = model_of(c, Table(table), temperature=temperature)
+    one_pass = jax.value_and_grad(demo.loss, has_aux=True)
+    use = variants.choose(c, demo.TABLES)
+    (value, metrics), gradient = one_pass(params, model, batch_of(c, **changes), use)
+    return value, without_old(metrics), np.asarray(gradient["table"])
 
 
 def updated(c, batch, updates=1, table=TABLE):
-    """The page's `update` of a table: the table after it, the last loss and gradient norm, its figures."""
-    graphdef, weights, frozen = nnx.split(Table(table), nnx.Param, ...)
-    weights = nnx.to_pure_dict(weights)
-    moments = demo.make_optimizer(c).init(weights)
+    """The page's `update` of a table: the table after it, the last loss and gradient norm, its metrics."""
+    params, model = model_of(c, Table(table))
+    use, optimizer = variants.choose(c, demo.TABLES), demo.make_optimizer(c)
+    opt_state = optimizer.init(params)
     for _ in range(updates):
-        weights, moments, loss, norm, figures = demo.update(
-            graphdef, weights, frozen, moments, batch, c.BETA, c.TEMPERATURE, c, PAD
-        )
-    return np.asarray(weights["table"]), float(loss), float(norm), figures
+        params, opt_state, metrics = demo.update(params, opt_state, model, batch, use, optimizer)
+    loss, norm = float(metrics.pop("loss")), float(metrics.pop("grad_norm"))
+    return np.asarray(params["table"]), loss, norm, without_old(metrics)
+
+
+def without_old(metrics):
+    """The metrics that `mean_metrics` takes."""
+    return {name: value for name, value in metrics.items() if name != "old_log_prob"}
 
 
 def mean(figure):
@@ -183,7 +210,7 @@ def make_cluster(c, answers, *, takes=0.0, **training):
             role_to_mesh={Role.ACTOR: mesh, Role.REFERENCE: mesh, Role.ROLLOUT: mesh},
             role_to_logical_axis_rule={role: () for role in (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)},
             rollout_engine=functools.partial(Scripted, answers=answers, takes=takes),
-            rollout_config=demo.sampling(c),
+            rollout_config=sampling(c),
             training_config=RLTrainingConfig(
                 actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000, **training
             ),
@@ -209,9 +236,15 @@ def graded(points) -> run_grader.Grader:
 
 
 def train(c, answers, points, folder: Path, **cluster):
-    """The loop on the page, with these answers: the cluster after it, and the rows of its log."""
-    made = make_cluster(c, answers, **cluster)
+    """The loop on the page, with these answers: the language model after it, and the rows of its log."""
+    llm = Llm(c, make_cluster(c, answers, **cluster))
+    return llm, train_llm(c, llm, graded(points), questions(10 * c.BATCH_SIZE), folder)
+
+
+def train_llm(c, llm, grader, rows, folder: Path, held_out=()):
+    """The loop on the page, on these questions; the rows of its log."""
     folder.mkdir(parents=True, exist_ok=True)
     run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
-    log = demo.train(c, made, graded(points), questions(10 * c.BATCH_SIZE), run)
-    return made, log
+    task = make_task(c, dict(train=rows, test=[], validation=held_out), grader, {})
+    with TrainingRun(c, llm, task, run, demo.evaluate) as training:
+        return demo.train(c, llm, task, training)

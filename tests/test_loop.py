@@ -4,9 +4,9 @@ Most of it trains a table of logits on answers that are given (table_policy.py),
 needs a language model takes the tiny Llama.
 """
 
-import functools
 import gc
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,17 @@ from table_policy import (
     TABLE,
     VOCABULARY,
     Table,
+    as_batch,
     constants_of,
     graded,
     log_probs_by_hand,
     make_cluster,
+    model_of,
     questions,
     train,
+    train_llm,
     updated,
+    weights_of,
 )
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 
@@ -35,12 +39,15 @@ import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import reward_func
 import settings
-from model import cluster as clusters
 from model import faster_on_cpu, llama
-from model.log_probs import mean_figures
-from run import run_folder, train_log
+from model.cluster import make_cluster as make_llama_cluster
+from model.llm import Llm
+from model.log_probs import mean_metrics
+from run import checkpoints, train_log
 from task import prompts, run_grader
+from task.questions import mixed_batches
 
+UPDATE = demo.update  # the jitted one, also where a test replaces it
 MODES = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 QUICK = ("EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1")
 
@@ -61,14 +68,13 @@ def points(ids):
 
 @pytest.fixture
 def fed(monkeypatch):
-    """What `update` is called with: its arguments after the moments, as NumPy arrays."""
+    """What `update` is called with: the batch, as NumPy arrays, and the temperature."""
     calls, update = [], demo.update
 
-    def recorded(graphdef, weights, frozen, moments, *arguments):
-        calls.append(jax.tree.map(np.asarray, arguments[:3]))
-        return update(graphdef, weights, frozen, moments, *arguments)
+    def recorded(params, opt_state, model, batch, use, optimizer):
+        calls.append((jax.tree.map(np.asarray, batch), model.temperature))
+        return update(params, opt_state, model, batch, use, optimizer)
 
-    recorded.compiled = update
     monkeypatch.setattr(demo, "update", recorded)
     return calls
 
@@ -77,7 +83,7 @@ def fed(monkeypatch):
 
 
 def tunix_learner(c, answers, **config):
-    """Tunix's GRPOLearner on the same answers: its table, and the history of its figures."""
+    """Tunix's GRPOLearner on the same answers: its table, and the history of its metrics."""
     training = dict(mini_batch_size=c.BATCH_SIZE, train_micro_batch_size=c.TRAIN_MICRO_BATCH_SIZE or None)
     cluster = make_cluster(c, answers, max_steps=c.NUM_BATCHES * c.NUM_ITERATIONS, **training)
 
@@ -88,7 +94,7 @@ def tunix_learner(c, answers, **config):
     config = GRPOConfig(**names, epsilon=c.EPSILON, kl_loss_mode="low_var_kl", **config)
     rows = questions(10 * c.BATCH_SIZE)  # as `train` has them
     learner = GRPOLearner(cluster, config, [reward])
-    learner.train(iter([dict(batch) for batch in demo.training_batches(c, rows, 0)]))
+    learner.train(iter([dict(batch) for batch in mixed_batches(rows, c.SEED, c.BATCH_SIZE)[: c.NUM_BATCHES]]))
     logger = cluster.actor_trainer.metrics_logger
     history = {
         name: logger.get_metric_history("actor", name, "train") for name in ("loss", "kl", "grad_norm")
@@ -103,7 +109,7 @@ def tunix_learner(c, answers, **config):
         (["NUM_ITERATIONS=2"], {}),
         (["LOSS_AGG_MODE=token-mean", "NUM_ITERATIONS=2"], dict(loss_agg_mode="token-mean")),
         (
-            ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "NORM_ADV_BY_STD=False"],  # Dr. GRPO
+            ["LOSS_AGG_MODE=seq-mean-token-sum-norm", "ADVANTAGE=centered"],  # Dr. GRPO
             dict(loss_agg_mode="sequence-mean-token-scale", advantage_estimator="drgrpo"),
         ),
         (["ADVANTAGE=rloo", "LOSS_ALGO=gspo-token", "NUM_ITERATIONS=2"],
@@ -118,14 +124,14 @@ def test_our_loop_trains_as_tunixs_own_learner(constants, config, tmp_path):
     )
     answers = [random_answers(seed, 8) for seed in range(3)]
     table, history = tunix_learner(c, [x for batch in answers for x in split_for_tunix(c, batch)], **config)
-    cluster, log = train(c, answers, points, tmp_path)
-    ours = np.asarray(cluster.actor_trainer.model.table[...])
+    llm, log = train(c, answers, points, tmp_path)
+    ours = np.asarray(llm.params["table"])
     assert np.abs(ours - TABLE).max() > 0.1
     np.testing.assert_allclose(ours, table, rtol=0, atol=2e-6)  # float32 sums in another order, three steps
     last = slice(c.NUM_ITERATIONS - 1, None, c.NUM_ITERATIONS)  # of a step's updates
     for name in ("loss", "kl", "grad_norm"):
         if c.TRAIN_MICRO_BATCH_SIZE and name != "loss":
-            continue  # Tunix's are means of the passes' figures
+            continue  # Tunix's are means of the passes' metrics
         np.testing.assert_allclose([row[name] for row in log], history[name][last], err_msg=name, **CLOSE)
     assert history["grad_norm"].min() > 0.1 and history["kl"].max() > 1e-3
 
@@ -138,7 +144,7 @@ def split_for_tunix(c, answers):
 # --- gradient passes
 
 
-def uneven_batch(passes):
+def uneven_batch(c, passes):
     """Eight answers of 1 to 5 tokens to four questions, two of them masked; in gradient passes."""
     random = np.random.default_rng(1)
     B, T = 8, 5
@@ -147,12 +153,13 @@ def uneven_batch(passes):
         answers[row, length:] = PAD
     mask = answers != PAD
     mask[[1, 2]] = False
-    fields = demo.Batch(
-        prompt_ids=random.integers(2, VOCABULARY, (B, 2)), completion_ids=answers, completion_mask=mask,
-        advantages=random.normal(size=B).astype(np.float32), sampler_log_prob=random.normal(size=(B, T)),
+    fields = dict(
+        prompt_ids=random.integers(2, VOCABULARY, (B, 2)), completion_ids=answers, mask=mask,
+        advantage=random.normal(size=(B, 1)), sampler_log_prob=random.normal(size=(B, T)),
         ref_log_prob=random.normal(size=(B, T)), old_log_prob=random.normal(size=(B, T)),
+        beta=np.full((B, 1), c.BETA), weight=weights_of(c, mask),
     )  # fmt: skip
-    return jax.tree.map(lambda x: jnp.asarray(x.reshape(passes, -1, *x.shape[1:])), fields)
+    return as_batch(fields, passes)
 
 
 FOUR = ("BATCH_SIZE=4", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=5", "LEARNING_RATE=0.1")
@@ -160,15 +167,15 @@ FOUR = ("BATCH_SIZE=4", "NUM_GENERATIONS=2", "TOTAL_GENERATION_STEPS=5", "LEARNI
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradient_passes_are_one_pass(mode):
-    """Loss, norm of the whole gradient, weights after two updates, and the figures of the log."""
+    """Loss, norm of the whole gradient, weights after two updates, and the metrics of the log."""
     c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK, "SAMPLER_CORRECTION=2.0")
-    table, loss, norm, figures = updated(c, uneven_batch(1), updates=2)
+    table, loss, norm, metrics = updated(c, uneven_batch(c, 1), updates=2)
     assert np.abs(table - TABLE).max() > 0.1
     for passes in (2, 4):
-        other, other_loss, other_norm, other_figures = updated(c, uneven_batch(passes), updates=2)
+        other, other_loss, other_norm, other_metrics = updated(c, uneven_batch(c, passes), updates=2)
         np.testing.assert_allclose(other, table, rtol=0, atol=1e-6)  # a few roundings of float32
         np.testing.assert_allclose([other_loss, other_norm], [loss, norm], rtol=1e-6)
-        whole, parts = mean_figures(figures), mean_figures(other_figures)
+        whole, parts = mean_metrics(metrics), mean_metrics(other_metrics)
         for name in whole:
             np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6, err_msg=name)
 
@@ -177,16 +184,15 @@ def test_gradient_passes_are_one_pass(mode):
 def test_the_gradient_norm_is_that_of_the_whole_gradient(mode):
     """Against the gradient that the weights took, by plain descent; a mean of the passes' norms is larger."""
     c = constants_of(f"LOSS_AGG_MODE={mode}", *FOUR, *QUICK)
-    batch, norms = uneven_batch(4), []
-    count = grpo_variants.pieces(c, demo.PLAIN).count(batch.completion_mask)
-
-    def loss(model, one_pass):
-        return demo.grpo_loss(model, one_pass, c.BETA, 1.0, count, c, PAD)[0]
-
+    batch, norms = uneven_batch(c, 4), []
+    params, model = model_of(c, Table())
     total = np.zeros(TABLE.shape)
     for i in range(4):
-        gradient = nnx.grad(loss)(Table(), jax.tree.map(lambda x, i=i: x[i], batch))
-        gradient = np.asarray(gradient.table[...], float)
+        one_pass = jax.tree.map(lambda x, i=i: x[i], batch)
+        gradient, _ = jax.grad(demo.loss, has_aux=True)(
+            params, model, one_pass, grpo_variants.choose(c, demo.TABLES)
+        )
+        gradient = np.asarray(gradient["table"], float)
         total, norms = total + gradient, [*norms, np.linalg.norm(gradient)]
     *_, norm, _ = updated(c, batch)
     np.testing.assert_allclose(norm, np.linalg.norm(total), rtol=2e-6)  # float32 sums
@@ -195,20 +201,16 @@ def test_the_gradient_norm_is_that_of_the_whole_gradient(mode):
 
 def test_one_pass_keeps_no_sum_of_gradients(fed, tmp_path):
     """TRAIN_MICRO_BATCH_SIZE=BATCH_SIZE is a single pass: its program has no loop, hence nothing carried."""
-
-    def program(c, batch):
-        graphdef, weights, frozen = nnx.split(Table(), nnx.Param, ...)
-        weights = nnx.to_pure_dict(weights)
-        moments = demo.make_optimizer(c).init(weights)
-        arguments = (graphdef, weights, frozen, moments, batch, 0.1, 1.0, c, PAD)
-        return demo.update.compiled.lower(*arguments).as_text()
-
     for size, passes in ((0, 1), (4, 1), (2, 2), (1, 4)):
         c = constants_of(*FOUR, *QUICK, "NUM_BATCHES=1", f"TRAIN_MICRO_BATCH_SIZE={size}")
         train(c, [random_answers(3, 8, 5)], points, tmp_path / str(size))
-        batch = fed[-1][0]
-        assert batch.advantages.shape == (passes, 8 // passes)
-        assert ("while" in program(c, batch)) == (passes > 1)
+        batch, _ = fed[-1]
+        assert batch.advantage.shape == (passes, 8 // passes, 1)
+        params, model = model_of(c, Table())
+        optimizer = demo.make_optimizer(c)
+        use = grpo_variants.choose(c, demo.TABLES)
+        program = UPDATE.lower(params, optimizer.init(params), model, batch, use, optimizer).as_text()
+        assert ("while" in program) == (passes > 1)
 
 
 # --- an update that is not finite
@@ -218,22 +220,17 @@ def test_one_pass_keeps_no_sum_of_gradients(fed, tmp_path):
 def test_after_a_poisoned_pass_the_next_update_moves_the_weights(passes):
     """As if it had not been: an accumulator of the optimizer's would keep the NaN for ever."""
     c = constants_of(*FOUR, *QUICK, "MAX_NONFINITE_UPDATES=3", "WARMUP_FRACTION=0.0")
-    good = uneven_batch(passes)
-    poisoned = good._replace(advantages=good.advantages.at[0, 0].set(jnp.nan))
-    graphdef, weights, frozen = nnx.split(Table(), nnx.Param, ...)
-    weights = nnx.to_pure_dict(weights)
-    moments = demo.make_optimizer(c).init(weights)
-
-    def step(weights, moments, batch):
-        return demo.update(graphdef, weights, frozen, moments, batch, c.BETA, 1.0, c, PAD)
-
-    weights, moments, loss, norm, _ = step(weights, moments, poisoned)
-    assert np.isnan(loss) and np.isnan(norm)
-    np.testing.assert_array_equal(weights["table"], TABLE)
-    weights, moments, loss, norm, _ = step(weights, moments, good)
-    table, expected_loss, expected_norm, _ = updated(c, good)
-    np.testing.assert_array_equal(weights["table"], table)
-    assert (float(loss), float(norm)) == (expected_loss, expected_norm)
+    good = uneven_batch(c, passes)
+    poisoned = good._replace(advantage=good.advantage.at[0, 0].set(jnp.nan))
+    (params, model), optimizer = model_of(c, Table()), demo.make_optimizer(c)
+    use, opt_state = grpo_variants.choose(c, demo.TABLES), optimizer.init(params)
+    params, opt_state, metrics = demo.update(params, opt_state, model, poisoned, use, optimizer)
+    assert np.isnan(metrics["loss"]) and np.isnan(metrics["grad_norm"])
+    np.testing.assert_array_equal(params["table"], TABLE)
+    params, opt_state, metrics = demo.update(params, opt_state, model, good, use, optimizer)
+    table, *expected, _ = updated(c, good)
+    np.testing.assert_array_equal(params["table"], table)
+    assert [float(metrics[name]) for name in ("loss", "grad_norm")] == expected
     assert np.abs(table - TABLE).max() > 0.1
 
 
@@ -248,12 +245,12 @@ def test_a_run_goes_on_after_updates_that_were_not_finite_and_stops_beyond_the_l
     def poisoned(ids):
         return np.nan if ids == [2, 2, 2, 2, 2] else points(ids)
 
-    cluster, log = train(
+    llm, log = train(
         constants_of(*arguments, "MAX_NONFINITE_UPDATES=2"), answers, poisoned, tmp_path / "goes_on"
     )
     assert [np.isfinite(row["loss"]) for row in log] == [False, False, True, True]
     assert [np.isfinite(row["grad_norm"]) for row in log] == [False, False, True, True]
-    table = np.asarray(cluster.actor_trainer.model.table[...])
+    table = np.asarray(llm.params["table"])
     assert np.isfinite(table).all() and np.abs(table - TABLE).max() > 0.1
     with pytest.raises(settings.UserError, match=r"of step 2 is nan.*MAX_NONFINITE_UPDATES=1"):
         train(constants_of(*arguments, "MAX_NONFINITE_UPDATES=1"), answers, poisoned, tmp_path / "stops")
@@ -296,15 +293,15 @@ class LoraTable(nnx.Module):
         return (self.table[...] + self.a[...] @ self.b[...])[input_tokens], None
 
 
-def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants(monkeypatch):
-    """`update` traces `demo.grpo_loss`; loss and gradient norm are those of the formula in NumPy."""
+def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants():
+    """Loss and gradient norm of the update are those of the formula in NumPy."""
     column = settings.defaults(demo.Constants, "tpu")
     assert (column["SAMPLER_CORRECTION"], column["TRAIN_MICRO_BATCH_SIZE"]) == (2.0, 2)
     assert column["LORA_RANK"] and column["BETA"] == 0.001
     sizes = dict(BATCH_SIZE=4, NUM_GENERATIONS=2, MAX_PROMPT_LENGTH=2, TOTAL_GENERATION_STEPS=5)
     c = demo.Constants(**column | sizes | dict(WARMUP_FRACTION=0.0))
     passes = c.BATCH_SIZE // c.TRAIN_MICRO_BATCH_SIZE
-    batch = uneven_batch(passes)._replace(old_log_prob=None)  # the column uses each answer once
+    batch = uneven_batch(c, passes)._replace(old_log_prob=None)  # the column uses each answer once
     random = np.random.default_rng(2)
     matrices = {"a": random.normal(size=(VOCABULARY, 2)), "b": random.normal(size=(2, VOCABULARY))}
     flat = jax.tree.map(lambda x: np.asarray(x, float).reshape(8, *x.shape[2:]), batch)
@@ -313,7 +310,7 @@ def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants(monkeypa
 
     def by_hand(moved):
         log_prob = log_probs_by_hand(TABLE + moved["a"] @ moved["b"], *tokens)
-        ratio, A, mask = np.exp(log_prob - first), flat.advantages[:, None], flat.completion_mask
+        ratio, A, mask = np.exp(log_prob - first), flat.advantage, flat.mask
         objective = np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A)
         objective = objective * np.minimum(np.exp(first - flat.sampler_log_prob), 2.0)
         d = flat.ref_log_prob - log_prob
@@ -328,17 +325,12 @@ def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants(monkeypa
         up, down = (by_hand(matrices | {name: matrices[name] + sign * moved}) for sign in (1, -1))
         slopes.append((up - down) / (2 * step))
 
-    calls, loss = [], demo.grpo_loss
-    monkeypatch.setattr(demo, "grpo_loss", lambda *arguments: calls.append(arguments[5]) or loss(*arguments))
-    graphdef, weights, frozen = nnx.split(LoraTable(TABLE, **matrices), nnx.LoRAParam, ...)
-    weights = nnx.to_pure_dict(weights)
-    moments = demo.make_optimizer(c).init(weights)
-    after, _, found, norm, _ = demo.update(
-        graphdef, weights, frozen, moments, batch, c.BETA, c.TEMPERATURE, c, PAD
-    )
-    assert calls == [c]  # traced once for all passes
-    np.testing.assert_allclose(found, by_hand(matrices), rtol=1e-5)  # float32 against float64
-    np.testing.assert_allclose(norm, np.linalg.norm(slopes), rtol=1e-5)
+    params, model = model_of(c, LoraTable(TABLE, **matrices), nnx.LoRAParam)
+    optimizer = demo.make_optimizer(c)
+    opt_state, use = optimizer.init(params), grpo_variants.choose(c, demo.TABLES)
+    after, _, metrics = demo.update(params, opt_state, model, batch, use, optimizer)
+    np.testing.assert_allclose(metrics["loss"], by_hand(matrices), rtol=1e-5)  # float32 against float64
+    np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(slopes), rtol=1e-5)
     assert set(after) == {"a", "b"} and np.abs(np.asarray(after["b"]) - matrices["b"]).max() > 1e-5
 
 
@@ -352,29 +344,29 @@ def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
     answers = [np.array([[2, EOS, PAD], [5, EOS, PAD], [4, 5, EOS], [4, 5, EOS]])]  # rewards 3, 6, 10, 10
     for constants, expected in (
         ([], [-(0.5**0.5), 0.5**0.5, 0, 0]),
-        (["NORM_ADV_BY_STD=False"], [-1.5, 1.5, 0, 0]),
+        (["ADVANTAGE=centered"], [-1.5, 1.5, 0, 0]),
         (["ADVANTAGE=rloo"], [-3, 3, 0, 0]),
-        (["NORM_ADV_BY_STD=False", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0]),
+        (["ADVANTAGE=centered", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0]),
     ):
         train(constants_of(*TWO, *constants), answers, sum, tmp_path / "_".join(["r", *constants]))
         batch = fed[-1][0]
-        np.testing.assert_allclose(batch.advantages[0], expected, atol=1e-5)  # 1e-6 is added to the std
-        assert batch.completion_mask[0].tolist() == (answers[0] != PAD).tolist()
+        np.testing.assert_allclose(batch.advantage[0, :, 0], expected, atol=1e-5)  # 1e-6 is added to the std
+        assert batch.mask[0].tolist() == (answers[0] != PAD).tolist()
 
 
 def test_answers_that_do_not_count_are_masked_and_still_belong_to_their_groups_mean(fed, tmp_path):
     answers = [np.array([[4, 5, EOS], [4, 5, 4], [4, EOS, PAD], [5, 5, 5]])]
     train(constants_of(*TWO, "MASK_OVERLONG=True"), answers, sum, tmp_path)
     batch = fed[-1][0]
-    assert batch.completion_mask[0].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
-    assert batch.advantages.all()
+    assert batch.mask[0].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert batch.advantage.all()
 
 
 def test_zero_variance_groups_are_skipped(fed, tmp_path):
     answers = [np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])]  # rewards 10, 10, 5, 15
-    cluster, log = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=skip"), answers, sum, tmp_path)
-    assert fed[-1][0].completion_mask[0].any(axis=1).tolist() == [False, False, True, True]
-    assert len(cluster.rollout.asked) == 1 and log[0]["zero_variance"] == 0.5 and log[0]["answers"] == 4
+    llm, log = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=skip"), answers, sum, tmp_path)
+    assert fed[-1][0].mask[0].any(axis=1).tolist() == [False, False, True, True]
+    assert len(llm.rollout.asked) == 1 and log[0]["zero_variance"] == 0.5 and log[0]["answers"] == 4
 
 
 def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
@@ -384,16 +376,16 @@ def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
         np.array([[3, 5, EOS], [5, 3, EOS], [2, EOS, PAD], [2, EOS, PAD]]),
         np.array([[2, EOS, PAD], [5, 2, EOS], [4, 4, 4], [4, 4, 4]]),
     ]
-    c = constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill", "NORM_ADV_BY_STD=False")
-    cluster, log = train(c, answers, sum, tmp_path)
-    asked = cluster.rollout.asked
+    c = constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill", "ADVANTAGE=centered")
+    llm, log = train(c, answers, sum, tmp_path)
+    asked = llm.rollout.asked
     assert len(asked) == 3 and asked[1] != asked[2] and asked[1][0] == asked[1][1]
     chosen = np.concatenate([answers[0][2:], answers[2][:2]])
     prompt_ids = np.array([[2 + int(text) % 3] for text in (*asked[0][2:], *asked[2][:2])])
     batch = jax.tree.map(lambda x: x[0], fed[-1][0])
     np.testing.assert_array_equal(batch.completion_ids, chosen)
     np.testing.assert_array_equal(batch.prompt_ids, prompt_ids)
-    np.testing.assert_allclose(batch.advantages, [-5, 5, -2.5, 2.5])
+    np.testing.assert_allclose(batch.advantage[:, 0], [-5, 5, -2.5, 2.5])
     expected = log_probs_by_hand(TABLE, prompt_ids, chosen) * (chosen != PAD)
     np.testing.assert_allclose(batch.sampler_log_prob, expected, rtol=1e-6)  # float32
     assert log[0]["answers"] == 12 and log[0]["zero_variance"] == 4 / 6
@@ -403,9 +395,9 @@ def test_refilling_ends_and_skips_what_is_left(fed, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo_variants, "MAX_REFILLS", 2)
     same = np.tile([4, 5, EOS], (4, 1))
     one = np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])
-    cluster, _ = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill"), [one, same, same], sum, tmp_path)
-    assert len(cluster.rollout.asked) == 3
-    assert fed[-1][0].completion_mask[0].any(axis=1).tolist() == [True, True, False, False]
+    llm, _ = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill"), [one, same, same], sum, tmp_path)
+    assert len(llm.rollout.asked) == 3
+    assert fed[-1][0].mask[0].any(axis=1).tolist() == [True, True, False, False]
 
 
 def test_the_length_penalty_counts_tokens_and_is_in_the_sum(tmp_path):
@@ -423,17 +415,17 @@ def test_schedules_reach_the_sampler_the_update_and_the_log(fed, tmp_path):
         "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=3", "LEARNING_RATE=0.1", *QUICK, "TARGET_KL=0.01",
         "TEMPERATURE=0.8", "TEMPERATURE_END=0.4",
     )  # fmt: skip
-    cluster, log = train(c, [random_answers(seed, 4) for seed in range(3)], points, tmp_path)
+    llm, log = train(c, [random_answers(seed, 4) for seed in range(3)], points, tmp_path)
     temperatures = [0.8, 0.6, 0.4]
     np.testing.assert_allclose([row["temperature"] for row in log], temperatures)
-    np.testing.assert_allclose(cluster.rollout.temperatures, temperatures)
-    np.testing.assert_allclose([temperature for _, _, temperature in fed], temperatures, rtol=1e-6)
+    np.testing.assert_allclose(llm.rollout.temperatures, temperatures)
+    np.testing.assert_allclose([temperature for _, temperature in fed], temperatures, rtol=1e-6)
     betas = [c.BETA]
     for row in log:
         betas.append(grpo_variants.adaptive_beta(betas[-1], 0.01, row["kl"]))
     assert betas[1] < c.BETA  # the first step's KL is 0: too little
     np.testing.assert_allclose([row["beta"] for row in log], betas[:3], rtol=1e-12)
-    np.testing.assert_allclose([beta for _, beta, _ in fed], betas[:3], rtol=1e-6)
+    np.testing.assert_allclose([batch.beta[0, 0, 0] for batch, _ in fed], betas[:3], rtol=1e-6)
     loop = json.loads((tmp_path / "checkpoints" / "3" / "loop" / "metadata").read_text())
     assert loop["beta"] == pytest.approx(betas[3], rel=1e-12)  # a resumed run goes on with it
 
@@ -453,11 +445,11 @@ def test_a_batch_is_cut_in_all_that_has_a_value_per_token_and_trains_the_same(fe
     whole, _ = train(c, answers, points, tmp_path / "whole")
     monkeypatch.setattr(llama, "used_columns", lambda model, limit, longest: longest)
     cut, _ = train(c, answers, points, tmp_path / "cut")
-    for field in ("completion_ids", "completion_mask", "sampler_log_prob", "ref_log_prob", "old_log_prob"):
+    for field in ("completion_ids", "mask", "sampler_log_prob", "ref_log_prob", "old_log_prob"):
         wide, narrow = (getattr(batch, field) for batch, *_ in (fed[0], fed[-1]))
         assert wide.shape == (1, 4, 5) and narrow.shape == (1, 4, 2)
         np.testing.assert_allclose(narrow, wide[..., :2], rtol=1e-6)
-    tables = [np.asarray(made.actor_trainer.model.table[...]) for made in (whole, cut)]
+    tables = [np.asarray(llm.params["table"]) for llm in (whole, cut)]
     np.testing.assert_allclose(*tables, rtol=0, atol=1e-6)  # float32 sums of other lengths
 
 
@@ -472,11 +464,12 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 
     monkeypatch.setattr(demo, "update", recorded)
     c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=4", "LEARNING_RATE=0.1", *QUICK,
-                     "OFF_POLICY_STEPS=1")  # fmt: skip
+                     "ROLLOUTS=one-step-ahead")  # fmt: skip
     answers = [random_answers(seed, 4) for seed in range(4)]
-    cluster, log = train(c, answers, points, tmp_path, takes=0.1)  # long after the update
-    asked = [np.repeat(batch["prompts"], 2).tolist() for batch in demo.training_batches(c, questions(20), 0)]
-    assert cluster.rollout.asked == asked
+    llm, log = train(c, answers, points, tmp_path, takes=0.1)  # long after the update
+    batches = mixed_batches(questions(20), c.SEED, c.BATCH_SIZE)[:4]
+    asked = [np.repeat(batch["prompts"], 2).tolist() for batch in batches]
+    assert llm.rollout.asked == asked
     for step, (batch, *_) in enumerate(fed):
         prompt_ids, completion_ids = batch.prompt_ids[0], batch.completion_ids[0]
         assert prompt_ids[:, 0].tolist() == [2 + int(text) % 3 for text in asked[step]]
@@ -492,9 +485,9 @@ def test_answers_drawn_ahead_are_those_of_the_weights_one_step_ago(fed, tmp_path
 def test_an_evaluation_asks_the_greedy_pass_once(config, temperatures):
     c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", f"EVAL_CONFIG={config}")
     answers = [FULL[:3], np.array([[4, EOS, PAD], [2, EOS, PAD], [3, 3, 3]])]
-    cluster = make_cluster(c, answers)
-    result = demo.evaluate_both(c, cluster.rollout, questions(3), graded(points))
-    assert cluster.rollout.temperatures == temperatures
+    llm, task = Llm(c, make_cluster(c, answers)), SimpleNamespace(grader=graded(points))
+    result = demo.evaluate(c, llm, task, questions(3))
+    assert llm.rollout.temperatures == temperatures
     assert result["greedy_completions"] == ["4 5 1"] * 3
     drawn = ["4 5 1"] * 3 if config == "greedy" else ["4 1", "2 1", "3 3 3"]
     assert result["completions"] == drawn
@@ -505,22 +498,19 @@ def test_an_evaluation_asks_the_greedy_pass_once(config, temperatures):
 # --- the real cluster: memory, and the same temperature everywhere
 
 
-def llama_cluster(*constants):
-    """Constants, and the tiny Llama's cluster; of the sizes of short_runs.SHORT, whose programs are there."""
+def tiny_llama(*constants):
+    """Constants, and the tiny Llama; of the sizes of short_runs.SHORT, whose programs are there."""
     c = constants_of("BATCH_SIZE=4", "NUM_GENERATIONS=4", "TOTAL_GENERATION_STEPS=28", *QUICK, *constants)
     folder, hf = llama.load_hf_config("tiny_llama")
-    tokenizer = llama.load_tokenizer(folder)
-    return c, clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
+    return c, Llm(c, make_llama_cluster(c, folder, hf, llama.load_tokenizer(folder)))
 
 
-def trained_llama(c, cluster, folder, count):
+def trained_llama(c, llm, folder, count):
     """Trains it on its first test questions; the rows of the log, and of the questions."""
     rows, source = prompts.read_data(c, None)["test"]
     tokenizer = llama.load_tokenizer(settings.find_path("tiny_llama"))
     rows = prompts.make_prompts(c, rows[:count], source, tokenizer, False, folder / "too_long.csv")
-    grader = run_grader.make_grader("", "", reward_func, [])
-    run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
-    return demo.train(c, cluster, grader, rows, run), rows
+    return train_llm(c, llm, run_grader.make_grader("", "", reward_func, []), rows, folder), rows
 
 
 def weights_in_memory(kind):
@@ -532,11 +522,10 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
     used = {}
     for constants in (("BETA=0.0",), ("BETA=0.1",), ("BETA=0.1", "REFERENCE_OFFLOAD=True")):
         before = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")])
-        _, cluster = llama_cluster(*constants)
+        _, llm = tiny_llama(*constants)
         used[constants] = np.array([weights_in_memory(kind) for kind in ("device", "pinned_host")]) - before
-        params = jax.tree.leaves(nnx.state(cluster.actor_trainer.model, nnx.Param))
-        weights = sum(x.nbytes for x in params)
-        del cluster, params
+        weights = sum(x.nbytes for x in jax.tree.leaves(llm.params))
+        del llm
     none, kept, offloaded = used.values()
     slack = 1_000  # random-number state of a model: some keys and counters
     np.testing.assert_allclose(kept - none, [weights, 0], atol=slack)
@@ -545,12 +534,12 @@ def test_without_kl_there_is_no_reference_and_offloaded_it_is_not_on_the_device(
 
 def test_answers_ratio_and_reference_have_the_schedules_temperature(tmp_path):
     """Sampler's, old, new and frozen log-probs agree while the weights do; the update compiles once."""
-    c, cluster = llama_cluster(
+    c, llm = tiny_llama(
         "NUM_ITERATIONS=2", "NUM_BATCHES=2", "TEMPERATURE_END=0.25", "REFERENCE_OFFLOAD=True",
         "LEARNING_RATE=0.0",
     )  # fmt: skip
     compiled = demo.update._cache_size()
-    log, _ = trained_llama(c, cluster, tmp_path, 8)
+    log, _ = trained_llama(c, llm, tmp_path, 8)
     assert [row["temperature"] for row in log] == [1.0, 0.25]
     for row in log:
         # The same numbers from different programs: rounding of float32 log-probs of size 10
@@ -564,23 +553,22 @@ def test_off_policy_answers_are_those_of_the_weights_one_step_ago(fed, tmp_path)
 
     The tiny Llama draws with the weights that train: its answers ahead are drawn before the update.
     """
-    constants = ("OFF_POLICY_STEPS=1", "NUM_BATCHES=4", "LEARNING_RATE=3e-3", "BETA=0.0")
-    c, cluster = llama_cluster(*constants, "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=9")
-    model = cluster.actor_trainer.model
-    first = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    log, rows = trained_llama(c, cluster, tmp_path, 16)
-    asked = [np.repeat(batch["prompts"], 4) for batch in demo.training_batches(c, rows, 0)]
-    manager = demo.checkpoints.open_manager(str(tmp_path / "checkpoints"))
-    weights = [first] + [demo.checkpoints.restore(manager, step, first)[0] for step in (1, 2, 3)]
+    constants = ("ROLLOUTS=one-step-ahead", "NUM_BATCHES=4", "LEARNING_RATE=3e-3", "BETA=0.0")
+    c, llm = tiny_llama(*constants, "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=9")
+    first = jax.tree.map(np.array, llm.params)
+    log, rows = trained_llama(c, llm, tmp_path, 16)
+    asked = [np.repeat(batch["prompts"], 4) for batch in mixed_batches(rows, c.SEED, c.BATCH_SIZE)[:4]]
+    manager = checkpoints.open_manager(str(tmp_path / "checkpoints"))
+    weights = [first] + [checkpoints.restore(manager, step, first)[0] for step in (1, 2, 3)]
     manager.close()
     distance = np.zeros((4, 4))  # [batch, weights]
     for i, (batch, *_) in enumerate(fed):
-        tokens = [row[row != cluster.rollout.pad_id()].tolist() for row in batch.prompt_ids[0]]
-        assert tokens == [cluster.tokenizer.encode(text) for text in asked[i]]
+        tokens = [row[row != llm.rollout.pad_id()].tolist() for row in batch.prompt_ids[0]]
+        assert tokens == [llm.cluster.tokenizer.encode(text) for text in asked[i]]
         for j, state in enumerate(weights):
-            nnx.update(model, state)
-            log_prob = cluster.rollout.get_per_token_logps(batch.prompt_ids[0], batch.completion_ids[0])
-            distance[i, j] = np.abs((log_prob - batch.sampler_log_prob[0]) * batch.completion_mask[0]).max()
+            llm.load(state)
+            log_prob = llm.rollout.get_per_token_logps(batch.prompt_ids[0], batch.completion_ids[0])
+            distance[i, j] = np.abs((log_prob - batch.sampler_log_prob[0]) * batch.mask[0]).max()
     assert distance.argmin(axis=1).tolist() == [0, 0, 1, 2]
     # cached decoding and the full pass sum float32 in another order, of log-probs of size 10
     assert distance.min(axis=1).max() < 1e-4 and distance[2, 2] > 1e-2

@@ -82,40 +82,35 @@ def entropy_of(logits: jax.Array) -> jax.Array:
     return -(jax.nn.softmax(log_p) * log_p).sum(axis=-1)
 
 
-def token_figures(mask, old_log_prob, sampler_log_prob, clipped, kl, logits) -> dict[str, jax.Array]:
-    """Figures of a gradient pass for the log, over the tokens that count.
+def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
+    """Metrics of a gradient pass for the log, over the tokens that are trained.
 
     Args:
-        mask: which tokens count [N, T].
-        old_log_prob: of the trainer before the updates of this step [N, T].
-        sampler_log_prob: of each token under the distribution it was drawn from [N, T].
-        clipped: whether the clip changes a token's term [N, T], bool.
-        kl: [N, T].
-        logits: [N, T, V].
+        batch: the pass, with `old_log_prob`.
+        per_token: metrics by name, [N, T].
 
     Returns:
-        Sum and number [2] of `kl`, `clip_fraction`, `entropy` (nats) and `mismatch`,
-        |log pi - log pi_sampler| (nats); and the largest mismatch [], `mismatch_max`.
+        Sum and count [2] of each, and of `mismatch`, |log pi_old - log pi_sampler| (nats); the largest
+        mismatch [], `mismatch_max`; and `old_log_prob` [N, T].
     """
-    mismatch = jnp.abs(old_log_prob - sampler_log_prob)  # [N, T]
-    mask = mask.astype(bool)
-    per_token = {"kl": kl, "clip_fraction": clipped, "entropy": entropy_of(logits), "mismatch": mismatch}
-    sums = {name: jnp.where(mask, figure, 0.0).sum() for name, figure in per_token.items()}
-    counted = {name: jnp.stack([total, mask.sum().astype(total.dtype)]) for name, total in sums.items()}
-    return counted | {"mismatch_max": jnp.where(mask, mismatch, 0.0).max()}
+    per_token["mismatch"] = jnp.abs(batch.old_log_prob - batch.sampler_log_prob)  # [N, T]
+    sums = {name: jnp.where(batch.mask, values, 0.0).sum() for name, values in per_token.items()}
+    counted = {name: jnp.stack([total, batch.mask.sum().astype(total.dtype)]) for name, total in sums.items()}
+    largest = jnp.where(batch.mask, per_token["mismatch"], 0.0).max()
+    return counted | {"mismatch_max": largest, "old_log_prob": batch.old_log_prob}
 
 
-def mean_figures(figures: dict[str, jax.Array]) -> dict[str, float]:
-    """`token_figures` of all gradient passes of an update as one number each.
+def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:
+    """`token_metrics` of all gradient passes of an update, one number each.
 
-    A mean of the passes' means would weigh few tokens like many. Where no token counts there is no mean, and
-    0 would pass for a figure.
+    A mean of the passes' means would weigh few tokens like many. If no token counts there is no mean: nan,
+    since 0 would pass for a measurement.
 
     Args:
-        figures: of one pass, or stacked over the passes: [passes, 2], and [passes].
+        metrics: of one pass, or stacked over the passes: [passes, 2], and [passes].
     """
     means = {}
-    for name, values in jax.tree.map(np.asarray, figures).items():
+    for name, values in jax.tree.map(np.asarray, metrics).items():
         if name == "mismatch_max":
             means[name] = float(values.max())
         else:

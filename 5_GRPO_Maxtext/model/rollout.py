@@ -17,7 +17,6 @@ Three things differ from Tunix's vanilla sampler. Each would spoil learning sile
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +60,17 @@ def rollout_config(
         max_prompt_length=prompt_tokens,
         max_tokens_to_generate=new_tokens,
         kv_cache_size=prompt_tokens + new_tokens,
+        **changes,
+    )
+
+
+def sampling(c, config_name: str = "", **changes: Any) -> RolloutConfig:
+    """How to sample answers: as in training, or as an entry of GENERATION_CONFIGS says."""
+    own = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
+    return rollout_config(
+        GENERATION_CONFIGS[config_name] if config_name else own,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
         **changes,
     )
 
@@ -518,56 +528,3 @@ class MaxTextRollout(BaseRollout):
     def model(self):
         """The model whose weights generate: the actor itself."""
         return self._actor
-
-
-class OneStepAhead:
-    """Answers that are one step old: while a step trains on its own, the next step's are being drawn.
-
-    vLLM has weights of its own, and draws beside the training. `MaxTextRollout` shares the trainer's, which
-    the update gives away: there a step's draw ends before its update begins.
-
-    Args:
-        cluster: Tunix's.
-        batches: of questions, by step.
-        c: the constants of the run.
-        saved: from `to_json`, where a run goes on.
-    """
-
-    def __init__(self, cluster, batches, c, saved: dict[str, Any] | None):
-        self._cluster, self._batches, self._num_generations = cluster, batches, c.NUM_GENERATIONS
-        self._drawer = futures.ThreadPoolExecutor(max_workers=1)
-        self._ahead: futures.Future | None = None
-        if saved:
-            arrays = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
-            prompts = np.array(saved["left_padded_prompt_tokens"], np.int32)
-            self._ahead = futures.Future()
-            self._ahead.set_result(
-                RolloutOutput(text=saved["text"], logits=None, left_padded_prompt_tokens=prompts, **arrays)
-            )
-
-    def take(self, step: int, prompts: list[str]) -> RolloutOutput:
-        """The answers of step `step`, counted from 0; those of the next one are begun."""
-        drawn = self._ahead.result() if self._ahead else self._cluster.generate(prompts)
-        self._ahead = None
-        if step + 1 < len(self._batches):
-            following = np.repeat(self._batches[step + 1]["prompts"], self._num_generations).tolist()
-            self._ahead = self._drawer.submit(self._cluster.generate, following)
-            if isinstance(self._cluster.rollout, MaxTextRollout):
-                self.wait()
-        return drawn
-
-    def wait(self) -> None:
-        """Until the answers ahead are drawn."""
-        futures.wait([self._ahead] if self._ahead else [])
-
-    def to_json(self) -> dict[str, Any] | None:
-        """The answers ahead, for a checkpoint: the weights that drew them are gone when a run goes on."""
-        if not self._ahead:
-            return None
-        output = self._ahead.result()
-        return {
-            "text": output.text,
-            "tokens": [np.asarray(row).tolist() for row in output.tokens],
-            "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
-            "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
-        }

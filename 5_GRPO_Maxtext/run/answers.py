@@ -104,7 +104,7 @@ def question_rows(
         "log_prob": log_prob, "log_prob_after": log_prob_after, "log_prob_reference": log_prob_reference,
     }  # fmt: skip
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
-    if advantages.ndim == 2:  # with RETURN_TO_GO an answer's is that of its first turn
+    if advantages.ndim == 2:  # with ADVANTAGE=turn an answer's is that of its first turn
         per_answer = np.array(
             [row[text.turn.index(0)] for row, text in zip(advantages, graded["completions"])]
         )
@@ -155,7 +155,7 @@ def keeps(c, step: int) -> bool:
 
 
 def append_step(
-    path: Path, c, tokenizer, grader, drawn, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
+    path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
 ) -> None:
     """Adds the lines of a step.
 
@@ -164,8 +164,8 @@ def append_step(
         c: the constants of the run.
         tokenizer: Tunix's adapter.
         grader: of the run.
-        drawn: the main script's `Drawn`.
-        batch: its `Batch`.
+        samples: the step's `Samples`.
+        batch: the `Batch` made of them.
         row: of the log; gives step, beta and temperature.
         log_prob: [passes, N / passes, T] by model: "before" the update, "after" it, "reference" or None.
     """
@@ -173,17 +173,17 @@ def append_step(
     def flat(x):  # [passes, n, ...] to NumPy [N, ...]
         return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
 
-    mask = flat(batch.completion_mask)
+    mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
     rows = question_rows(
         tokenizer,
         grader,
         c.NUM_GENERATIONS,
-        drawn.completion_ids,
-        {name: drawn.asked[name] for name in GRADED_COLUMNS}
-        | {"completions": drawn.texts, "points": drawn.points, "rewards": drawn.rewards},
-        advantages=flat(batch.advantages),
+        samples.answers.completion_ids,
+        {name: samples.questions[name] for name in GRADED_COLUMNS}
+        | {"completions": samples.answers.texts, "points": samples.reward_parts, "rewards": samples.rewards},
+        advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages,
         counts=mask.any(axis=1),
-        log_prob=flat(log_prob["before"]),
+        log_prob=devices.whole(log_prob["before"]).reshape(mask.shape),
         log_prob_after=flat(log_prob["after"]),
         log_prob_reference=flat(log_prob["reference"]),
     )

@@ -8,7 +8,7 @@ they are known.
 import importlib.util
 import itertools
 
-from constants import LORA_TARGETS, lora_targets
+from constants import Machine, lora_targets
 from settings import UserError
 from task import questions, run_grader
 
@@ -35,16 +35,16 @@ def refuse(c) -> None:
 
 def names(c) -> None:
     """LORA_TARGETS and TOP_K, whose range no type can say."""
-    targets = lora_targets(c.LORA_TARGETS)
-    if not set(targets) <= set(LORA_TARGETS) or len(set(targets)) < len(targets):
-        raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(LORA_TARGETS)}")
+    targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
+    if not set(targets) <= set(known) or len(set(targets)) < len(targets):
+        raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}")
     if c.TOP_K != -1 and c.TOP_K < 1:
         raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
 
 
 def combinations(c) -> None:
     """Constants that contradict each other."""
-    vllm = c.ROLLOUT_ENGINE == "vllm"
+    vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
     faults = {
         f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}":
@@ -53,12 +53,15 @@ def combinations(c) -> None:
         "second copy to move; set it to False": c.LORA_RANK and c.REFERENCE_OFFLOAD,
         f"OVERLONG_BUFFER={c.OVERLONG_BUFFER}: more than TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}; "
         "it counts the last tokens before that limit": c.OVERLONG_BUFFER > c.TOTAL_GENERATION_STEPS,
-        f"OFF_POLICY_STEPS={c.OFF_POLICY_STEPS}: answers drawn a step ahead go neither with "
-        "ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END (ZERO_VARIANCE_GROUPS="
-        f"{c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); switch one off":
-            c.OFF_POLICY_STEPS and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
+        "ROLLOUTS=one-step-ahead: works neither with ZERO_VARIANCE_GROUPS=refill nor with TEMPERATURE_END "
+        f"(ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}, TEMPERATURE_END={c.TEMPERATURE_END}); drop one":
+            ahead and (c.ZERO_VARIANCE_GROUPS == "refill" or c.TEMPERATURE_END),
         f"EPSILON_HIGH={c.EPSILON_HIGH}: below EPSILON={c.EPSILON}; raise it, or 0 for the same":
             0 < c.EPSILON_HIGH < c.EPSILON,
+        f"EPSILON_HIGH={c.EPSILON_HIGH}: LOSS_ALGO=grpo clips by EPSILON on both sides; set LOSS_ALGO=dapo":
+            c.EPSILON_HIGH and c.LOSS_ALGO == "grpo",
+        "LOSS_ALGO=dapo: EPSILON_HIGH=0 makes it plain GRPO; set EPSILON_HIGH=0.28":
+            c.LOSS_ALGO == "dapo" and not c.EPSILON_HIGH,
         f"TARGET_KL={c.TARGET_KL}: BETA=0 has no reference model; set BETA above 0":
             c.TARGET_KL and not c.BETA,
         f"TEACHER={c.TEACHER}: BETA=0 has no pull to it; set BETA=1": c.TEACHER and not c.BETA,
@@ -67,8 +70,6 @@ def combinations(c) -> None:
         "ADVANTAGE=none: then only a teacher teaches; set TEACHER": c.ADVANTAGE == "none" and not c.TEACHER,
         f"SAMPLER_WEIGHT={c.SAMPLER_WEIGHT}: SAMPLER_CORRECTION=0 weighs nothing; set it to 2":
             c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
-        f"CURRICULUM=True: OFF_POLICY_STEPS={c.OFF_POLICY_STEPS} draws answers before it is known which "
-        "questions are chosen; switch one off": c.CURRICULUM and c.OFF_POLICY_STEPS,
         "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
             c.REFERENCE_OFFLOAD and not c.BETA,
         f"SCAN_LAYERS={c.SCAN_LAYERS}: with ROLLOUT_ENGINE=vllm it must be True; MaxText names only the "
@@ -91,18 +92,19 @@ def combinations(c) -> None:
 
 def with_turns(c) -> None:
     """What does not go with ENVIRONMENT, or not without it."""
-    refused = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OFF_POLICY_STEPS": 0, "OVERLONG_BUFFER": 0}
-    for name, value in refused.items():
+    needed = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
+    for name, value in needed.items():
         if c.ENVIRONMENT and getattr(c, name) != value:
             raise UserError(
-                f"{name}={getattr(c, name)}: does not go with turns (ENVIRONMENT={c.ENVIRONMENT}); "
+                f"{name}={getattr(c, name)}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); "
                 f"set {name}={value}"
             )
-    if c.RETURN_TO_GO and (not c.ENVIRONMENT or c.ADVANTAGE != "group"):
+    if c.ENVIRONMENT and c.ROLLOUTS == "one-step-ahead":
         raise UserError(
-            f"RETURN_TO_GO=True: judges turns (ENVIRONMENT={c.ENVIRONMENT or 'empty'}) against their group "
-            f"(ADVANTAGE={c.ADVANTAGE}); name an ENVIRONMENT, or set it to False"
+            f"ROLLOUTS={c.ROLLOUTS}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set it to fresh"
         )
+    if c.ADVANTAGE.startswith("turn") and not c.ENVIRONMENT:
+        raise UserError(f"ADVANTAGE={c.ADVANTAGE}: judges the turns of a world; name an ENVIRONMENT")
     if not c.ENVIRONMENT and "episode_return" in run_grader.reward_names(c.REWARDS):
         raise UserError(f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT")
 

@@ -9,10 +9,10 @@ import html
 from pathlib import Path
 from typing import Any
 
-from model import turns
 from run.page import digest
 from run.run_files import read_constants, read_lines
 from settings import write_whole
+from task import turns
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem }

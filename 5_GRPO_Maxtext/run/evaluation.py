@@ -18,24 +18,20 @@ ROWS = {  # of the table: figures, and what they are
     "cut_off": "cut off at the limit", "mean_score": "mean score",
     "completion_length": "mean length, tokens",
 }  # fmt: skip
-HELD_OUT = {  # columns: figures of `evaluate_both`, on rows where a step ends with one
+HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with one
     "held_out_correct": "answer_accuracy", "held_out_correct_lenient": "lenient_accuracy",
     "held_out_format_ok": "format_accuracy", "held_out_greedy_correct": "greedy_answer_accuracy",
     "held_out_greedy_correct_lenient": "greedy_lenient_accuracy",
 }  # fmt: skip
 
 
-def figures(
-    grader, rows: Sequence[Mapping[str, str]], texts: list[str], lengths: list[int], cut_off: list[bool]
-) -> dict[str, Any]:
+def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """Grades an answer to each question.
 
     Args:
         grader: from `run_grader.make_grader`.
         rows: the questions, Q of them.
-        texts: the answers.
-        lengths: of the answers, in tokens.
-        cut_off: whether an answer has no end.
+        answers: `Answers` to them (model/llm.py).
 
     Returns:
         Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
@@ -44,6 +40,7 @@ def figures(
         `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
         `correct_lenient`, `format_ok`.
     """
+    texts, lengths, cut_off = answers.texts.tolist(), answers.lengths, ~answers.ended
     columns = {name: [row[name] for row in rows] for name in ("answer", "data_source", "extra_info")}
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
@@ -71,6 +68,13 @@ def figures(
             for name, mask in masks.items()
         }
     return result
+
+
+def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
+    """Two evaluations as one: the greedy figures and lists as `greedy_...`, and what was `asked`."""
+    kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
+    asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
+    return sampled | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

@@ -138,7 +138,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         found["mismatch"] = (
             f"sampler and trainer differ by {now('mismatch'):.2g} nats per token: the answers are drawn from "
             "another distribution than the one that is trained (a cut, old weights, other kernels). Undo "
-            f"{turn('TOP_K', 'TOP_P', 'OFF_POLICY_STEPS')}"
+            f"{turn('TOP_K', 'TOP_P', 'ROLLOUTS')}"
             + ("" if corrected else f", or weigh the tokens ({turn('SAMPLER_CORRECTION')}; the field's is 2)")
         )
     if now("reward") < at_first("reward") - WORSE * at_first("reward_std"):

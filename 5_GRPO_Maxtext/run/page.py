@@ -30,9 +30,9 @@ PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
 PER_EVALUATION = ("completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
-    "ADVANTAGE", "NORM_ADV_BY_STD", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
+    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
     "EPSILON_HIGH", "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY",
-    "MAX_GRAD_NORM", "LEARNING_RATE", "BETA", "TEMPERATURE", "TOP_K", "TOP_P", "OFF_POLICY_STEPS", "DATASET",
+    "MAX_GRAD_NORM", "LEARNING_RATE", "BETA", "TEMPERATURE", "TOP_K", "TOP_P", "ROLLOUTS", "DATASET",
 )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def answers_data(
         "title": "Answers to questions",
         "inspector_title": "One question, its answers" + (", and what training did" if compared else ""),
         "about": about,
-        "constants": {"ADVANTAGE": "group", "NORM_ADV_BY_STD": True, "ZERO_VARIANCE_GROUPS": "keep"},
+        "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
         "summary": {"header": [], "rows": [], "notes": notes},
         "columns": {},
         "groups": [to_group(group) for group in groups],

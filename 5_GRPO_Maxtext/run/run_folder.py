@@ -44,11 +44,13 @@ class Run:
         folder: RUN_DIR, or one named after the time.
         logs: where this process writes: `folder`; on the second, third, ... host a folder of its own in it.
         checkpoints: folder or gs:// address.
+        done: steps by an earlier process.
     """
 
     folder: Path
     logs: Path
     checkpoints: str
+    done: int = 0
 
     def same_questions(self, data: Mapping[str, tuple[Sequence[Mapping[str, str]], str]]) -> None:
         """Checks by their SHA-256 that the questions are those the run was started with.

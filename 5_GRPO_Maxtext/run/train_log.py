@@ -16,10 +16,12 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from model import devices
-from run import answers, health
+from run import answers as kept_answers
+from run import health
 from run.evaluation import HELD_OUT
 from run.run_files import read_log
 from settings import UserError
+from task.task import GRADED
 
 COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
@@ -30,7 +32,7 @@ COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `m
 
 
 # %% Figures of a step --------------------------------------------------------------------------------------
-def answer_figures(grader, drawn, num_generations: int, seconds: float) -> dict[str, float]:
+def answer_figures(grader, samples, seconds: float) -> dict[str, float]:
     """What a step's answers say, by column.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer,
@@ -39,27 +41,26 @@ def answer_figures(grader, drawn, num_generations: int, seconds: float) -> dict[
 
     Args:
         grader: of the run.
-        drawn: the main script's `Drawn`.
-        num_generations: G.
+        samples: `Samples`.
         seconds: that the step took.
     """
-    groups = drawn.rewards.reshape(-1, num_generations)  # [B, G]
-    distinct = [len(set(group)) for group in drawn.texts.reshape(groups.shape)]
-    columns = {name: drawn.asked[name] for name in ("answer", "data_source", "extra_info")}
+    groups, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
+    answers = flat.answers
+    columns = {name: flat.questions[name] for name in GRADED}
     return {
-        "reward": drawn.rewards.mean(),
+        "reward": groups.mean(),
         "reward_std": groups.std(axis=1, ddof=1).mean(),  # G - 1, as the advantage
-        "correct": np.mean(grader.score(drawn.texts, **columns) >= 1),
-        "format_ok": np.mean([grader.format_right(text) for text in drawn.texts]),
+        "correct": np.mean(grader.score(answers.texts, **columns) >= 1),
+        "format_ok": np.mean([grader.format_right(text) for text in answers.texts]),
         "zero_variance": np.mean(np.ptp(groups, axis=1) == 0),
-        "length": drawn.lengths.mean(),
-        "distinct": np.mean(distinct),
-        "cut_off": np.mean(~drawn.ended),
-        "correct_lenient": np.mean(grader.right_lenient(drawn.texts, **columns)),
-        "answers": len(drawn.rewards),
+        "length": answers.lengths.mean(),
+        "distinct": np.mean([len(set(group)) for group in samples.answers.texts]),
+        "cut_off": np.mean(~answers.ended),
+        "correct_lenient": np.mean(grader.right_lenient(answers.texts, **columns)),
+        "answers": groups.size,
         "seconds": seconds,
-        "tokens_per_second": drawn.lengths.sum() / seconds,
-    } | {f"reward_{name}": points.mean() for name, points in drawn.points.items()}
+        "tokens_per_second": answers.lengths.sum() / seconds,
+    } | {f"reward_{name}": points.mean() for name, points in samples.reward_parts.items()}
 
 
 def in_words(result: Mapping[str, float]) -> str:
@@ -108,7 +109,7 @@ class TrainingLog:
         self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self.rows)))
         self._rewrite()
         self._evaluations = logs / "evaluations.jsonl"
-        self._evaluated = answers.keep_lines(self._evaluations, first_step)
+        self._evaluated = kept_answers.keep_lines(self._evaluations, first_step)
         (logs / "tensorboard").mkdir(exist_ok=True)
         # Not tensorboardX's SummaryWriter: that is a thread, which a full disk ends without a word. Here the
         # disk's error reaches the thread that trains.
@@ -163,7 +164,7 @@ class TrainingLog:
 
     def add_evaluation(self, done: int, result: dict[str, Any]) -> dict[str, float]:
         """Writes an evaluation into evaluations.jsonl; its columns for the row of that step."""
-        answers.append_lines(self._evaluations, [{"step": done} | result])
+        kept_answers.append_lines(self._evaluations, [{"step": done} | result])
         self._evaluated.add(done)
         if devices.is_first():
             tqdm.write(f"held out step {done}: {in_words(result)}")

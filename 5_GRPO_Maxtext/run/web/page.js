@@ -199,7 +199,7 @@ function advantage(g, i) {
       shown: `${points(R)} − ${inner(others)}` };
   }
   const base = mean(rewards);
-  if (!c.NORM_ADV_BY_STD) return { name: "Dr. GRPO: A = R − mean(R)", base, scale: 1, shown: `${points(R)} − ${inner(base)}` };
+  if (c.ADVANTAGE === "centered") return { name: "Dr. GRPO: A = R − mean(R)", base, scale: 1, shown: `${points(R)} − ${inner(base)}` };
   const std = Math.sqrt(sum(rewards.map((r) => (r - base) ** 2)) / (G - 1));
   return { name: "GRPO: A = (R − mean(R)) / std(R)", base, std, scale: std + 1e-6,
     shown: `(${points(R)} − ${inner(base)}) / ${number(std)}` };

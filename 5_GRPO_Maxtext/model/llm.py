@@ -1,0 +1,293 @@
+"""The language model on its devices: it answers questions, gives log-probs of answers, and takes new params.
+
+Tunix's cluster holds the models and the sampler. The main script sees an `Llm`, and in its loss a `Model`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+from tqdm import tqdm
+from tunix.rl.rl_cluster import Mode, RLCluster, Role
+from tunix.rl.rollout.base_rollout import RolloutOutput
+
+from grpo_variants import temperature_at
+from model import devices, llama
+from model.log_probs import completion_log_probs, entropy_of, log_probs
+from model.rollout import MaxTextRollout, right_padded, sampling
+from task import turns
+
+
+class Answers(NamedTuple):
+    """N answers as arrays."""
+
+    texts: np.ndarray  # str [N]; with ENVIRONMENT an `Episode` each
+    prompt_ids: np.ndarray  # int32 [N, P], left-padded
+    completion_ids: np.ndarray  # int32 [N, T], right-padded
+    sampler_log_prob: np.ndarray  # float32 [N, T], under the distribution the tokens were sampled from
+    turn: np.ndarray  # the turn of each token, int32 [N, T]; -1: an environment's token, or padding
+    lengths: np.ndarray  # tokens, int [N]
+    ended: np.ndarray  # bool [N]: by an end-of-sequence token, or by the environment
+
+
+class Pi(NamedTuple):
+    """What the policy says of each token of the answers, float32 [N, T]."""
+
+    log_prob: jax.Array
+    entropy: jax.Array  # of the distribution the token was sampled from, in nats
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["graphdef", "frozen", "temperature"],
+    meta_fields=["pad_id", "logits_clip", "num_generations", "mesh", "axis_rules"],
+)
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The policy without its params: structure, frozen weights (with LoRA the base), temperature.
+
+    It's a pytree: a jitted function takes it as an argument, and a new temperature recompiles nothing.
+    """
+
+    graphdef: Any
+    frozen: Any
+    temperature: float  # of the sampling: pi is the distribution that answers are sampled from
+    pad_id: int
+    logits_clip: float
+    num_generations: int
+    mesh: jax.sharding.Mesh
+    axis_rules: tuple
+
+    def __call__(self, params, batch) -> Pi:
+        """Log-prob and entropy of each token of a gradient pass."""
+        with self.mesh, nn_partitioning.axis_rules(self.axis_rules):
+            model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
+            log_prob, logits = log_probs(
+                model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
+                temperature=self.temperature, logits_clip=self.logits_clip,
+                num_generations=self.num_generations,
+            )  # [N, T], [N, T, V]  # fmt: skip
+            return Pi(log_prob, entropy_of(logits))
+
+
+def sum_of_passes(one_pass, params, model: Model, batch, use):
+    """Applies `one_pass`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
+
+    Returns:
+        (loss, metrics), gradient: loss and gradient summed, the metrics of the passes stacked.
+    """
+
+    def add_pass(total, batch):
+        values, gradient = one_pass(params, model, batch, use)
+        return jax.tree.map(jnp.add, total, gradient), values
+
+    if len(batch.mask) == 1:  # a single pass needs no sum beside its own gradient
+        return one_pass(params, model, jax.tree.map(lambda x: x[0], batch), use)
+    gradient, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
+    return (losses.sum(), metrics), gradient
+
+
+class Llm:
+    """The language model of a run.
+
+    Args:
+        c: the constants of the run.
+        cluster: from `make_cluster`.
+
+    Attributes:
+        params: what is trained: all weights, or LoRA's A and B.
+        temperature: of the answers sampled last.
+    """
+
+    def __init__(self, c, cluster: RLCluster):
+        self.c, self.cluster, self.temperature = c, cluster, c.TEMPERATURE
+        self.rollout, self.actor = cluster.rollout, cluster.actor_trainer.model
+        self.pad_id, self.eos_id = self.rollout.pad_id(), self.rollout.eos_id()
+        self.reference = cluster.inference_worker.get_model("reference") if c.BETA else None
+        self.trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+        self._graphdef, params, self._frozen = nnx.split(self.actor, self.trained, ...)
+        self.params = nnx.to_pure_dict(params)
+        self._ahead: SampledAhead | None = None
+
+    # --- answers
+    def generate(self, questions: dict[str, np.ndarray], step: int) -> Answers:
+        """One answer per question (columns [N]), sampled as in training step `step`."""
+        return self.to_arrays(self.sample(questions, step))
+
+    def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
+        """`generate`, as Tunix returns it. The random key follows from SEED and the step."""
+        self.cluster.global_steps = step
+        config = self.cluster.get_rollout_config(Mode.TRAIN)
+        config.temperature = self.temperature = temperature_at(self.c, step)
+        prompts = questions["prompts"].tolist()
+        if self.c.ENVIRONMENT:
+            return turns.walk(self.c, self.rollout, prompts, questions["question"].tolist(), config)
+        return self.cluster.generate(prompts)
+
+    def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
+        """One answer per question, sampled as an entry of GENERATION_CONFIGS says."""
+        vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself, and takes no seed per request
+        chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
+        chunks = []
+        starts = range(0, len(questions), chunk)
+        for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
+            part = questions[start : start + chunk]
+            # The same noise before and after training: only the model differs.
+            seed = None if vllm else jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
+            config, prompts = sampling(self.c, config_name, seed=seed), [row["prompts"] for row in part]
+            if self.c.ENVIRONMENT:
+                output = turns.walk(self.c, self.rollout, prompts, [row["question"] for row in part], config)
+            else:
+                output = self.rollout.generate(prompts, config)
+            chunks.append(self.to_arrays(output))
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
+
+    def to_arrays(self, output: RolloutOutput) -> Answers:
+        """Tunix's lists as arrays."""
+        T = self.c.TOTAL_GENERATION_STEPS
+        return Answers(
+            texts=np.array(output.text, object),
+            prompt_ids=np.asarray(output.left_padded_prompt_tokens),
+            completion_ids=right_padded(output.tokens, T, self.pad_id, np.int32),
+            sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
+            turn=turns.turns_of(output, T),
+            lengths=np.array([len(tokens) for tokens in output.tokens]),
+            ended=turns.ended(output, self.eos_id),
+        )
+
+    def ahead(self, saved: dict[str, Any] | None) -> "SampledAhead":
+        """Samples a step's answers while the step before it trains; `load` waits for them."""
+        self._ahead = SampledAhead(self, saved)
+        return self._ahead
+
+    # --- batches, log-probs
+    @property
+    def model(self) -> Model:
+        """The policy without its params."""
+        config = self.cluster.cluster_config
+        rules = config.role_to_logical_axis_rule[Role.ACTOR]
+        return Model(
+            self._graphdef, self._frozen, self.temperature, self.pad_id, self.c.LOGITS_CLIP,
+            self.c.NUM_GENERATIONS, config.role_to_mesh[Role.ACTOR], tuple(map(tuple, rules)),
+        )  # fmt: skip
+
+    def place(self, batch):
+        """A batch of NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes.
+
+        On one CPU the columns that no answer uses are dropped: `llama.used_columns`.
+
+        Returns:
+            The same fields as arrays [passes, N / passes, ...], the rows of a pass split over the devices.
+        """
+        B, G, T = batch.completion_ids.shape
+        width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())
+        passes = B // (self.c.TRAIN_MICRO_BATCH_SIZE or B)
+        mesh = self.cluster.cluster_config.role_to_mesh[Role.ACTOR]
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
+
+        def put(name, x):
+            x = x.reshape(passes, B * G // passes, -1)  # [B, G] becomes [passes, N / passes, 1]
+            x = x if name == "prompt_ids" else x[..., :width]
+            x = x.astype(np.float32) if x.dtype == np.float64 else x
+            # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
+            # process can overtake another one; both hosts then abort.
+            return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+        return batch._replace(**{name: put(name, x) for name, x in batch._asdict().items() if x is not None})
+
+    def log_probs(self, batch) -> jax.Array:
+        """Log-probs of the answers under the policy as last loaded: float32 [passes, N / passes, T]."""
+        return self._log_probs(self.actor, batch)
+
+    def reference_log_probs(self, batch) -> jax.Array:
+        """The same under the starting model, or under the TEACHER."""
+        if not self.c.REFERENCE_OFFLOAD:
+            return self._log_probs(self.reference, batch)
+        on_device = llama.to_memory(self.reference, "device")
+        return jax.block_until_ready(self._log_probs(on_device, batch))  # before the copy is freed
+
+    def _log_probs(self, model, batch) -> jax.Array:
+        with self.model.mesh, nn_partitioning.axis_rules(self.model.axis_rules):
+            return completion_log_probs(
+                model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
+                temperature=self.temperature, logits_clip=self.c.LOGITS_CLIP,
+                num_generations=self.c.NUM_GENERATIONS,
+            )  # fmt: skip
+
+    # --- params
+    def first_opt_state(self, optimizer: optax.GradientTransformation):
+        """The optimizer's state before the first update: moments like their params, counters on every device.
+
+        By default a counter lives on one device, and restored from a checkpoint it would be bound to it.
+        """
+        mesh = self.cluster.cluster_config.role_to_mesh[Role.ACTOR]
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+        def put(x):
+            return x if x.ndim else jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__)
+
+        return jax.tree.map(put, optimizer.init(self.params))
+
+    def load(self, params) -> None:
+        """Gives the policy new params, and the sampler, too."""
+        if self._ahead:
+            self._ahead.wait()  # the old weights finish the answers being sampled
+        self.params = params
+        nnx.update(self.actor, params)
+        # Not `cluster.sync_weights`: it also copies them all to the host.
+        self.rollout.update_params(nnx.state(self.actor, self.trained), (self.trained,))
+
+
+class SampledAhead:
+    """The next step's answers, sampled while a step trains: they're one update old when their step comes.
+
+    vLLM has its own weights, so it samples while the trainer trains. `MaxTextRollout` shares the trainer's
+    arrays, which the update donates: there the sampling ends before the update begins.
+    """
+
+    def __init__(self, llm: Llm, saved: dict[str, Any] | None):
+        self._llm, self._executor = llm, futures.ThreadPoolExecutor(max_workers=1)
+        self._next: futures.Future | None = None
+        if saved:
+            lists = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
+            prompts = np.array(saved["left_padded_prompt_tokens"], np.int32)
+            self._next = futures.Future()
+            self._next.set_result(
+                RolloutOutput(text=saved["text"], logits=None, left_padded_prompt_tokens=prompts, **lists)
+            )
+
+    def take(self, questions, step: int) -> Answers:
+        """The answers sampled ahead; without any, they're sampled now."""
+        output = self._next.result() if self._next else self._llm.sample(questions, step)
+        self._next = None
+        return self._llm.to_arrays(output)
+
+    def begin(self, questions, step: int) -> None:
+        """Starts sampling, with the random key of `step`."""
+        self._next = self._executor.submit(self._llm.sample, questions, step)
+        if isinstance(self._llm.rollout, MaxTextRollout):
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the answers ahead are sampled."""
+        futures.wait([self._next] if self._next else [])
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The answers ahead, for a checkpoint."""
+        if not self._next:
+            return None
+        output = self._next.result()
+        return {
+            "text": output.text,
+            "tokens": [np.asarray(row).tolist() for row in output.tokens],
+            "logprobs": [np.asarray(row, float).tolist() for row in output.logprobs],
+            "left_padded_prompt_tokens": np.asarray(output.left_padded_prompt_tokens).tolist(),
+        }

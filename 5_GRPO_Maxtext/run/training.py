@@ -1,0 +1,125 @@
+"""A run while it trains: checkpoints, log, held-out questions, Ctrl-C, a full disk: everything but GRPO."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from grpo_variants import adaptive_beta
+from model import devices
+from model.log_probs import mean_metrics
+from run import answers, checkpoints, process, train_log
+
+
+class TrainingRun:
+    """The folder of a run, open for training; use it in a `with` statement.
+
+    Args:
+        c: the constants of the run.
+        llm: its language model.
+        task: its questions.
+        folder: from `run_folder.open_run`.
+        evaluate: of c, llm, task and questions.
+
+    Attributes:
+        start: steps that are done, by the newest checkpoint.
+        beta: weight of the KL in the next step.
+        carried: what the rollouts remember from step to step, by name: JSON, or a function that returns it.
+        log: rows of train_log.csv.
+    """
+
+    def __init__(self, c, llm, task, folder, evaluate):
+        self.c, self.llm, self.task, self.folder, self._evaluate = c, llm, task, folder, evaluate
+        self.start, self.beta, self.carried, self._nonfinite = 0, c.BETA, {}, 0
+
+    def __enter__(self) -> "TrainingRun":
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(process.full_disk(self.folder.folder))
+            self._manager = stack.enter_context(
+                contextlib.closing(checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP))
+            )
+            self.start = self._manager.latest_step() or 0
+            self._log = stack.enter_context(
+                contextlib.closing(train_log.TrainingLog(self.folder.logs, self.c, self.start))
+            )
+            answers.keep_lines(self.folder.logs / "answers.jsonl", self.start)
+            self._stop = stack.enter_context(process.stop_after_step())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error) -> bool | None:
+        return self._stack.__exit__(*error)
+
+    @property
+    def log(self) -> list[dict[str, float]]:
+        return self._log.rows
+
+    def restore(self, optimizer):
+        """params and opt_state of the newest checkpoint; without one, those to start with."""
+        self._params, self._opt_state = self.llm.params, self.llm.first_opt_state(optimizer)
+        if self.start:
+            self._params, self._opt_state, self.carried = checkpoints.restore(
+                self._manager, self.start, self._params, self._opt_state
+            )
+            self.beta = self.carried.pop("beta")
+            self.llm.load(self._params)
+        return self._params, self._opt_state
+
+    def save(self, done: int) -> None:
+        """A checkpoint after `done` steps."""
+        carried = {name: value() if callable(value) else value for name, value in self.carried.items()}
+        carried["beta"] = self.beta
+        checkpoints.save(self._manager, done, self._params, self._opt_state, carried, self.c)
+
+    def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
+        """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
+
+        It saves a checkpoint first, and so does a UserError of theirs: a faulty reward or environment.
+        """
+        self._held_out(self.start)
+        rollouts = iter(rollouts)
+        for step in process.traced(range(self.start, self.c.NUM_BATCHES), self.c.PROFILE_DIR):
+            if not devices.all_agree(not self._stop.is_set()):
+                self.save(step)
+                raise KeyboardInterrupt
+            self._started = time.perf_counter()
+            with process.kept(self.save, step):
+                samples = next(rollouts)
+            yield samples
+
+    def check_finite(self, step: int, metrics) -> None:
+        """Raises UserError if too many updates in a row weren't finite; none of them was applied."""
+        loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
+        self._nonfinite = train_log.count_nonfinite(self.c, step + 1, self._nonfinite, loss, grad_norm)
+
+    def after(self, step: int, samples, batch, params, opt_state, metrics) -> None:
+        """What a step leaves: a row of the log, its answers, held-out metrics, a checkpoint."""
+        c, done = self.c, step + 1
+        self._params, self._opt_state = params, opt_state
+        old_log_prob = metrics.pop("old_log_prob")
+        row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
+        row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
+        row |= mean_metrics(metrics) | process.memory_gib()
+        if not c.BETA:
+            row["kl"] = math.nan  # not measured isn't zero
+        seconds = time.perf_counter() - self._started
+        row |= train_log.answer_figures(self.task.grader, samples.sampled or samples, seconds)
+        if answers.keeps(c, done):
+            log_prob = {
+                "before": old_log_prob, "after": self.llm.log_probs(batch), "reference": batch.ref_log_prob
+            }  # fmt: skip
+            answers.append_step(
+                self.folder.logs / "answers.jsonl", c, self.llm.cluster.tokenizer, self.task.grader, samples,
+                batch, row, log_prob,
+            )  # fmt: skip
+        self._log.add(row | self._held_out(done))
+        self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
+        if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
+            self.save(done)
+
+    def _held_out(self, done: int) -> dict[str, float]:
+        """Metrics of the held-out questions, if they're due after so many steps."""
+        if not self.task.held_out or not self._log.evaluation_due(done):
+            return {}
+        return self._log.add_evaluation(done, self._evaluate(self.c, self.llm, self.task, self.task.held_out))

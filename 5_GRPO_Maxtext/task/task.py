@@ -1,0 +1,85 @@
+"""The task of a run: which questions are asked, and what an answer earns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import jax
+import numpy as np
+
+from grpo_variants import overlong_penalty
+from task.questions import mixed_batches
+
+GRADED = ("answer", "data_source", "extra_info")  # columns that a grader sees beside the answer
+
+
+class Samples(NamedTuple):
+    """G answers to each of B questions, graded."""
+
+    questions: dict[str, np.ndarray]  # columns, str [B, G]
+    answers: Any  # `Answers` of model/llm.py: arrays [B, G, ...]
+    reward_parts: dict[str, np.ndarray]  # by reward function, float [B, G]
+    rewards: np.ndarray  # their sum, float [B, G]
+    mask: np.ndarray  # the tokens to train, bool [B, G, T]: the model's own, not an environment's or padding
+    sampled: Optional["Samples"] = None  # all that were sampled, if some groups were replaced; for the log
+
+    def groups(self, chosen: np.ndarray) -> "Samples":
+        """The groups with these indices."""
+        return jax.tree.map(lambda x: x[chosen], self)
+
+    def flat(self) -> "Samples":
+        """The same as arrays [N, ...], the G answers to a question side by side."""
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
+
+
+class Task(NamedTuple):
+    """Questions and rewards of a run."""
+
+    batches: Any  # by step: columns, str [B]
+    train: list[dict[str, str]]  # the questions that batches are made of
+    test: Sequence[dict[str, str]]  # asked before and after training
+    held_out: Sequence[dict[str, str]]  # asked during training
+    grader: Any  # of run_grader.py
+    rewards: list[Callable[..., list[float]]]  # one float per answer each
+    num_generations: int  # G
+    sources: dict[str, str]  # where the questions come from, in words
+
+    def repeated(self, questions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Each question G times: columns [B] as [B * G]."""
+        return {name: column.repeat(self.num_generations) for name, column in questions.items()}
+
+    def grade(self, questions: dict[str, np.ndarray], answers) -> Samples:
+        """What each answer earns: the sum over the reward functions.
+
+        Args:
+            questions: columns, str [B * G].
+            answers: `Answers`, arrays [B * G, ...].
+        """
+        ids = [row[:n] for row, n in zip(answers.completion_ids, answers.lengths, strict=True)]
+        given = dict(completions=answers.texts.tolist(), completion_ids=ids, **questions)
+        parts = {reward.__name__: np.array(reward(**given)) for reward in self.rewards}  # [B * G] each
+        rewards = np.sum(list(parts.values()), axis=0)
+        samples = Samples(questions, answers, parts, rewards, mask=answers.turn >= 0)
+        return jax.tree.map(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
+
+    def right(self, samples: Samples) -> np.ndarray:
+        """Whether an answer is right: bool [B, G]."""
+        flat = samples.flat()
+        columns = {name: flat.questions[name].tolist() for name in GRADED}
+        return (self.grader.score(flat.answers.texts.tolist(), **columns) >= 1).reshape(samples.rewards.shape)
+
+
+def make_task(c, rows: dict[str, list[dict[str, str]]], grader, sources: dict[str, str]) -> Task:
+    """The task of a run.
+
+    Args:
+        c: the constants of the run.
+        rows: questions with their prompts, by split: train, test, validation (may be empty).
+        grader: from `run_grader.make_grader`.
+        sources: where the questions come from, by split.
+    """
+    batches, rewards = mixed_batches(rows["train"], c.SEED, c.BATCH_SIZE), list(grader.functions)
+    if c.OVERLONG_BUFFER:
+        rewards.append(overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY))
+    return Task(
+        batches, rows["train"], rows["test"], rows["validation"], grader, rewards, c.NUM_GENERATIONS, sources
+    )

@@ -1,0 +1,260 @@
+"""The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
+
+import itertools
+import math
+import statistics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from table_policy import constants_of
+from tunix.rl import function_registry
+
+import grpo_llama3_1_8b_demo as demo
+import grpo_variants as variants
+import settings
+from model.llm import Answers
+from task.questions import mixed_batches
+from task.task import Samples, Task
+
+
+def samples(*groups, **fields):
+    """Groups of answers with these rewards, and other fields of `Samples`."""
+    rewards = np.array(groups, float)  # [B, G]
+    parts = fields.pop("reward_parts", {"reward": rewards})
+    return Samples({}, fields.pop("answers", None), parts, rewards, mask=None)
+
+
+def advantage(name, *groups, **fields):
+    return demo.TABLES["ADVANTAGE"][name](samples(*groups, **fields))
+
+
+# --- advantages
+
+
+@pytest.mark.parametrize(("ours", "tunixs"), [("group", "grpo"), ("centered", "drgrpo"), ("rloo", "rloo")])
+def test_each_advantage_equals_tunixs_own(ours, tunixs):
+    rewards = np.random.default_rng(3).normal(size=(6, 4))
+    theirs = np.asarray(function_registry.get_advantage_estimator(tunixs)(rewards.ravel(), 4))
+    np.testing.assert_allclose(advantage(ours, *rewards).ravel(), theirs, rtol=1e-6, atol=1e-7)  # float32
+    assert np.isfinite(advantage(ours, *np.ones((2, 4)))).all()
+
+
+def test_maxrl_climbs_the_first_terms_of_log_p():
+    """Its mean over all draws of G coins with a logit against the gradient of the expansion of log p.
+
+    log p = - sum_k (1 - p)^k / k; the mean of the group as a baseline leaves the terms up to G - 1.
+    """
+    G, p = 5, 0.3
+    found = 0.0
+    for right in range(G + 1):
+        rewards = np.array([1.0] * right + [0.0] * (G - right))
+        score = rewards - p  # d log prob of each coin / d logit
+        often = math.comb(G, right) * p**right * (1 - p) ** (G - right)
+        found += often * (advantage("maxrl", rewards) * score).mean()
+    slope = sum((1 - p) ** (k - 1) for k in range(1, G)) * p * (1 - p)  # dp / d logit = p (1 - p)
+    np.testing.assert_allclose(found, slope, rtol=1e-12)
+
+
+def test_maxrl_by_hand_and_without_a_right_answer():
+    found = advantage("maxrl", [1, 0, 0, 0], [0, 0, 0, 0], [2, 2, 2, 2])
+    np.testing.assert_allclose(found, [[3, -1, -1, -1], [0] * 4, [0] * 4], rtol=1e-12)
+    with pytest.raises(settings.UserError, match=r"ADVANTAGE=maxrl: .* -1; .*correctness_reward"):
+        advantage("maxrl", [3, -1])
+
+
+def test_gdpo_normalises_each_reward_by_itself():
+    """In plain Python. The first two answers earn 3 in sum, of different rewards, and are told apart."""
+    points = {"form": [3.0, 0, 3, 0, 1, 1, 1, 1], "answer": [0.0, 3, 1, 2, 2, 0, 0, 0]}
+    total = [0.0] * 8
+    for values in points.values():
+        for start in (0, 4):
+            group = values[start : start + 4]
+            for i in range(start, start + 4):
+                spread = statistics.stdev(group)
+                total[i] += (values[i] - statistics.mean(group)) / spread if spread else 0.0
+    spread = statistics.stdev(total)
+    parts = {name: np.reshape(values, (2, 4)) for name, values in points.items()}
+    rewards = sum(parts.values())
+    found = advantage("gdpo", *rewards, reward_parts=parts).ravel()
+    np.testing.assert_allclose(found, [value / spread for value in total], atol=1e-5)  # 1e-6 beside each std
+    assert found[1] - found[0] > 0.5
+    of_sum = advantage("group", *rewards)
+    assert of_sum[0, 0] == of_sum[0, 1]
+
+
+# --- rollouts: from questions whose answers and rewards are given
+
+
+class Echo:
+    """A language model whose answers are its prompts, one token each."""
+
+    def generate(self, questions, step):
+        count = len(questions["prompts"])
+        return SimpleNamespace(questions=questions, ended=np.arange(count) % 2 == 0, step=[step] * count)
+
+
+def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, start=0):
+    """The samples of some steps, and what was asked: lists of questions.
+
+    Args:
+        c: constants, with G = 2.
+        rewards_of: of a question, its G rewards.
+        rights_of: of a question, whether its G answers are right.
+    """
+    names = [f"{i:02d}" for i in range(train)]
+    rows = [dict(prompts=name, question=name, weight="1", source="") for name in names]
+    asked = []
+
+    class Given:
+        num_generations, batches = 2, mixed_batches(rows, c.SEED, c.BATCH_SIZE)
+        repeated = Task.repeated
+        train = rows
+
+        def grade(self, questions, answers):
+            asked.append(questions["question"][::2].tolist())
+            rewards = np.array([rewards_of(question) for question in asked[-1]], float)
+            ended, mask = answers.ended.reshape(-1, 2), np.ones((len(rewards), 2, 3), bool)
+            columns = {name: column.reshape(-1, 2) for name, column in questions.items()}
+            return Samples(columns, Answers(*[ended] * 7), {"reward": rewards}, rewards, mask)
+
+        def right(self, samples):
+            return np.array([rights_of(question) for question in samples.questions["question"][:, 0]])
+
+    run = SimpleNamespace(start=start, carried={} if carried is None else carried)
+    use = variants.choose(c, demo.TABLES)
+    found = itertools.islice(use.rollouts(c, Echo(), Given(), run), steps)
+    return [samples for _, samples in found], asked
+
+
+def test_a_curriculum_takes_the_questions_closest_to_half_right():
+    """By the grade, not by the reward. Of 2 B candidates; those that were never asked count as a half."""
+    c = constants_of("ROLLOUTS=curriculum", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=99")
+    rows = [dict(prompts=f"{i:02d}", question=f"{i:02d}", weight="1", source="") for i in range(4)]
+    order = mixed_batches(rows, c.SEED, 4)[0]["question"].tolist()
+    rates = dict(zip(order, (1.0, 0.0, 0.75, 0.5)))
+    rights = dict(zip(order, ((1, 1), (0, 0), (1, 0), (0, 0))))
+    carried = {"pass_rates": dict(rates)}
+    _, [first] = rollouts(c, lambda q: (9, 9), rights.get, train=4, carried=carried)
+    assert first == order[2:]
+    assert carried["pass_rates"] == dict(zip(order, (1.0, 0.0, 0.5, 0.0)))
+    _, [fresh] = rollouts(c, lambda q: (9, 9), rights.get, train=4)
+    assert fresh == order[:2]
+
+
+def test_a_refill_asks_other_questions_until_every_group_has_a_signal():
+    """The groups with a signal first, in their order; the log sees all; at most MAX_REFILLS batches."""
+    c = constants_of("ZERO_VARIANCE_GROUPS=refill", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=99")
+    [good], asked = rollouts(c, lambda q: (1, 2))
+    assert len(asked) == 1 and good.mask.all()
+    lucky = rollouts(c, lambda q: (1, 1))[1][2][1]  # only the second question of the second refill
+    [some], asked = rollouts(c, lambda q: (1, 2) if q == lucky else (1, 1))
+    assert len(asked) == 1 + variants.MAX_REFILLS and asked[0] == good.questions["question"][:, 0].tolist()
+    assert some.questions["question"][:, 0].tolist() == [lucky, asked[0][0]]
+    assert some.mask.any(axis=(1, 2)).tolist() == [True, False]
+    assert some.sampled.questions["question"][:, 0].tolist() == [q for batch in asked for q in batch]
+    both = {lucky, asked[1][0]}
+    [full], until = rollouts(c, lambda q: (1, 2) if q in both else (1, 1))
+    assert until == asked[:3] and full.questions["question"][:, 0].tolist() == [asked[1][0], lucky]
+    # Each step has replacement questions of its own, the same after a resume.
+    _, two = rollouts(c, lambda q: (1, 1), steps=2)
+    _, resumed = rollouts(c, lambda q: (1, 1), start=1)
+    assert two[5:] == resumed and len({*map(tuple, two)}) == 10
+
+
+@pytest.mark.parametrize(
+    ("constants", "expected"),
+    [
+        ([], [[1, 1], [1, 1]]),
+        (["MASK_OVERLONG=True"], [[1, 0], [1, 0]]),
+        (["ZERO_VARIANCE_GROUPS=skip"], [[0, 0], [1, 1]]),
+        (["ZERO_VARIANCE_GROUPS=skip", "MASK_OVERLONG=True"], [[0, 0], [1, 0]]),
+    ],
+)
+def test_which_answers_are_trained_on(constants, expected):
+    c = constants_of("BATCH_SIZE=2", "NUM_GENERATIONS=2", *constants)
+    _, [[equal, _]] = rollouts(c, lambda q: (1, 1))
+    [found], _ = rollouts(c, lambda q: (2, 2) if q == equal else (1, 4))
+    assert found.mask.all(axis=-1).astype(int).tolist() == expected
+
+
+# --- a function of one's own
+
+
+def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
+    """The example's ranks by hand, and another function beside it."""
+    own = tmp_path / "own.py"
+    example = (settings.HERE / "examples" / "my_method.py").read_text()
+    own.write_text(example + "\n\ndef weights(mask):\n    return mask * 2.0\n")
+    c = constants_of(f"METHOD={own}", "ADVANTAGE=rloo")
+    variants.check_method(c, demo.TABLES)
+    use = variants.choose(c, demo.TABLES)
+    assert use.kl is demo.k3 and use.rollouts is demo.rollouts
+    assert use.weights(np.ones(3)).tolist() == [2, 2, 2]
+    advantage = use.advantage(samples([9.5, 2, 2, -1], [4, 4, 4, 4]))
+    np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
+
+
+WRONG_METHODS = {
+    "def advantages(samples): return samples.rewards": "defines none of rollouts, advantage",
+    "def advantage(samples): return samples.rewards.ravel()": "shape (8,)",
+    "def advantage(samples): return samples.rewards[0, 0]": "shape ()",
+    "def advantage(rewards, G): return rewards": "TypeError",
+    "def advantage(samples): return samples.rewards / 0": "NaN or infinity",
+    "def advantage(samples):\n"
+    "    return samples.rewards / samples.rewards.sum(axis=1, keepdims=True)": "a group of equal rewards",
+    "def weights(mask): return mask.mean()": "weights returned the shape ()",
+    "def kl(x): raise ValueError('no\\nidea')": "kl raised ValueError: no; fix it",
+    "def objective(pi, batch, c): return pi.log_prob * batch.advantage": "objective returned",
+    "def kl(x):\n    if x > 0:\n        return x": "truth value",
+    "import numpy\ndef kl(x): return numpy.exp(x)": "TracerArrayConversionError",
+    "advantage = 1 / 0": "ZeroDivisionError",
+}
+
+
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # of the reader's code
+@pytest.mark.parametrize("text", WRONG_METHODS)
+def test_a_function_that_cannot_work_gets_one_line(text, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(text)
+    with pytest.raises(settings.UserError) as error:
+        variants.check_method(constants_of(f"METHOD={own}"), demo.TABLES)
+    line = str(error.value)
+    assert line.startswith(f"METHOD={own}: ") and "\n" not in line and WRONG_METHODS[text] in line, line
+
+
+# --- the length penalty
+
+
+@pytest.mark.parametrize(
+    ("tokens", "points"),
+    [(1, 0), (15, 0), (16, 0), (17, -0.25), (18, -0.5), (20, -1)],
+)
+def test_the_soft_length_penalty_by_hand(tokens, points):
+    """DAPO's eq. 13 for L_max = 20 and L_cache = 4: it begins after 16 tokens."""
+    ids = [[7] * tokens, [7]]
+    for penalty in (1.0, 0.5):
+        function = variants.overlong_penalty(20, 4, penalty)
+        assert function(prompts=["", ""], completions=["", ""], completion_ids=ids) == [points * penalty, 0]
+
+
+# --- schedules
+
+
+def test_the_kl_controller_by_hand():
+    """Ziegler et al. 2019, section 2.2, with KL target 0.1: errors clipped to 0.2, -0.2, and 0.1 as it is."""
+    beta = 0.5
+    for kl, factor in ((0.5, 1.02), (0.001, 0.98), (0.11, 1.01), (float("nan"), 1), (0.1, 1)):
+        after = variants.adaptive_beta(beta, 0.1, kl)
+        np.testing.assert_allclose(after, beta * factor, rtol=1e-12)
+        beta = after
+    assert variants.adaptive_beta(0.5, 0.0, 9.0) == 0.5  # no target
+
+
+def test_the_temperature_moves_in_a_straight_line_to_the_last_step():
+    c = constants_of("TEMPERATURE=1.0", "TEMPERATURE_END=0.5", "NUM_BATCHES=11")
+    found = [variants.temperature_at(c, step) for step in (0, 1, 5, 10)]
+    np.testing.assert_allclose(found, [1.0, 0.95, 0.75, 0.5], rtol=1e-12)
+    assert variants.temperature_at(constants_of("TEMPERATURE=0.7"), 7) == 0.7
+    single = constants_of("TEMPERATURE=0.7", "TEMPERATURE_END=0.5", "NUM_BATCHES=1")
+    assert variants.temperature_at(single, 0) == 0.7
