@@ -58,7 +58,7 @@ PASS_AT = (1, 8, 64)
 PASS_QUESTIONS = 128  # from the top of the test file, 64 answers each
 RESAMPLES = 10_000
 
-OLD = "OFF_POLICY_STEPS=1"
+OLD = "ROLLOUTS=one-step-ahead"
 ZERO_ONE = "REWARDS=correctness_reward"
 DISTILLED = "TEACHER={teacher} ADVANTAGE=none BETA=1.0"
 PAIRS = "NUM_GENERATIONS=2 BATCH_SIZE=64"  # as many answers per step
@@ -69,20 +69,20 @@ METHODS = {
     "GRPO, 0/1 reward": (ZERO_ONE, "GRPO"),
     "MaxRL": (f"{ZERO_ONE} ADVANTAGE=maxrl", "GRPO, 0/1 reward"),
     "distillation": (f"{DISTILLED} KL_LOSS_MODE=mse_kl", "GRPO"),
-    "mean only": ("NORM_ADV_BY_STD=False", "GRPO"),
+    "mean only": ("ADVANTAGE=centered", "GRPO"),
     "no KL": ("BETA=0.0", "GRPO"),
     "no clip": (NO_CLIP, "GRPO"),
     "pairs": (PAIRS, "GRPO"),
-    "none of the four": (f"NORM_ADV_BY_STD=False BETA=0.0 {NO_CLIP} {PAIRS}", "GRPO"),
+    "none of the four": (f"ADVANTAGE=centered BETA=0.0 {NO_CLIP} {PAIRS}", "GRPO"),
     "random rewards": ("REWARD_FUNC=examples/random_points.py REWARDS=random_points", "GRPO"),
     "GDPO": ("ADVANTAGE=gdpo", "GRPO"),
-    "curriculum": ("CURRICULUM=True", "GRPO"),
-    "Dr. GRPO": ("BETA=0.0 NORM_ADV_BY_STD=False LOSS_AGG_MODE=seq-mean-token-sum-norm", "GRPO"),
+    "curriculum": ("ROLLOUTS=curriculum", "GRPO"),
+    "Dr. GRPO": ("BETA=0.0 ADVANTAGE=centered LOSS_AGG_MODE=seq-mean-token-sum-norm", "GRPO"),
     "RLOO": ("ADVANTAGE=rloo LOSS_AGG_MODE=seq-mean-token-sum", "GRPO"),
     "GSPO": ("BETA=0.0 LOSS_ALGO=gspo-token EPSILON=0.05", "GRPO"),
     "CISPO": ("BETA=0.0 LOSS_ALGO=cispo EPSILON_HIGH=4.0 LOSS_AGG_MODE=token-mean", "GRPO"),
     "DAPO": (
-        "BETA=0.0 LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 MASK_OVERLONG=True OVERLONG_BUFFER=6 "
+        "BETA=0.0 LOSS_ALGO=dapo LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 MASK_OVERLONG=True OVERLONG_BUFFER=6 "
         "ZERO_VARIANCE_GROUPS=refill",
         "GRPO",
     ),

@@ -89,7 +89,7 @@ def hear_with_gaps(self: turns.Walker, observation: str, text: str) -> None:
 # By name: seeds, constants, and what is replaced: object, name, what stands in its place.
 VARIANTS = {
     "episode": (range(5), "", ()),
-    "return to go": (range(5), "RETURN_TO_GO=True", ()),
+    "return to go": (range(5), "ADVANTAGE=turn", ()),
     "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ()),
     "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ()),
     "the world's tokens trained": (range(3), "", (demo, "to_batch", with_the_worlds_tokens)),

@@ -132,9 +132,9 @@ def firsts_of_equal_answers(row):
 
 VARIANTS = {
     "GRPO": {},
-    "Dr. GRPO": dict(NORM_ADV_BY_STD=False, LOSS_AGG_MODE="seq-mean-token-sum-norm"),
+    "Dr. GRPO": dict(ADVANTAGE="centered", LOSS_AGG_MODE="seq-mean-token-sum-norm"),
     "RLOO": dict(ADVANTAGE="rloo", LOSS_AGG_MODE="seq-mean-token-sum", KL_LOSS_MODE="mse_kl"),
-    "DAPO": dict(LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"),
+    "DAPO": dict(LOSS_ALGO="dapo", LOSS_AGG_MODE="token-mean", EPSILON_HIGH=0.28, KL_LOSS_MODE="kl"),
     "GSPO": dict(LOSS_ALGO="gspo-token", EPSILON=0.0005),
 }
 

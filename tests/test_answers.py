@@ -1,6 +1,5 @@
 """answers.jsonl: every number computed again in another way, from the texts, the log and checkpoints."""
 
-import functools
 import json
 
 import jax
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from short_runs import SHORT, load_weights
+from table_policy import train_llm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_llama3_1_8b_demo as demo
@@ -15,6 +15,8 @@ import inference
 import reward_func
 import settings
 from model import llama
+from model.cluster import make_cluster
+from model.llm import Llm
 from run import answers, run_folder
 from run.run_files import read_log
 from settings import HERE
@@ -54,7 +56,7 @@ def test_the_chosen_steps_are_kept_and_each_question_with_all_its_answers(run, r
     asked = prompts.make_prompts(
         c, *prompts.read_data(c, None)["train"], tokenizer, False, run / "too_long.csv"
     )
-    batches = demo.training_batches(c, asked, 0)
+    batches = questions.mixed_batches(asked, c.SEED, c.BATCH_SIZE)
     for step in KEPT:
         expected = list(zip(batches[step - 1]["question"], batches[step - 1]["answer"], strict=True))
         assert [(row["question"], row["answer"]) for row in rows if row["step"] == step] == expected
@@ -174,8 +176,8 @@ def train(folder, *arguments):
         held_out, train_rows, _ = questions.hold_out(train_rows, rows["validation"], c.EVAL_QUESTIONS)
     grader = run_grader.make_grader("", "", reward_func, [])
     with run_folder.open_run(c) as run:
-        cluster = demo.make_cluster(c, checkpoint, hf, tokenizer, functools.partial(demo.sampling, c))
-        demo.train(c, cluster, grader, train_rows, run, held_out)
+        llm = Llm(c, make_cluster(c, checkpoint, hf, tokenizer))
+        train_llm(c, llm, grader, train_rows, run.folder, held_out)
 
 
 def test_logging_and_evaluating_change_no_weight(run, tmp_path):
@@ -197,9 +199,9 @@ def test_a_kill_while_a_step_is_written_loses_no_step(run, rows, tmp_path, monke
     folder = tmp_path / "broken"
     append = answers.append_step
 
-    def killed(path, c, tokenizer, grader, drawn, batch, row, log_prob):
+    def killed(path, c, tokenizer, grader, samples, batch, row, log_prob):
         if row["step"] < 3:
-            return append(path, c, tokenizer, grader, drawn, batch, row, log_prob)
+            return append(path, c, tokenizer, grader, samples, batch, row, log_prob)
         written = [line for line in rows if line["step"] == 3]
         with open(path, "a") as file:
             file.write(json.dumps(written[0]) + "\n" + json.dumps(written[1])[:100])

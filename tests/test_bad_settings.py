@@ -111,8 +111,7 @@ ZERO_VARIANCE_GROUPS=drop => must be 'keep
 TARGET_KL=-1 => or equal to 0
 ADVANTAGE_CLIP=-1 => or equal to 0
 LOGITS_CLIP=nan => a finite number
-OFF_POLICY_STEPS=2 => less than or equal to 1
-OFF_POLICY_STEPS=1 TEMPERATURE_END=0.5 => switch one off
+ROLLOUTS=one-step-ahead TEMPERATURE_END=0.5 => drop one
 SAMPLER_CORRECTION=inf => a finite number
 LEARNING_RATE=nan => a finite number
 LEARNING_RATE=inf => a finite number

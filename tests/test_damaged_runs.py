@@ -22,13 +22,12 @@ from short_runs import HANGS, SCRIPT, SHORT, load_weights, saved_steps
 
 import grpo_llama3_1_8b_demo as demo
 import inference
-import reward_func
 import settings
 from model import llama
 from run import checkpoints, process, run_folder, train_log
 from run.run_files import read_log
 from settings import UserError
-from task import prompts, run_grader
+from task import prompts
 from tools import convert_checkpoint as convert
 from tools import show_run
 
@@ -535,20 +534,3 @@ def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number
 def test_a_resumed_run_counts_the_seconds_of_its_earlier_steps():
     log = [{"step": step, "seconds": step + 3.0} for step in (1, 2, 3)] + [{"step": 4.0}]
     assert train_log.seconds_before(log, 2) == 4 + 5 and train_log.seconds_before(log, 0) == 0
-
-
-def test_an_answer_that_ends_on_the_last_token_is_not_cut_off():
-    """Of one token each: the end, and another."""
-
-    class Rollout:
-        def generate(self, prompts, config):
-            tokens = [[7] * 27 + [2], [7] * 28, [7, 2]] * (len(prompts) // 3)
-            return type("Output", (), {"text": ["x"] * len(prompts), "tokens": tokens})
-
-        def eos_id(self):
-            return 2
-
-    c = settings.read(demo.Constants, SHORT)
-    rows = [{"prompts": "p", "question": "q", "answer": "1", "data_source": "gsm8k", "extra_info": ""}] * 3
-    grader = run_grader.make_grader("", "", reward_func, [])
-    assert demo.evaluate(c, Rollout(), rows, grader, "greedy")["cut_off"] == pytest.approx(1 / 3)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import functools
 import importlib.metadata
 import importlib.util
 import inspect
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from short_runs import SCRIPT, SHORT, load_weights, saved_steps
+from table_policy import train_llm
 from tunix.rl import common
 from tunix.rl.rl_cluster import Mode
 
@@ -32,7 +32,11 @@ import inference
 import reward_func
 import settings
 from model import devices, llama, versions
+from model.cluster import make_cluster
+from model.llm import Llm
+from model.rollout import sampling
 from run import answers, checks, process, run_folder, train_log
+from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
 from task import prompts, run_grader
@@ -226,7 +230,7 @@ def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
     def interrupt(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, where, interrupt)
+    monkeypatch.setattr(start_of_run, where, interrupt)
     assert run_script(monkeypatch, demo.main, "TEMPLATE={question} now") == 130
     err = capsys.readouterr().err
     folders = list(Path("runs/grpo_llama3_1_8b_demo").glob("*"))
@@ -463,7 +467,7 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(from_the_hu
         with pytest.raises(KeyboardInterrupt):
             demo.main(["MODEL=org/tiny", *arguments])
 
-    monkeypatch.setattr(demo, "make_cluster", stop)
+    monkeypatch.setattr(start_of_run, "make_cluster", stop)
     start("RUN_DIR=run")
     saved = json.loads(Path("run/constants.json").read_text())
     assert saved["MODEL"] == f"org/tiny@{HASHES[1]}"
@@ -514,16 +518,15 @@ def test_long_questions_are_left_out_counted_and_named(capsys):
 
 @pytest.fixture
 def learning(tmp_path):
-    """What `main` hands to `train`: constants, cluster, rows, run."""
+    """What a training needs: constants, language model, rows, a folder."""
     folder = tmp_path / "learning"
     c = read(*SHORT, f"RUN_DIR={folder}/run")
-    with run_folder.open_run(c) as run:
-        model, hf = llama.load_hf_config(c.MODEL)
-        tokenizer = llama.load_tokenizer(model)
-        rows, source = prompts.read_data(c, None)["train"]
-        rows = prompts.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
-        sampling = functools.partial(demo.sampling, c)
-        return c, demo.make_cluster(c, model, hf, tokenizer, sampling), rows, run
+    model, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(model)
+    rows, source = prompts.read_data(c, None)["train"]
+    folder.mkdir()
+    rows = prompts.make_prompts(c, rows, source, tokenizer, False, folder / "too_long.csv")
+    return c, Llm(c, make_cluster(c, model, hf, tokenizer)), rows, folder
 
 
 def raises(prompts, completions, **columns):
@@ -547,24 +550,23 @@ def not_a_number(prompts, completions, **columns):
     ],
 )
 def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
-    c, cluster, rows, run = learning
+    c, llm, rows, folder = learning
     monkeypatch.setattr(reward_func, "check_answer", reward_fn)
     grader = run_grader.make_grader("", "", reward_func, rows)
-    weights = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(cluster.actor_trainer.model, nnx.Param)))
+    params = jax.tree.map(np.array, llm.params)
     with pytest.raises(UserError) as error:
-        demo.train(c, cluster, grader, rows, run)
-    now = nnx.to_pure_dict(nnx.state(cluster.actor_trainer.model, nnx.Param))
-    jax.tree.map(np.testing.assert_array_equal, weights, now)
-    assert not saved_steps(run.folder) and not read_log(run.logs / "train_log.csv")
+        train_llm(c, llm, grader, rows, folder)
+    jax.tree.map(np.testing.assert_array_equal, params, nnx.to_pure_dict(nnx.state(llm.actor, nnx.Param)))
+    assert not saved_steps(folder) and not read_log(folder / "train_log.csv")
     for word in words:
         assert word in str(error.value)
 
 
 def test_log_probs_of_the_rollout_follow_the_temperature_of_the_step(learning):
     """TEMPERATURE_END: the one at which the engine was built holds for the first step only."""
-    c, cluster, rows, _ = learning
-    rollout, seed = cluster.rollout, jax.random.key(0)
-    output = rollout.generate([row["prompts"] for row in rows[:16]], demo.sampling(c, seed=seed))
+    c, llm, rows, _ = learning
+    rollout, cluster, seed = llm.rollout, llm.cluster, jax.random.key(0)
+    output = rollout.generate([row["prompts"] for row in rows[:16]], sampling(c, seed=seed))
     completions = np.full((16, c.TOTAL_GENERATION_STEPS), rollout.pad_id(), np.int32)
     for row, tokens in zip(completions, output.tokens):
         row[: len(tokens)] = tokens
@@ -619,29 +621,27 @@ def test_so_many_updates_in_a_row_may_be_skipped_as_the_constant_says():
         train_log.count_nonfinite(read(), 1, 0, 1, float("inf"))
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_the_next_one_counts(learning):
+def test_an_update_that_is_not_finite_is_skipped_and_the_next_one_counts(learning, monkeypatch):
     """As with one poisoned gradient pass of several: the poison stays in no accumulator."""
-    c = dataclasses.replace(learning[0], TRAIN_MICRO_BATCH_SIZE=2, MAX_NONFINITE_UPDATES=1)
-    _, cluster, rows, run = learning
-    run = dataclasses.replace(run, folder=Path("poisoned"), logs=Path("poisoned"),
-                              checkpoints=str(Path("poisoned/checkpoints").resolve()))  # fmt: skip
-    run.logs.mkdir()
-    place, seen = demo.place, []
+    c = dataclasses.replace(
+        learning[0], TRAIN_MICRO_BATCH_SIZE=2, MAX_NONFINITE_UPDATES=1, NUM_BATCHES=3, WARMUP_FRACTION=0.0,
+        BETA=0.0,
+    )  # fmt: skip
+    llm, (_, _, rows, folder) = Llm(c, learning[1].cluster), learning
+    place, seen = Llm.place, []
 
-    def poisoned(cluster, batch, passes):
-        assert passes == 2
+    def poisoned(self, batch):
         if not seen:
-            batch = batch._replace(
-                advantages=np.where(np.arange(16) == 3, np.float32(np.nan), batch.advantages)
-            )
-        seen.append(jax.tree.map(np.array, nnx.state(cluster.actor_trainer.model, nnx.Param)))
-        return place(cluster, batch, passes)
+            advantage = batch.advantage.copy()
+            advantage[0, 3] = np.nan
+            batch = batch._replace(advantage=advantage)
+        seen.append(jax.tree.map(np.array, self.params))
+        placed = place(self, batch)
+        assert len(placed.mask) == 2
+        return placed
 
-    grader = run_grader.make_grader("", "", reward_func, rows)
-    c = dataclasses.replace(c, NUM_BATCHES=3, WARMUP_FRACTION=0.0, BETA=0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "place", poisoned)
-        log = demo.train(c, cluster, grader, rows, run)
+    monkeypatch.setattr(Llm, "place", poisoned)
+    log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, folder / "poisoned")
     assert [np.isfinite(row["grad_norm"]) for row in log] == [False, True, True]
     changed = [
         [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, pair), strict=True)]
@@ -683,15 +683,15 @@ def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(small_d
 
 
 def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch):
-    original = demo.training_batches
+    original = demo.train
 
-    def filling(c, rows, start_step):  # somebody else fills the disk while the run is under way
+    def filling(*arguments):  # somebody else fills the disk while the run is under way
         (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2_000_000))
-        return original(c, rows, start_step)
+        return original(*arguments)
 
     arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", f"RUN_DIR={small_disk}/run"]
     with monkeypatch.context() as patch:
-        patch.setattr(demo, "training_batches", filling)
+        patch.setattr(demo, "train", filling)
         with pytest.raises(UserError, match="the disk is full"):
             demo.main(arguments)
     (small_disk / "ballast").unlink()

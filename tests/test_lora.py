@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from short_runs import load_weights
+from table_policy import train_llm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
 import settings
-from model import cluster as clusters
 from model import llama, lora
-from model.rollout import MaxTextRollout
+from model.cluster import make_cluster
+from model.llm import Llm
+from model.rollout import MaxTextRollout, sampling
 from run import memory, run_folder
 from settings import HERE, UserError
 from task import prompts, run_grader
@@ -144,18 +146,18 @@ def test_product_is_a_plain_sum_over_the_rank(shape):
 
 
 def start(run_dir, rows):
-    """The run's cluster, trained to the end."""
+    """The run's language model, trained to the end."""
     c = constants(*RUN, f"RUN_DIR={run_dir}")
     folder, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(folder)
     with run_folder.open_run(c) as run:
-        cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
-        demo.train(c, cluster, run_grader.make_grader("", "", reward_func, rows), rows, run)
-    return cluster
+        llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
+        train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
+    return llm
 
 
 def greedy_answers(rollout, rows):
-    return rollout.generate([row["prompts"] for row in rows], demo.sampling(constants(*RUN), "greedy")).text
+    return rollout.generate([row["prompts"] for row in rows], sampling(constants(*RUN), "greedy")).text
 
 
 @pytest.fixture(scope="module")
@@ -165,15 +167,15 @@ def trained(tmp_path_factory):
     questions, source = prompts.read_data(c, None)["test"]
     tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
-    cluster = start(folder / "run", rows)
-    return cluster, folder / "run", rows, greedy_answers(cluster.rollout, rows)
+    llm = start(folder / "run", rows)
+    return llm, folder / "run", rows, greedy_answers(llm.rollout, rows)
 
 
 def test_only_a_and_b_change_and_the_reference_is_the_frozen_base_itself(trained):
-    cluster, run_dir, *_ = trained
+    llm, run_dir, *_ = trained
     shipped = flat(load()[0])
-    reference = flat(cluster.inference_worker.get_model("reference"))  # what the loop takes as pi_ref
-    actor = flat(cluster.actor_trainer.model)
+    reference = flat(llm.reference)
+    actor = flat(llm.actor)
     assert shipped.keys() == reference.keys()
     for path, weight in shipped.items():
         np.testing.assert_array_equal(weight[...], actor[path][...])
@@ -194,26 +196,26 @@ def test_resumed_it_ends_with_the_very_same_matrices(trained, tmp_path):
     _, run_dir, rows, greedy = trained
     resumed = Path(shutil.copytree(run_dir, tmp_path / "run"))
     shutil.rmtree(resumed / "checkpoints" / "4")
-    cluster = start(resumed, rows)
+    llm = start(resumed, rows)
     whole, broken = load_weights(run_dir, 4), load_weights(resumed, 4)
     assert whole.keys() == broken.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, broken[name], err_msg=name)
-    assert greedy_answers(cluster.rollout, rows) == greedy
+    assert greedy_answers(llm.rollout, rows) == greedy
 
 
 def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
-    cluster, run_dir, rows, greedy = trained
+    llm, run_dir, rows, greedy = trained
     monkeypatch.chdir(tmp_path)
     convert.main([f"SOURCE={run_dir}", "TARGET=merged"])
     exported, mesh, config, hf = load("merged", rows=16)
-    adapted = logits(cluster.actor_trainer.model, mesh)
+    adapted = logits(llm.actor, mesh)
     # float32: another order of sums, and the query weights once divided and multiplied by sqrt(head_dim)
     np.testing.assert_allclose(logits(exported, mesh), adapted, atol=1e-3)
     assert np.abs(adapted - logits(load()[0], mesh)).max() > 0.5  # which the base model is not
     tokenizer = llama.load_tokenizer(tmp_path / "merged")
     rollout = MaxTextRollout(
-        exported, TokenizerAdapter(tokenizer), mesh, demo.sampling(constants(*RUN)),
+        exported, TokenizerAdapter(tokenizer), mesh, sampling(constants(*RUN)),
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy

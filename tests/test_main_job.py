@@ -10,18 +10,21 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, start, wait_for
+from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, wait_for
+from short_runs import start as start_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama
-from run import checkpoints, evaluation, process, report, train_log
+from model.llm import Llm
+from run import checkpoints, evaluation, process, report, start, train_log
 from run.run_files import read_log
 from task import prompts, run_grader
 from task.grading import grade
@@ -65,8 +68,8 @@ KEPT_BY_DEFAULT = dict.fromkeys(
 STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "TEMPERATURE_END=0.3",
             "TARGET_KL=0.001",
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
-AHEAD = ["OFF_POLICY_STEPS=1", "SAMPLER_CORRECTION=2.0"]
-CURRICULUM = ["CURRICULUM=True", "DATASET=few"]
+AHEAD = ["ROLLOUTS=one-step-ahead", "SAMPLER_CORRECTION=2.0"]
+CURRICULUM = ["ROLLOUTS=curriculum", "DATASET=few"]
 
 
 def assert_same_end(whole, other):
@@ -98,7 +101,7 @@ def killed(tmp_path_factory):
     """The folder of a run that was killed while its second checkpoint was being written, or just after it."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "hold.py").write_text(HOLD)
-    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
+    process = start_run(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
     wait_for(lambda: len([p for p in folder.glob("run/checkpoints/*") if p.is_dir()]) >= 2, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -171,7 +174,7 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
     if "TARGET_KL=0.001" in options:  # or it would show nothing
         assert len({row["beta"] for row in log}) > 2 and any(row["answers"] > 16 for row in log)
         assert [row["temperature"] for row in log] == pytest.approx([0.6, 0.5, 0.4, 0.3])
-    elif "OFF_POLICY_STEPS=1" in options:
+    elif "ROLLOUTS=one-step-ahead" in options:
         assert log[-1]["mismatch"] > 10 * log[0]["mismatch"]
     for name in moments or every:
         folder = tmp_path / "resumed"
@@ -188,7 +191,7 @@ def stopped(killed, tmp_path_factory):
     """A second run of the same constants, which Ctrl-C stops: its folder, exit code and error output."""
     folder = tmp_path_factory.mktemp("stopped")
     (folder / "hold.py").write_text(HOLD)
-    process = start(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
+    process = start_run(folder, *SHORT, *HELD, "RUN_DIR=run", HOLD_AFTER="4", **KEPT_BY_DEFAULT)
     wait_for((folder / "run" / "checkpoints" / "4").exists, process)
     process.send_signal(signal.SIGINT)
     (folder / "go_on").touch()
@@ -256,8 +259,8 @@ def learned(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("learned"))
         patch.setattr(sys, "argv", ["pytest", "of", "another=program"])
-        said, clusters, make_cluster = [], [], demo.make_cluster
-        patch.setattr(demo, "make_cluster", lambda *a: clusters.append(make_cluster(*a)) or clusters[-1])
+        said, clusters, make_cluster = [], [], start.make_cluster
+        patch.setattr(start, "make_cluster", lambda *a: clusters.append(make_cluster(*a)) or clusters[-1])
         for _ in range(2):
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 demo.main(LEARNS)
@@ -334,23 +337,14 @@ def test_flip_table_counts_each_pair():
 
 
 def test_an_evaluation_grades_every_answer_by_itself(learned, tmp_path, grader):
-    c, engine = settings.read(demo.Constants, LEARNS), learned[3].rollout
+    c = settings.read(demo.Constants, LEARNS)
+    llm, task = Llm(c, learned[3]), SimpleNamespace(grader=grader)
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     questions, source = prompts.read_data(c, None)["test"]
     rows = prompts.make_prompts(c, questions[:32], source, tokenizer, False, tmp_path / "too_long.csv")
-    result = demo.evaluate(c, engine, rows, grader, "liberal")
+    result = demo.evaluate(c, llm, task, rows)
     assert len(result["correct"]) == len(result["completions"]) == 32
     graded = [grade(text, row["answer"]) for text, row in zip(result["completions"], rows)]
     assert graded == result["correct"] and result["answer_accuracy"] == np.mean(graded) > 0
-    assert demo.evaluate(c, engine, rows, grader, "liberal") == result  # the same noise before and after
-    both = demo.evaluate_both(c, engine, rows, grader)
-    assert {name: both[name] for name in result} == result
-    greedy = demo.evaluate(c, engine, rows, grader, "greedy")
-    assert both["greedy_completions"] == greedy["completions"] != result["completions"]
-    asked = []
-    generate = engine.generate
-    counting = type("Counting", (), {"generate": lambda self, *a: asked.append(1) or generate(*a),
-                                     "eos_id": lambda self: engine.eos_id()})()  # fmt: skip
-    once = settings.read(demo.Constants, [*LEARNS, "EVAL_CONFIG=greedy"])
-    assert demo.evaluate_both(once, counting, rows, grader)["completions"] == greedy["completions"]
-    assert len(asked) == 2  # 32 questions, 16 at once: the greedy pass does not run twice
+    assert demo.evaluate(c, llm, task, rows) == result  # the same noise before and after training
+    assert result["greedy_completions"] != result["completions"]

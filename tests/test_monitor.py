@@ -43,11 +43,11 @@ def run(tmp_path_factory):
     """One short run in this process, and what its rollout and its rewards returned, call by call."""
     folder = tmp_path_factory.mktemp("monitor")
     seen = {"tokens": [], "rewards": {}, "folder": folder, "evaluations": 0}
-    generate, guarded, evaluate_both = MaxTextRollout.generate, run_grader.guarded, demo.evaluate_both
+    generate, guarded, evaluate = MaxTextRollout.generate, run_grader.guarded, demo.evaluate
 
     def long_evaluation(*arguments):
         seen["evaluations"] += 1
-        return evaluate_both(*arguments)
+        return evaluate(*arguments)
 
     def clock():  # each evaluation takes a day
         return time.perf_counter() + DAY * seen["evaluations"]
@@ -74,7 +74,7 @@ def run(tmp_path_factory):
         patch.chdir(folder)
         patch.setattr(MaxTextRollout, "generate", observed_generate)
         patch.setattr(run_grader, "guarded", observed_rewards)
-        patch.setattr(demo, "evaluate_both", long_evaluation)
+        patch.setattr(demo, "evaluate", long_evaluation)
         patch.setattr(demo, "time", SimpleNamespace(perf_counter=clock))
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
     seen["rows"] = read_log(folder / "run" / "train_log.csv")

@@ -3,7 +3,9 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from short_runs import SHORT
 
@@ -11,7 +13,7 @@ import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
 from model import llama
-from run import report
+from run import evaluation, report
 from settings import HERE, UserError
 from task import prompts, run_grader
 
@@ -79,18 +81,13 @@ def test_a_source_whose_questions_are_all_too_long_is_named():
     assert "two_step/test.jsonl" in Path("too_long.csv").read_text()
 
 
-class Parrot:
-    """A rollout that gives prepared answers."""
-
-    def __init__(self, answers):
-        self.answers = answers
-
-    def generate(self, prompts, config):
-        texts, self.answers = self.answers[: len(prompts)], self.answers[len(prompts) :]
-        return type("Output", (), {"text": texts, "tokens": [[0] * 5] * len(texts)})
-
-    def eos_id(self):
-        return 2
+def graded(grader, rows, texts):
+    """The evaluation of these answers, five tokens long."""
+    count = len(texts)
+    answers = SimpleNamespace(
+        texts=np.array(texts, object), lengths=np.full(count, 5), ended=np.zeros(count, bool)
+    )
+    return evaluation.grade(grader, rows, answers)
 
 
 def asked(*rows):
@@ -99,10 +96,9 @@ def asked(*rows):
 
 
 def test_the_evaluation_grades_by_task_and_splits_by_data_source():
-    c, grader = constants(), grader_of("compute_score")
+    grader = grader_of("compute_score")
     rows = asked(("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa"))
-    parrot = Parrot(["paris", "<answer>13</answer>", "Bern"])
-    result = demo.evaluate(c, parrot, rows, grader, "greedy")
+    result = graded(grader, rows, ["paris", "<answer>13</answer>", "Bern"])
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
     assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
     assert result["by_data_source"] == {
@@ -116,7 +112,7 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     }
     table = report.data_source_table(result, result)
     assert "| qa | 2 | 50.0% to 50.0% | 50.0% to 50.0% | 0.0% to 0.0% |" in table
-    one = demo.evaluate(c, Parrot(["paris"]), rows[:1], grader, "greedy")
+    one = graded(grader, rows[:1], ["paris"])
     assert "by_data_source" not in one and report.data_source_table(one, one) == ""
 
 
@@ -126,7 +122,7 @@ def test_texts_are_voted_on_where_texts_are_graded():
     assert grader.majority(answers) == 1
     votes = grader.votes(answers)
     assert votes[1] == votes[2] is not None and votes.count(votes[1]) == 2
-    result = demo.evaluate(constants(), Parrot(answers), asked(*[("Paris", "qa")] * 4), grader, "liberal")
+    result = graded(grader, asked(*[("Paris", "qa")] * 4), answers)
     assert result["correct"] == [False, True, True, False]
     course = grader_of("")
     assert course.majority(answers) == 3 and course.majority(["Rome"]) == 0

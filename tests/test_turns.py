@@ -16,16 +16,19 @@ import pytest
 from flax import nnx
 from scipy.stats import chisquare
 from short_runs import load_weights, run_here
+from table_policy import as_batch, model_of
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
-import grpo_variants
+import grpo_variants as variants
 import inference
 import settings
-from model import llama, rollout, turns
+from model import llama, rollout
+from model.llm import Llm
 from run import checks, episodes, health
 from run.run_files import read_log
 from settings import HERE, UserError
+from task import turns
 from task.prompts import to_prompt
 from task.run_grader import load_file
 from tools import pass_at_k
@@ -193,20 +196,23 @@ class Given(nnx.Module):
 def free_logits(output):
     """A `Batch` of the episodes, and the loss on the page as a function of every token's logits."""
     c = constants("NUM_GENERATIONS=3", "BATCH_SIZE=9", "BETA=0.1", f"TOTAL_GENERATION_STEPS={T}")
-    made = engine()
-    batch = demo.Batch(
+    pad_id, N = engine().pad_id(), len(output.text)
+    mask = turns.turns_of(output, T) >= 0  # [N, T]
+    fields = dict(
         prompt_ids=output.left_padded_prompt_tokens,
-        completion_ids=rollout.right_padded(output.tokens, T, made.pad_id(), np.int32),
-        completion_mask=turns.turns_of(output, T) >= 0,
-        advantages=np.random.default_rng(0).normal(size=len(output.text)).astype(np.float32),
+        completion_ids=rollout.right_padded(output.tokens, T, pad_id, np.int32),
+        mask=mask, weight=demo.mean_of_answers(mask.reshape(-1, 3, T)).reshape(N, T),
+        advantage=np.random.default_rng(0).normal(size=(N, 1)), beta=np.full((N, 1), c.BETA),
         sampler_log_prob=rollout.right_padded(output.logprobs, T, 0.0, np.float32),
-        ref_log_prob=np.full((len(output.text), T), -2.0, np.float32),
-    )
-    P = batch.prompt_ids.shape[1]
+        ref_log_prob=np.full((N, T), -2.0),
+    )  # fmt: skip
+    batch, P = as_batch(fields), fields["prompt_ids"].shape[1]
+    use = variants.choose(c, demo.TABLES)
 
     def loss(logits):  # [N, T, V]
         padded = jnp.pad(logits, ((0, 0), (P - 1, 1), (0, 0)))
-        return demo.grpo_loss(Given(padded), batch, c.BETA, 1.0, len(output.text), c, made.pad_id())[0]
+        params, model = model_of(c, Given(padded))
+        return demo.loss(params, model, batch, use)[0]
 
     return batch, loss
 
@@ -226,12 +232,12 @@ def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
     """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
     fed, update = [], demo.update
 
-    def recorded(graphdef, weights, frozen, moments, batch, *rest):
-        fed.extend(zip(*(np.asarray(x[0]) for x in (batch.completion_mask, batch.advantages)), strict=True))
-        return update(graphdef, weights, frozen, moments, batch, *rest)
+    def recorded(params, opt_state, model, batch, *rest):
+        fed.extend(zip(*(np.asarray(x[0]) for x in (batch.mask, batch.advantage)), strict=True))
+        return update(params, opt_state, model, batch, *rest)
 
     monkeypatch.setattr(demo, "update", recorded)
-    said = run_here(tmp_path, *SHORT, "RETURN_TO_GO=True", "NUM_BATCHES=2")
+    said = run_here(tmp_path, *SHORT, "ADVANTAGE=turn", "NUM_BATCHES=2")
     assert "answers right" in said
     rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     episodes = [answer for row in rows for answer in row["completions"]]
@@ -271,36 +277,37 @@ def test_return_to_go_is_discounted_from_the_turn_on():
         assert len(found.to_go) == max(found.turn) + 1
 
 
+def walked(texts, turn, **parts):
+    """`Samples` of one group each row: episodes [B, G], turns of their tokens [B, G, T], reward functions."""
+    answers = SimpleNamespace(texts=np.array(texts, object), turn=np.array(turn))
+    parts = {name: np.array(values, float) for name, values in parts.items()}
+    return SimpleNamespace(answers=answers, reward_parts=parts, rewards=sum(parts.values()))
+
+
 def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     """By plain loops; the second group has episodes of one, two and three turns, and another reward, too."""
-    texts = [rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1),
-             rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]  # fmt: skip
-    turn = np.array([[0, -1, 1, -1]] * 3 + [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]])
-    own = np.array([e.to_go[0] for e in texts])
-    other = np.array([0.0, 2, 0, 0, 0, 5])
-    drawn = SimpleNamespace(
-        texts=texts, turn=turn, rewards=own + other, points={"episode_return": own, "other": other}
-    )
-    found = grpo_variants.turn_advantage(drawn, 3)
-    for group in ([0, 1, 2], [3, 4, 5]):
-        values = {(i, k): g + other[i] for i in group for k, g in enumerate(texts[i].to_go)}
+    texts = [[rewarded(-1, 100), rewarded(-1, -1), rewarded(-1, -1)],
+             [rewarded(100), rewarded(-1, 100), rewarded(-1, -1, -1)]]  # fmt: skip
+    turn = [[[0, -1, 1, -1]] * 3, [[0, 0, -1, -1], [0, -1, 1, 1], [0, 1, -1, 2]]]
+    own, other = [[e.to_go[0] for e in group] for group in texts], [[0.0, 2, 0], [0, 0, 5]]
+    samples = walked(texts, turn, episode_return=own, other=other)
+    found = variants.turn_advantage(samples)
+    for b in range(2):
+        values = {(i, k): g + other[b][i] for i in range(3) for k, g in enumerate(texts[b][i].to_go)}
         means = {k: np.mean([v for (_, j), v in values.items() if j == k]) for _, k in values}
         squares = [(v - means[k]) ** 2 for (_, k), v in values.items()]
         std = np.sqrt(sum(squares) / (len(squares) - len(means)))
-        for i, t in itertools.product(group, range(4)):
-            k = turn[i, t]
+        for i, t in itertools.product(range(3), range(4)):
+            k = turn[b][i][t]
             expected = 0 if k < 0 else (values[i, k] - means[k]) / (std + 1e-6)
-            np.testing.assert_allclose(found[i, t], expected, atol=1e-9)
-    plain = grpo_variants.turn_advantage(drawn, 3, by_std=False)
-    np.testing.assert_allclose(plain[3], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
+            np.testing.assert_allclose(found[b, i, t], expected, atol=1e-9)
+    plain = variants.centered_turn_advantage(samples)
+    np.testing.assert_allclose(plain[1, 0], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
 
 
 def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
-    texts = [rewarded(-1, 100), rewarded(-1, -1)]
-    drawn = SimpleNamespace(
-        texts=texts, turn=np.array([[0, 1]] * 2), rewards=np.array([0.0, 4]), points={"other": [0.0, 4]}
-    )
-    np.testing.assert_allclose(grpo_variants.turn_advantage(drawn, 2, by_std=False), [[-2, -2], [2, 2]])
+    samples = walked([[rewarded(-1, 100), rewarded(-1, -1)]], [[[0, 1]] * 2], other=[[0, 4]])
+    np.testing.assert_allclose(variants.centered_turn_advantage(samples), [[[-2, -2], [2, 2]]])
 
 
 # --- the grid
@@ -476,15 +483,15 @@ def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path,
     whole, broken = tmp_path / "whole", tmp_path / "broken_run"
     whole.mkdir(), broken.mkdir()
     run_here(whole, *arguments)
-    ask, asked = demo.ask, []
+    generate, asked = Llm.generate, []
 
-    def breaking(*positional, **named):
+    def breaking(llm, questions, step):
         asked.append(1)
         if len(asked) == 4:
             (broken / "broken").touch()
-        return ask(*positional, **named)
+        return generate(llm, questions, step)
 
-    monkeypatch.setattr(demo, "ask", breaking)
+    monkeypatch.setattr(Llm, "generate", breaking)
     with pytest.raises(UserError, match="step raised OSError: the world is gone; fix it"):
         run_here(broken, *arguments)
     (broken / "broken").unlink()
@@ -511,12 +518,11 @@ def test_the_health_line_of_episodes_that_are_cut_off_names_the_turns():
 # --- refused
 
 REFUSED = {
-    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True": "ROLLOUT_ENGINE=vllm: does not go with turns",
-    "DISTRIBUTED=True": "DISTRIBUTED=True: does not go with turns",
-    "OFF_POLICY_STEPS=1": "OFF_POLICY_STEPS=1: does not go with turns",
-    "OVERLONG_BUFFER=4": "OVERLONG_BUFFER=4: does not go with turns",
-    "RETURN_TO_GO=True ADVANTAGE=rloo": "RETURN_TO_GO=True: judges turns",
-    "RETURN_TO_GO=True ENVIRONMENT=": "name an ENVIRONMENT",
+    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True": "ROLLOUT_ENGINE=vllm: does not work with turns",
+    "DISTRIBUTED=True": "DISTRIBUTED=True: does not work with turns",
+    "ROLLOUTS=one-step-ahead": "ROLLOUTS=one-step-ahead: does not work with turns",
+    "OVERLONG_BUFFER=4": "OVERLONG_BUFFER=4: does not work with turns",
+    "ADVANTAGE=turn ENVIRONMENT=": "name an ENVIRONMENT",
     "REWARDS=episode_return ENVIRONMENT=": "episode_return is a world's",
     "MAX_TURNS=0": "MAX_TURNS=0: must be greater than or equal to 1",
     "GAMMA=1.5": "GAMMA=1.5: must be less than or equal to 1",

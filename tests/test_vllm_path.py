@@ -25,6 +25,7 @@ from tunix.generate.utils import transfer_state_with_mappings
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model import devices, llama
+from model.rollout import sampling
 from model.vllm import check_mapping, engine_config, engine_mapping
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -189,7 +190,7 @@ def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
     options = engine_config(c, Path("folder"), mesh)
-    config = demo.sampling(c, **options)  # an unknown field: TypeError
+    config = sampling(c, **options)  # an unknown field: TypeError
     for name, value in options.items():
         assert getattr(config, name) == value
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)

@@ -24,17 +24,19 @@ import random_qwen3
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
+from table_policy import train_llm
 from test_vllm_path import GOLDEN, LLAMA_8B
 from tunix.rl.rl_cluster import Role
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
-from model import cluster as clusters
 from model import llama, lora
+from model.cluster import make_cluster
+from model.llm import Llm
 from model.log_probs import completion_log_probs, log_probs
-from model.rollout import MaxTextRollout, right_padded
-from run import checkpoints, checks, run_folder
+from model.rollout import MaxTextRollout, right_padded, sampling
+from run import checkpoints, checks
 from run.run_files import read_log
 from task import prompts, run_grader
 
@@ -49,15 +51,15 @@ class Session:
     def __init__(self, folder, *arguments):
         self.c = settings.read(demo.Constants, [*SETTINGS, f"RUN_DIR={folder}", *arguments])
         checks.refuse(self.c)
-        self.run = run_folder.Run(folder, folder, str(folder / "checkpoints"))
+        self.folder = folder
         model, self.hf = llama.load_hf_config(self.c.MODEL)
         self.tokenizer = llama.load_tokenizer(model)
         questions, source = prompts.read_data(self.c, None)["test"]
         too_long = folder / "too_long.csv"
         self.rows = prompts.make_prompts(self.c, questions[:64], source, self.tokenizer, False, too_long)
         self.grader = run_grader.make_grader("", "", reward_func, self.rows)
-        sampling = functools.partial(demo.sampling, self.c)
-        self.cluster = clusters.make_cluster(self.c, model, self.hf, self.tokenizer, sampling)
+        self.cluster = make_cluster(self.c, model, self.hf, self.tokenizer)
+        self.llm = Llm(self.c, self.cluster)
         self.config = llama.to_run_config(self.c, self.hf, per_device_batch_size=64 / jax.device_count())
 
     def model(self):
@@ -65,24 +67,24 @@ class Session:
         return self.cluster.actor_trainer.model
 
     def train(self):
-        return demo.train(self.c, self.cluster, self.grader, self.rows, self.run)
+        return train_llm(self.c, self.llm, self.grader, self.rows, self.folder)
 
     def resume(self):
         """A run that has done its steps: the loop restores their weights, and does nothing else."""
-        assert checkpoints.saved(self.run.checkpoints)[-1] == self.c.NUM_BATCHES
+        assert checkpoints.saved(str(self.folder / "checkpoints"))[-1] == self.c.NUM_BATCHES
         assert [row["step"] for row in self.train()] == [1, 2]
 
-    def ask(self, rollout, sampling=""):
+    def ask(self, rollout, config_name=""):
         prompts = [row["prompts"] for row in self.rows]
         seed = jax.random.key(0) if rollout is not self.cluster.rollout else None
-        return rollout.generate(prompts, demo.sampling(self.c, sampling, seed=seed))
+        return rollout.generate(prompts, sampling(self.c, config_name, seed=seed))
 
     def by_rollout_py(self):
         """Greedy answers of the trainer's own model, decoded by rollout.py."""
         cluster, c = self.cluster, self.c
         rollout = MaxTextRollout(
             cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[Role.ACTOR],
-            demo.sampling(c, "greedy"),
+            sampling(c, "greedy"),
             maxtext_config=self.config, hf=self.hf, current_step=lambda: 0, seed=0,
             merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
@@ -98,7 +100,7 @@ class Session:
         """Log-probs of the answers under the trainer's weights; a list of arrays."""
         tokens = (x[None] for x in self.padded(output))  # one pass
         pad_id = self.tokenizer.pad_token_id
-        with clusters.trainer_mesh(self.cluster):
+        with self.llm.model.on_mesh():
             [logps] = completion_log_probs(
                 self.model(), *tokens, pad_id=pad_id, temperature=self.c.TEMPERATURE
             )
@@ -153,10 +155,10 @@ def test_log_probs_of_the_engine_are_those_of_the_trainer(trained):
 def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
     """Of hot answers by the five likeliest tokens, against the trainer's own logits."""
     cluster = trained.cluster
-    config = dataclasses.replace(demo.sampling(trained.c), temperature=2.0, top_k=5)
+    config = dataclasses.replace(sampling(trained.c), temperature=2.0, top_k=5)
     sample = cluster.rollout.generate([row["prompts"] for row in trained.rows], config)
     forward = nnx.jit(functools.partial(log_probs, pad_id=cluster.rollout.pad_id()))
-    with clusters.trainer_mesh(cluster):
+    with trained.llm.model.on_mesh():
         _, logits = forward(trained.model(), *trained.padded(sample), temperature=2.0)
     for row, tokens, log_prob in zip(np.asarray(logits), sample.tokens, sample.logprobs, strict=True):
         chosen = row[np.arange(len(tokens)), tokens]
@@ -168,7 +170,7 @@ def test_answers_of_a_group_and_of_two_calls_differ(trained):
     first, second = (sample.text for sample in trained.samples)
     assert first != second
     prompts = [trained.rows[0]["prompts"]] * 16
-    group = trained.cluster.rollout.generate(prompts, demo.sampling(trained.c))
+    group = trained.cluster.rollout.generate(prompts, sampling(trained.c))
     assert len(set(group.text)) > 1
 
 
@@ -181,7 +183,7 @@ def test_answers_end_with_the_end_of_sequence_token_and_their_text_does_not(trai
 
 def test_a_request_with_a_seed_is_refused(trained):
     with pytest.raises(ValueError, match="seed"):
-        config = demo.sampling(trained.c, seed=1)
+        config = sampling(trained.c, seed=1)
         trained.cluster.rollout.generate([trained.rows[0]["prompts"]], config)
 
 
@@ -272,7 +274,8 @@ def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_
     flags = "--xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, "-c", code, *SETTINGS, f"MODEL={model}", "NUM_TEST_QUESTIONS=64", "EVAL_EVERY=1",
-         "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1", f"OFF_POLICY_STEPS={old}", f"RUN_DIR={tmp_path}"],
+         "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1", f"RUN_DIR={tmp_path}",
+         f"ROLLOUTS={'one-step-ahead' if old else 'fresh'}"],
         env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -3,9 +3,10 @@
 Tunix's cluster holds the models and the sampler. The main script sees an `Llm`, and in its loss a `Model`.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ class Model:
 
     def __call__(self, params, batch) -> Pi:
         """Log-prob and entropy of each token of a gradient pass."""
-        with self.mesh, nn_partitioning.axis_rules(self.axis_rules):
+        with self.on_mesh():
             model = nnx.merge(self.graphdef, params, self.frozen, copy=True)
             log_prob, logits = log_probs(
                 model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
@@ -76,6 +77,12 @@ class Model:
                 num_generations=self.num_generations,
             )  # [N, T], [N, T, V]  # fmt: skip
             return Pi(log_prob, entropy_of(logits))
+
+    @contextlib.contextmanager
+    def on_mesh(self) -> Iterator[None]:
+        """Inside the block jax computes on the trainer's mesh, by its axis rules."""
+        with self.mesh, nn_partitioning.axis_rules(self.axis_rules):
+            yield
 
 
 def sum_of_passes(one_pass, params, model: Model, batch, use):
@@ -215,7 +222,7 @@ class Llm:
         return jax.block_until_ready(self._log_probs(on_device, batch))  # before the copy is freed
 
     def _log_probs(self, model, batch) -> jax.Array:
-        with self.model.mesh, nn_partitioning.axis_rules(self.model.axis_rules):
+        with self.model.on_mesh():
             return completion_log_probs(
                 model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
                 temperature=self.temperature, logits_clip=self.c.LOGITS_CLIP,

@@ -22,10 +22,10 @@ from etils import epath
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 import settings
-from model import devices, llama, turns, versions
+from model import devices, llama, versions
 from run import checkpoints, checks, memory, run_files, run_folder
 from settings import UserError, find_path, reachable
-from task import prompts, questions, run_grader, task_rewards
+from task import prompts, questions, run_grader, task_rewards, turns
 
 
 # %% The checks, in the order of the run --------------------------------------------------------------------

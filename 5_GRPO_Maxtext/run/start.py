@@ -21,19 +21,20 @@ from task.prompts import make_prompts, read_data
 from task.task import Task, make_task
 
 
-def prepare(c) -> None:
+def prepare(c, tables) -> None:
     """What comes first, also in a dry run."""
     checks.refuse(c)
     settings.quiet()
     check_versions()
     process.keep_compiled()
+    grpo_variants.check_method(c, tables)
 
 
-def dry_run(c, course) -> None:
+def dry_run(c, course, tables) -> None:
     """DRY_RUN=True: checks everything that can be checked and says what would happen."""
     from run import dry_run
 
-    prepare(c)
+    prepare(c, tables)
     dry_run.dry_run(c, course)
 
 
@@ -50,8 +51,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
     """
-    prepare(c)
-    grpo_variants.check_method(c, tables)
+    prepare(c, tables)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
