@@ -1,8 +1,11 @@
 """The CPU's own way of computing a step: the same numbers as MaxText's own modules."""
 
+import contextlib
+import dataclasses
 import functools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +13,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from maxtext.layers import attentions
+from table_policy import as_batch, model_of, without_old
 from test_load_llama import GOLDEN
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import settings
 from model import faster_on_cpu, llama
 from model.log_probs import completion_log_probs
@@ -27,7 +33,7 @@ def loaded(name, ours, **changes):
     """A random model with ours or MaxText's modules, and its mesh."""
     with pytest.MonkeyPatch.context() as patch:
         if not ours:
-            patch.setattr(faster_on_cpu, "adapt", lambda model, mesh: None)
+            patch.setattr(faster_on_cpu, "modules_for", lambda mesh: contextlib.nullcontext())
         folder, hf = llama.load_hf_config(str(GOLDEN / name))
         config = llama.to_maxtext_config(hf, rows=ROWS, prompt_tokens=P, new_tokens=T, **changes)
         return llama.load_llama(folder, hf, config, pad_id=PAD)
@@ -45,32 +51,29 @@ def batch():
         row[length:] = PAD
     prompts = np.repeat(prompts, G, axis=0)
     mask = completions != PAD
-    return demo.Batch(
-        prompt_ids=jnp.array(prompts, jnp.int32),
-        completion_ids=jnp.array(completions, jnp.int32),
-        completion_mask=jnp.array(mask),
-        advantages=jnp.array(random.normal(size=ROWS), jnp.float32),
-        ref_log_prob=jnp.array(np.where(mask, random.normal(-3, 0.3, mask.shape), 0), jnp.float32),
-        sampler_log_prob=jnp.zeros((ROWS, T)),
-    )
+    fields = dict(
+        prompt_ids=prompts, completion_ids=completions, mask=mask,
+        weight=demo.mean_of_answers(mask.reshape(QUESTIONS, G, T)).reshape(ROWS, T),
+        advantage=random.normal(size=(ROWS, 1)), beta=np.full((ROWS, 1), 0.1),
+        sampler_log_prob=np.zeros((ROWS, T)),
+        ref_log_prob=np.where(mask, random.normal(-3, 0.3, mask.shape), 0),
+    )  # fmt: skip
+    return as_batch(fields)
 
 
-def grpo_loss(model, batch, temperature):
-    """The loss on the page, with a KL."""
+def loss_of(adapter, mesh, batch, temperature):
+    """The params, and the loss on the page as a function of them."""
     c = settings.read(demo.Constants, [f"NUM_GENERATIONS={G}", f"TOTAL_GENERATION_STEPS={T}"])
-    return demo.grpo_loss(model, batch, 0.1, temperature, ROWS, c, PAD)
+    params, model = model_of(c, adapter, temperature=temperature)
+    model = dataclasses.replace(model, mesh=mesh)
+    use = grpo_variants.choose(c, demo.TABLES)
+    return params, lambda params: demo.loss(params, model, batch, use)
 
 
 def loss_and_gradient(adapter, mesh, batch):
-    graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
-
-    def loss(params):
-        model = nnx.merge(graphdef, params, rest, copy=True)
-        return grpo_loss(model, batch, 0.8)
-
-    with mesh:
-        (value, figures), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    return float(value), figures, gradient
+    params, loss = loss_of(adapter, mesh, batch, 0.8)
+    (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return float(value), without_old(metrics), gradient
 
 
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -104,20 +107,17 @@ def test_the_gradient_in_bfloat16_is_as_near_to_float32s_as_maxtexts(batch):
     assert error(True) < 1.5 * error(False)  # both are noise of the same size
 
 
-def test_a_prompt_is_computed_once(batch):
+def test_a_prompt_is_computed_once(batch, monkeypatch):
     """The model is called with one row per question."""
     adapter, mesh = loaded("grouped_kv_heads", True)
-    seen = []
+    seen, call = [], type(adapter.base).__call__
 
-    class Watched(type(adapter.base)):
-        def __call__(self, decoder_input_tokens, **arguments):
-            seen.append(decoder_input_tokens.shape)
-            return super().__call__(decoder_input_tokens=decoder_input_tokens, **arguments)
+    def watched(self, decoder_input_tokens, **arguments):
+        seen.append(decoder_input_tokens.shape)
+        return call(self, decoder_input_tokens=decoder_input_tokens, **arguments)
 
-    graphdef, state = nnx.split(adapter)
-    watched = nnx.merge(graphdef, state)
-    faster_on_cpu.become(watched.base, Watched)
-    loss_and_gradient(watched, mesh, batch)
+    monkeypatch.setattr(type(adapter.base), "__call__", watched)
+    loss_and_gradient(adapter, mesh, batch)
     assert set(seen) == {(QUESTIONS, P + G * T)}
 
 
@@ -131,7 +131,7 @@ def test_an_answer_sees_neither_its_neighbours_nor_padding(batch):
         before = np.asarray(log_probs(batch.prompt_ids[None], batch.completion_ids[None]))[0]
         others = batch.completion_ids.at[jnp.array([0, 2, 3, 5])].set(7)
         after = np.asarray(log_probs(batch.prompt_ids[None], others[None]))[0]
-    mask = np.asarray(batch.completion_mask)
+    mask = np.asarray(batch.mask)
     for row in (1, 4):
         np.testing.assert_array_equal(before[row][mask[row]], after[row][mask[row]])
     assert not np.array_equal(before[0], after[0])
@@ -143,7 +143,7 @@ def modules(adapter):
 
 def test_which_modules_are_replaced():
     assert {
-        faster_on_cpu.RotaryOnce, faster_on_cpu.WalledDense, faster_on_cpu.SharedPromptAttention,
+        faster_on_cpu.RotaryOnce, faster_on_cpu.UnfusedDense, faster_on_cpu.SharedPromptAttention,
     } <= modules(loaded("grouped_kv_heads", True)[0])  # fmt: skip
     assert not {faster_on_cpu.LLaMARotaryEmbedding, faster_on_cpu.DenseGeneral} & modules(
         loaded("grouped_kv_heads", True)[0]
@@ -153,17 +153,14 @@ def test_which_modules_are_replaced():
     assert not any(module.__module__ == "model.faster_on_cpu" for module in theirs)
 
 
-def test_nothing_is_replaced_on_another_kind_of_device():
-    adapter, _ = loaded("grouped_kv_heads", False)
-
-    class Chip:
-        platform = "tpu"
-
-    class Chips:
-        devices, size = np.array([Chip()]), 1
-
-    faster_on_cpu.adapt(adapter.base, Chips())
-    assert not any(module.__module__ == "model.faster_on_cpu" for module in modules(adapter))
+@pytest.mark.parametrize(("platform", "size", "dense", "attention"), [("tpu", 1, 0, 0), ("cpu", 2, 1, 0)])
+def test_where_nothing_is_replaced_and_where_prompts_are_not_shared(platform, size, dense, attention):
+    """On another kind of device; on several devices, whose rows would be too few to divide."""
+    devices = np.array([SimpleNamespace(platform=platform)] * size)
+    with faster_on_cpu.modules_for(SimpleNamespace(devices=devices, size=size)):
+        assert (attentions.DenseGeneral is faster_on_cpu.UnfusedDense) == dense
+        assert (attentions.AttentionOp is faster_on_cpu.SharedPromptAttention) == attention
+    assert attentions.DenseGeneral is faster_on_cpu.DenseGeneral
 
 
 @pytest.mark.parametrize(("hardware", "ours"), [("cpu", True), ("tpu", False)])
@@ -173,18 +170,6 @@ def test_the_layout_of_the_kv_cache_is_the_cpus_own(hardware, ours):
     config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=P, new_tokens=T, hardware=hardware)
     for name, order in faster_on_cpu.CACHE_LAYOUT.items():
         assert (getattr(config, name) == order) == ours, name
-
-
-def test_prompts_are_not_shared_over_several_devices():
-    """Its rows are too few to be divided among them."""
-    adapter, mesh = loaded("tied_embeddings", False)
-
-    class Two:
-        devices, size = mesh.devices, 2
-
-    faster_on_cpu.adapt(adapter.base, Two())
-    assert faster_on_cpu.WalledDense in modules(adapter)
-    assert not faster_on_cpu.shares_prompts(adapter)
 
 
 def test_remat_policy_none_recomputes_nothing(batch):
@@ -209,25 +194,21 @@ def test_twenty_steps_end_in_the_same_weights(batch):
 
     def trained(ours):
         adapter, mesh = loaded("grouped_kv_heads", ours)
-        graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
+        params, loss = loss_of(adapter, mesh, batch, 1.0)
         optimizer = optax.adamw(1e-3, b2=0.99)
 
         @jax.jit
-        def step(params, moments):
-            def loss(params):
-                model = nnx.merge(graphdef, params, rest, copy=True)
-                return grpo_loss(model, batch, 1.0)[0]
+        def step(params, opt_state):
+            gradient, _ = jax.grad(loss, has_aux=True)(params)
+            updates, opt_state = optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
 
-            updates, moments = optimizer.update(jax.grad(loss)(params), moments, params)
-            return optax.apply_updates(params, updates), moments
-
-        moments = optimizer.init(params)
-        with mesh:
-            for _ in range(20):
-                params, moments = step(params, moments)
+        opt_state = optimizer.init(params)
+        for _ in range(20):
+            params, opt_state = step(params, opt_state)
         return jax.tree.leaves(params)
 
-    start = jax.tree.leaves(nnx.state(loaded("grouped_kv_heads", True)[0], nnx.Param))
+    start = jax.tree.leaves(nnx.to_pure_dict(nnx.state(loaded("grouped_kv_heads", True)[0], nnx.Param)))
     for a, b, old in zip(trained(True), trained(False), start, strict=True):
         moved = np.abs(b - old).max()
         # Adam divides a gradient near 0 by its own size, rounding included: a share of the way, not of 1e-7

@@ -1,15 +1,15 @@
 """The same step in less time on a CPU: what XLA's CPU backend compiles badly is written another way.
 
-Modules of a loaded model get a subclass of their MaxText class, which computes the same to rounding:
+While a model is built for a CPU, MaxText takes these subclasses of its modules, which compute the same up to
+rounding:
 
-    RotaryOnce             sin and cos once; XLA recomputes them in each of the 66 places that use them
-    WalledDense            no element-wise work fused into a transposition, which then reads several arrays
+    RotaryOnce             computes sin and cos once; XLA recomputes them in each of 66 places that use them
+    UnfusedDense           keeps element-wise work out of transposes, which would then read several arrays
                            with a stride of kilobytes
-    SharedPromptAttention  a question with G answers is one row: its prompt is computed once, not G times
+    SharedPromptAttention  takes a question with G answers as one row: its prompt is computed only once
 
-On other devices nothing of this is done: it was measured on CPUs, and flash attention takes no such rows.
-What each is worth stands in docs/speed.md. Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does
-without it.
+Other devices keep MaxText's modules: this was measured on CPUs, and flash attention takes no such rows.
+docs/speed.md says what each is worth. Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does without it.
 """
 
 import contextlib
@@ -20,10 +20,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from maxtext.common.common_types import DEFAULT_MASK_VALUE, MODEL_MODE_TRAIN
+from maxtext.layers import attentions, linears
 from maxtext.layers.attention_op import AttentionOp
-from maxtext.layers.attentions import Attention
 from maxtext.layers.embeddings import LLaMARotaryEmbedding
 from maxtext.layers.linears import DenseGeneral
+
+from model.versions import patched
 
 # Of the KV cache: heads before tokens, as the matrix products of attention read it. MaxText's own order,
 # which suits a TPU, is transposed for each token.
@@ -49,21 +51,22 @@ class RotaryOnce(LLaMARotaryEmbedding):
 
 
 @jax.custom_vjp
-def wall(x: jax.Array) -> jax.Array:
+def fusion_barrier(x: jax.Array) -> jax.Array:
     """x; XLA fuses nothing across its gradient."""
     return x
 
 
-wall.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),))
+fusion_barrier.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),))
 
 
-class WalledDense(DenseGeneral):
-    """One matrix product over all rows, whose operands are computed before they are transposed."""
+class UnfusedDense(DenseGeneral):
+    """One matrix product over all rows, whose operands are computed before they're transposed."""
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
         """As MaxText's: inputs [..., in features] to [..., out features]."""
         rows, features = inputs.shape[: -len(self.axis)], inputs.shape[-len(self.axis) :]
-        outputs = wall(super().__call__(wall(inputs.reshape(-1, *features)), *arguments, **named))
+        flat = fusion_barrier(inputs.reshape(-1, *features))
+        outputs = fusion_barrier(super().__call__(flat, *arguments, **named))
         return outputs.reshape(*rows, *outputs.shape[1:])
 
 
@@ -110,22 +113,17 @@ class SharedPromptAttention(AttentionOp):
         return jnp.concatenate([prompt, answers.reshape(B, G * T, heads, D)], axis=1)
 
 
-def adapt(model: nnx.Module, mesh: jax.sharding.Mesh) -> None:
-    """Gives the modules of a MaxText model the classes above where the mesh is of CPUs."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return
-    for _, module in nnx.iter_modules(model):
-        if type(module) is LLaMARotaryEmbedding:
-            become(module, RotaryOnce)
-        elif type(module) is DenseGeneral:
-            become(module, WalledDense)
-        elif type(module) is Attention and mesh.size == 1:
-            become(module.attention_op, SharedPromptAttention)
-
-
-def become(module: nnx.Module, subclass: type) -> None:
-    """The instance only: other models in this process keep theirs."""
-    object.__setattr__(module, "__class__", subclass)
+@contextlib.contextmanager
+def modules_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """While the block builds a model for CPUs, MaxText takes the modules above instead of its own."""
+    replaced = []
+    if mesh.devices.flat[0].platform == "cpu":
+        replaced = [(attentions, RotaryOnce), (attentions, UnfusedDense), (linears, UnfusedDense)]
+        replaced += [(attentions, SharedPromptAttention)] if mesh.size == 1 else []
+    with contextlib.ExitStack() as stack:
+        for module, subclass in replaced:
+            stack.enter_context(patched(module, subclass.__base__.__name__, subclass))
+        yield
 
 
 # %% One row per question -----------------------------------------------------------------------------------

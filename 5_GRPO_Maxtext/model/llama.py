@@ -334,9 +334,9 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
     """
     # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
     mesh = maxtext_utils.get_mesh_from_config(config, devices)
-    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    with faster_on_cpu.modules_for(mesh):
+        _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
     use_rope_scaling(model, hf)
-    faster_on_cpu.adapt(model, mesh)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     with mesh:

@@ -217,7 +217,7 @@ class MaxTextRollout(BaseRollout):
 
         `eval_shape` builds it without allocating anything.
         """
-        with self._mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+        with self._axes(), faster_on_cpu.modules_for(self._mesh):
             decoder = nnx.eval_shape(
                 lambda: model_creation_utils.from_config(
                     config,
@@ -227,7 +227,6 @@ class MaxTextRollout(BaseRollout):
                 )
             )
         llama.use_rope_scaling(decoder, hf)
-        faster_on_cpu.adapt(decoder, self._mesh)
         graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         return graphdef, cache, rest
 
