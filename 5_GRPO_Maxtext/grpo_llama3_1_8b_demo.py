@@ -319,7 +319,7 @@ def main(arguments: list[str]) -> None:
     """Evaluates, trains, evaluates; see the docstring of this file."""
     c = settings.read(Constants, arguments)
     if c.DRY_RUN:
-        return start.dry_run(c, reward_func, TABLES)
+        return start.dry_run(c, arguments, reward_func, TABLES)
     with start.opened(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
         before = folder.once("before", lambda: evaluate(c, llm, task, task.test), folder.done)
         with TrainingRun(c, llm, task, folder, evaluate) as run:

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import difflib
 import errno
-import functools
 import gc
 import inspect
 import json
@@ -77,15 +76,26 @@ def find_path(name: str) -> Path:
     return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
 
 
-@functools.cache
-def is_small(model: str) -> bool:
-    """Whether the hidden size of MODEL, a folder or a hub's name, is below SMALL_HIDDEN_SIZE."""
-    folder = find_path(model)
+def hidden_size(model: str) -> int | None:
+    """That of MODEL, a folder or a hub's name; None if its config.json isn't here. Nothing is fetched."""
+    folder, (name, _, revision) = find_path(model), model.partition("@")
     try:
-        path = folder / "config.json" if folder.is_dir() else config_from_hub(model)
-        return json.loads(path.read_text())["hidden_size"] < SMALL_HIDDEN_SIZE
+        path = folder / "config.json"
+        if not folder.is_dir():
+            import huggingface_hub
+
+            path = Path(
+                huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+            )
+        return int(json.loads(path.read_text())["hidden_size"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # out of reach, or a folder whose fault `llama.load_hf_config` will name
+        return None  # or a folder whose fault `llama.load_hf_config` will name
+
+
+def is_small(model: str) -> bool:
+    """Whether MODEL takes the laptop column. One that isn't here counts as large: `start.opened` fetches its
+    config.json and reads the constants again."""
+    return (hidden_size(model) or SMALL_HIDDEN_SIZE) < SMALL_HIDDEN_SIZE
 
 
 def reachable(url: str) -> bool:
@@ -95,19 +105,6 @@ def reachable(url: str) -> bool:
     with contextlib.suppress(Exception):  # of httpx, of the sockets, or because HF_HUB_OFFLINE is set
         return bool(huggingface_hub.get_session().head(url, timeout=PROBE_SECONDS).status_code)
     return False
-
-
-def config_from_hub(model: str) -> Path:
-    """The config.json of a hub's name, from its cache if it is there; raises OSError or ValueError."""
-    import huggingface_hub
-
-    name, _, revision = model.partition("@")
-    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
-    if isinstance(cached, str):
-        return Path(cached)
-    if not reachable(huggingface_hub.constants.ENDPOINT):
-        raise OSError("out of reach")
-    return Path(huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None))
 
 
 def column(model: str) -> str:
@@ -226,17 +223,23 @@ def answer(main: Callable[[list[str]], Any]) -> None:
         sys.exit(2)
 
 
+def answer_early(refuse: Callable[[list[str]], Any]) -> None:
+    """`answer` before a script's heavy imports; not in a notebook, whose arguments are its kernel's."""
+    if "ipykernel" not in sys.modules:
+        answer(refuse)
+
+
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
     """Answers `--help` and a wrong constant before a script's heavy imports.
 
     Args:
         kind: the dataclass.
-        check: refuses constants, as `checks.refuse`.
+        check: refuses constants, as `checks.refuse`; not asked while the column of MODEL is unknown.
     """
-    answer_early(lambda arguments: check(read(kind, arguments)))
 
+    def refuse(arguments: list[str]) -> None:
+        c = read(kind, arguments)
+        if hidden_size(getattr(c, "MODEL", "tiny_llama")) is not None:
+            check(c)
 
-def answer_early(refuse: Callable[[list[str]], Any]) -> None:
-    """`answer`, but not in a notebook: its arguments are its kernel's, not the reader's."""
-    if "ipykernel" not in sys.modules:
-        answer(refuse)
+    answer_early(refuse)

@@ -419,15 +419,7 @@ def hub(tmp_path, monkeypatch):
     return repository
 
 
-@pytest.fixture
-def from_the_hub(hub):
-    """As in a new process: nothing is known of a name of the hub."""
-    settings.is_small.cache_clear()
-    yield
-    settings.is_small.cache_clear()
-
-
-def test_the_same_weights_take_the_same_column_as_a_folder_and_as_a_name_of_the_hub(from_the_hub, hub):
+def test_the_same_weights_take_the_same_column_as_a_folder_and_as_a_name_of_the_hub(hub):
     folder = shutil.copytree(HERE / "tiny_llama", "mine")
     for name in ("tiny_llama", folder, "org/tiny", "org/tiny@v1", f"org/tiny@{HASHES[1]}"):
         assert settings.column(name) == "laptop"
@@ -436,7 +428,6 @@ def test_the_same_weights_take_the_same_column_as_a_folder_and_as_a_name_of_the_
         c, *_ = inference.read_arguments(["CHECKPOINT=base", f"MODEL={name}"])
         assert c.TOTAL_GENERATION_STEPS == 28
     change_json(hub / "snapshots" / HASHES[0] / "config.json", hidden_size=2048)
-    settings.is_small.cache_clear()
     assert settings.column("org/tiny@v1") == "tpu" == settings.column("org/not_in_the_cache")
 
 
@@ -459,7 +450,7 @@ def test_a_revision_that_the_hub_does_not_have_is_one_line(hub):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(from_the_hub, hub, monkeypatch):
+def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkeypatch):
     def stop(*arguments, **more):
         raise KeyboardInterrupt
 

@@ -26,7 +26,7 @@ from xprof.convert import raw_to_tool_data
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model.rollout import MaxTextRollout
-from run import answers, process, run_folder, train_log
+from run import answers, process, run_folder, train_log, training
 from run.run_files import read_log
 from task import run_grader
 
@@ -75,7 +75,7 @@ def run(tmp_path_factory):
         patch.setattr(MaxTextRollout, "generate", observed_generate)
         patch.setattr(run_grader, "guarded", observed_rewards)
         patch.setattr(demo, "evaluate", long_evaluation)
-        patch.setattr(demo, "time", SimpleNamespace(perf_counter=clock))
+        patch.setattr(training, "time", SimpleNamespace(perf_counter=clock))
         demo.main([*ARGUMENTS, "PROFILE_DIR=trace"])
     seen["rows"] = read_log(folder / "run" / "train_log.csv")
     assert len(seen["tokens"]) == STEPS == len(seen["rows"])

@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, rollout
+from model.llm import SampledAhead
 from settings import HERE
 from task.prompts import to_prompt
 
@@ -244,25 +245,21 @@ def test_a_prompt_is_computed_once_and_its_answers_are_the_same(monkeypatch):
 def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
     """Through JSON: text, tokens, log-probs in float32, prompts."""
     engine, asked = make_rollout(), prompts(4)
-    batches = [{"prompts": np.array(asked[:2], dtype=object)}, {"prompts": np.array(asked[2:], dtype=object)}]
-    drawn = []
+    sampled = []
 
-    def generate(texts):
-        drawn.append(list(texts))
+    def sample(texts, step):
+        sampled.append(texts)
         return engine.generate(texts, settings(temperature=0.7, seed=5))
 
-    cluster, c = SimpleNamespace(generate=generate, rollout=engine), SimpleNamespace(NUM_GENERATIONS=2)
-    ahead = rollout.OneStepAhead(cluster, batches, c, None)
+    llm = SimpleNamespace(sample=sample, rollout=engine, to_arrays=lambda output: output)
+    ahead = SampledAhead(llm, None)
     assert ahead.to_json() is None
-    ahead.take(0, np.repeat(asked[:2], 2).tolist())
-    ahead.wait()
+    ahead.begin(asked, 0)
     saved = json.loads(json.dumps(ahead.to_json()))
-    resumed = rollout.OneStepAhead(cluster, batches, c, saved)
+    resumed = SampledAhead(llm, saved)
     assert resumed.to_json() == saved
-    before = len(drawn)
-    expected, found = (each.take(1, []) for each in (ahead, resumed))
-    assert len(drawn) == before == 2  # the last step: nothing more is drawn
-    assert drawn[1] == np.repeat(asked[2:], 2).tolist()
+    expected, found = (each.take(asked, 1) for each in (ahead, resumed))
+    assert len(sampled) == 1  # neither samples again
     assert found.text == expected.text
     np.testing.assert_array_equal(found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
     for name, fill, dtype in (("tokens", 0, np.int32), ("logprobs", 0.0, np.float32)):

@@ -30,10 +30,13 @@ def prepare(c, tables) -> None:
     grpo_variants.check_method(c, tables)
 
 
-def dry_run(c, course, tables) -> None:
+def dry_run(c, arguments: Sequence[str], course, tables) -> None:
     """DRY_RUN=True: checks everything that can be checked and says what would happen."""
     from run import dry_run
 
+    with contextlib.suppress(settings.UserError):  # the dry run names what's wrong with MODEL
+        llama.load_hf_config(c.MODEL, weights=False)
+    c = settings.read(type(c), arguments)
     prepare(c, tables)
     dry_run.dry_run(c, course)
 
@@ -51,6 +54,8 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
     """
+    llama.load_hf_config(c.MODEL, weights=False)
+    c = settings.read(type(c), arguments)  # config.json is here now: the column that fits MODEL
     prepare(c, tables)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
