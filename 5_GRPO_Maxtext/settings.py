@@ -188,7 +188,8 @@ def quiet() -> None:
 
 def run(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line, when all is imported; exit codes as in `answer`, SIGTERM's too."""
-    gc.freeze()  # what the imports made is nothing that a collection has to search
+    gc.freeze()  # no collection has to search what the imports made
+    gc.enable()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
     answer(main)
 
@@ -242,4 +243,5 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         if hidden_size(getattr(c, "MODEL", "tiny_llama")) is not None:
             check(c)
 
+    gc.disable()  # until `run`: it would search what the imports make again and again, for half a second
     answer_early(refuse)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import optax
+from flax import nnx
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 
 from model import devices, llama, lora
@@ -31,7 +32,8 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them: no second copy
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:
-        reference = llama.to_memory(reference, "pinned_host")
+        graphdef, state = nnx.split(reference)
+        reference = nnx.merge(graphdef, llama.in_memory(state, "pinned_host"))
 
     if c.ROLLOUT_ENGINE == "vllm":
         from model import vllm  # needs the TPU packages

@@ -406,11 +406,9 @@ def copy_of(adapter):
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
 
-def to_memory(model: nnx.Module, kind: str) -> nnx.Module:
-    """A copy of the model whose arrays are placed in "device" memory, or in the host's ("pinned_host")."""
-    graphdef, state = nnx.split(model)
-    moved = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), state)
-    return nnx.merge(graphdef, moved)
+def in_memory(states: Any, kind: str) -> Any:
+    """A copy of these arrays in "device" memory, or in the host's ("pinned_host")."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), states)
 
 
 def named_weights(adapter) -> dict[str, np.ndarray]:

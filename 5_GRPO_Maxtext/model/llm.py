@@ -22,7 +22,7 @@ from tunix.rl.rollout.base_rollout import RolloutOutput
 
 from grpo_variants import temperature_at
 from model import devices, llama
-from model.log_probs import completion_log_probs, entropy_of, log_probs
+from model.log_probs import entropy_of, log_probs, log_probs_of_states
 from model.rollout import MaxTextRollout, right_padded, sampling
 from task import turns
 
@@ -102,6 +102,12 @@ def sum_of_passes(one_pass, params, model: Model, batch, use):
     return (losses.sum(), metrics), gradient
 
 
+def split(model: nnx.Module, trained) -> tuple[nnx.GraphDef, dict, nnx.State]:
+    """A model's structure, the arrays of type `trained`, and the rest of its state."""
+    graphdef, params, frozen = nnx.split(model, trained, ...)
+    return graphdef, nnx.to_pure_dict(params), frozen
+
+
 class Llm:
     """The language model of a run.
 
@@ -119,9 +125,9 @@ class Llm:
         self.rollout, self.actor = cluster.rollout, cluster.actor_trainer.model
         self.pad_id, self.eos_id = self.rollout.pad_id(), self.rollout.eos_id()
         self.reference = cluster.inference_worker.get_model("reference") if c.BETA else None
-        self.trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
-        self._graphdef, params, self._frozen = nnx.split(self.actor, self.trained, ...)
-        self.params = nnx.to_pure_dict(params)
+        trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+        self._graphdef, self.params, self._frozen = split(self.actor, trained)
+        self._reference = split(self.reference, trained) if c.BETA else None  # once: it takes milliseconds
         self._ahead: SampledAhead | None = None
 
     # --- answers
@@ -212,19 +218,20 @@ class Llm:
 
     def log_probs(self, batch) -> jax.Array:
         """Log-probs of the answers under the policy as last loaded: float32 [passes, N / passes, T]."""
-        return self._log_probs(self.actor, batch)
+        return self._log_probs(self._graphdef, (self.params, self._frozen), batch)
 
     def reference_log_probs(self, batch) -> jax.Array:
         """The same under the starting model, or under the TEACHER."""
+        graphdef, *states = self._reference
         if not self.c.REFERENCE_OFFLOAD:
-            return self._log_probs(self.reference, batch)
-        on_device = llama.to_memory(self.reference, "device")
-        return jax.block_until_ready(self._log_probs(on_device, batch))  # before the copy is freed
+            return self._log_probs(graphdef, tuple(states), batch)
+        on_device = tuple(llama.in_memory(states, "device"))
+        return jax.block_until_ready(self._log_probs(graphdef, on_device, batch))  # before the copy is freed
 
-    def _log_probs(self, model, batch) -> jax.Array:
+    def _log_probs(self, graphdef, states, batch) -> jax.Array:
         with self.model.on_mesh():
-            return completion_log_probs(
-                model, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
+            return log_probs_of_states(
+                graphdef, states, batch.prompt_ids, batch.completion_ids, pad_id=self.pad_id,
                 temperature=self.temperature, logits_clip=self.c.LOGITS_CLIP,
                 num_generations=self.c.NUM_GENERATIONS,
             )  # fmt: skip
@@ -249,8 +256,7 @@ class Llm:
             self._ahead.wait()  # the old weights finish the answers being sampled
         self.params = params
         nnx.update(self.actor, params)
-        # Not `cluster.sync_weights`: it also copies them all to the host.
-        self.rollout.update_params(nnx.state(self.actor, self.trained), (self.trained,))
+        self.rollout.update_params(params)  # not `cluster.sync_weights`, which also copies them to the host
 
 
 class SampledAhead:

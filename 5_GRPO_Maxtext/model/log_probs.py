@@ -53,27 +53,28 @@ def log_probs(
 
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
-def log_probs_of_state(graphdef, state, prompts, completions, **arguments):
-    """`completion_log_probs` of a model that was split."""
-
-    def one_pass(tokens):
-        return log_probs(nnx.merge(graphdef, state, copy=True), *tokens, **arguments)[0]
-
-    return jax.lax.map(one_pass, (prompts, completions))
-
-
-def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
+def log_probs_of_states(graphdef, states, prompts, completions, **arguments) -> jax.Array:
     """`log_probs` as a compiled program of its own, pass by pass and without the logits.
 
     Args:
-        model: as there, and so are `arguments`.
+        graphdef, states: a model and its weights, as `nnx.split` gives them; arguments as in `log_probs`.
         prompts: int32 [passes, N, P].
         completions: int32 [passes, N, T].
 
     Returns:
         float32 [passes, N, T].
     """
-    return log_probs_of_state(*nnx.split(model), prompts, completions, **arguments)
+
+    def one_pass(tokens):
+        return log_probs(nnx.merge(graphdef, *states, copy=True), *tokens, **arguments)[0]
+
+    return jax.lax.map(one_pass, (prompts, completions))
+
+
+def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
+    """`log_probs_of_states` of a model that isn't split yet."""
+    graphdef, state = nnx.split(model)
+    return log_probs_of_states(graphdef, (state,), prompts, completions, **arguments)
 
 
 def entropy_of(logits: jax.Array) -> jax.Array:

@@ -153,10 +153,9 @@ class VllmRollout(BaseRollout):
         text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
         return dataclasses.replace(output, text=text)
 
-    def update_params(self, params: nnx.State, filter_types: tuple | None = None) -> None:
-        """Sends the engine new weights; with LoRA the actor's own, since Tunix passes A and B alone."""
-        own = nnx.state(self._actor, nnx.Param) if self._merge else params
-        self._engine.update_params(own, filter_types)
+    def update_params(self, params, filter_types: tuple | None = None) -> None:
+        """Sends the engine the weights of the actor; with LoRA they are more than `params`."""
+        self._engine.update_params(nnx.state(self._actor, nnx.Param), filter_types)
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """The trainer computes log-probs; Tunix's engine would return those of the last generation."""
