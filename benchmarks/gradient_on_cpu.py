@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from unittest import mock
 
 FOLDER = Path(__file__).resolve().parent.parent / "5_GRPO_Maxtext"
 sys.path.insert(0, str(FOLDER))
@@ -27,20 +26,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from flax.linen import partitioning as nn_partitioning
 from machine import clocks, processor
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import settings
 from model import faster_on_cpu, llama, log_probs
+from model.llm import Model, split
+from model.versions import patched
 
 WARM_UP = 3  # rounds left out
 TABLE = FOLDER / "assets" / "gradient_on_cpu.csv"
-MAXTEXTS = {  # ours: the class it stands for
-    "RotaryOnce": faster_on_cpu.LLaMARotaryEmbedding,
-    "WalledDense": faster_on_cpu.DenseGeneral,
-    "SharedPromptAttention": faster_on_cpu.AttentionOp,
-}
+OURS = ("RotaryOnce", "UnfusedDense", "SharedPromptAttention")
 
 
 def masked_sum(logits: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
@@ -60,11 +57,11 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "MaxText's own modules": Variant(stays=MAXTEXTS),
-    "RotaryOnce": Variant(stays=("WalledDense", "SharedPromptAttention")),
-    "RotaryOnce, WalledDense": Variant(stays=("SharedPromptAttention",)),
+    "MaxText's own modules": Variant(stays=OURS),
+    "RotaryOnce": Variant(stays=("UnfusedDense", "SharedPromptAttention")),
+    "RotaryOnce, UnfusedDense": Variant(stays=("SharedPromptAttention",)),
     "all three": Variant(),
-    "all but WalledDense": Variant(stays=("WalledDense",)),
+    "all but UnfusedDense": Variant(stays=("UnfusedDense",)),
     "all but RotaryOnce": Variant(stays=("RotaryOnce",)),
     "all, answers cut to 24 columns": Variant(cut=4),
     "all, REMAT_POLICY=none": Variant(constants={"REMAT_POLICY": "none"}),
@@ -91,11 +88,14 @@ def random_batch(c, pad_id: int, vocabulary: int) -> demo.Batch:
     )
     prompts = np.repeat(prompts, c.NUM_GENERATIONS, axis=0)
     mask = completions != pad_id
+    groups = mask.reshape(c.BATCH_SIZE, c.NUM_GENERATIONS, -1)
     return demo.Batch(
         prompt_ids=jnp.array(prompts),
         completion_ids=jnp.array(completions),
-        completion_mask=jnp.array(mask),
-        advantages=jnp.array(random.normal(size=N), jnp.float32),
+        mask=jnp.array(mask),
+        weight=jnp.array(demo.mean_of_answers(groups).reshape(mask.shape), jnp.float32),
+        advantage=jnp.array(random.normal(size=(N, 1)), jnp.float32),
+        beta=jnp.full((N, 1), c.BETA),
         sampler_log_prob=jnp.zeros(mask.shape),
         ref_log_prob=jnp.array(np.where(mask, -4.3, 0), jnp.float32),
     )
@@ -109,29 +109,28 @@ def compiled(c, name: str) -> tuple[Callable, nnx.State]:
     tokenizer = llama.load_tokenizer(folder)
     config = llama.to_run_config(c, hf, **maxtext)
     with contextlib.ExitStack() as stack:
-        for ours in stays:  # a subclass that changes nothing
-            same = type(ours, (MAXTEXTS[ours],), {})
-            stack.enter_context(mock.patch.object(faster_on_cpu, ours, same))
+        for ours in stays:
+            maxtexts = getattr(faster_on_cpu, ours).__base__
+            same = type(ours, (maxtexts,), {})  # a subclass that changes nothing
+            stack.enter_context(patched(faster_on_cpu, ours, same))
         if "SharedPromptAttention" in stays:
-            stack.enter_context(mock.patch.object(faster_on_cpu, "shares_prompts", lambda model: False))
+            stack.enter_context(patched(faster_on_cpu, "shares_prompts", lambda model: False))
         if "masked sum" in name:
             changed = types.SimpleNamespace(**vars(jnp) | {"take_along_axis": masked_sum})
-            stack.enter_context(mock.patch.object(log_probs, "jnp", changed))
+            stack.enter_context(patched(log_probs, "jnp", changed))
         adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
-        graphdef, params, rest = nnx.split(adapter, nnx.Param, ...)
+        graphdef, params, frozen = split(adapter, nnx.Param)
+        rules = tuple(map(tuple, config.logical_axis_rules))
+        model = Model(
+            graphdef, frozen, c.TEMPERATURE, tokenizer.pad_token_id, 0.0, c.NUM_GENERATIONS, mesh, rules
+        )
         batch = random_batch(c, tokenizer.pad_token_id, hf.vocab_size)
-        width = c.TOTAL_GENERATION_STEPS - cut
-        per_token = ("completion_ids", "completion_mask", "sampler_log_prob", "ref_log_prob")
-        batch = batch._replace(**{name: getattr(batch, name)[:, :width] for name in per_token})
-        count = len(batch.advantages)
-
-        def loss(params):
-            model = nnx.merge(graphdef, params, rest, copy=True)
-            return demo.grpo_loss(model, batch, c.BETA, c.TEMPERATURE, count, c, tokenizer.pad_token_id)
-
-        with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
-            lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params)
-            return lowered.compile(dict(xla) or None), params
+        width, prompts = c.TOTAL_GENERATION_STEPS - cut, batch.prompt_ids
+        batch = jax.tree.map(lambda x: x[:, :width], batch)._replace(prompt_ids=prompts)
+        use = grpo_variants.choose(c, demo.TABLES)
+        gradient = jax.value_and_grad(demo.loss, has_aux=True)
+        lowered = jax.jit(lambda params: gradient(params, model, batch, use)).lower(params)
+        return lowered.compile(dict(xla) or None), params
 
 
 def main() -> None:

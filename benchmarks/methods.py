@@ -82,8 +82,8 @@ METHODS = {
     "GSPO": ("BETA=0.0 LOSS_ALGO=gspo-token EPSILON=0.05", "GRPO"),
     "CISPO": ("BETA=0.0 LOSS_ALGO=cispo EPSILON_HIGH=4.0 LOSS_AGG_MODE=token-mean", "GRPO"),
     "DAPO": (
-        "BETA=0.0 LOSS_ALGO=dapo LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 MASK_OVERLONG=True OVERLONG_BUFFER=6 "
-        "ZERO_VARIANCE_GROUPS=refill",
+        "BETA=0.0 LOSS_ALGO=dapo LOSS_AGG_MODE=token-mean EPSILON_HIGH=0.28 MASK_OVERLONG=True "
+        "OVERLONG_BUFFER=6 ZERO_VARIANCE_GROUPS=refill",
         "GRPO",
     ),
     "one step old": (OLD, "GRPO"),

@@ -19,10 +19,9 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
@@ -40,8 +39,12 @@ import matplotlib.pyplot as plt
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
 import settings
-from model import llama, turns
+from model import llama
+from model.cluster import make_cluster
+from model.rollout import sampling
+from model.versions import patched
 from run import process
+from task import turns
 from task.run_grader import load_file
 
 world = load_file(FOLDER / "examples" / "grid" / "grid_world.py", "ENVIRONMENT")
@@ -56,27 +59,28 @@ COMMON = (
 LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
 
 
-# %% Mistakes: what stands in the place of a function -------------------------------------------------------
-to_batch, hear = demo.to_batch, turns.Walker.hear
+# %% Mistakes: METHOD files, and a function of the walk ---------------------------------------------------
+TRAINS = """import numpy as np
+
+import grpo_llama3_1_8b_demo as demo
 
 
-def with_the_worlds_tokens(c, cluster, drawn, advantages) -> demo.Batch:
-    """The batch with a mask of all tokens, the world's too."""
-    said = np.arange(drawn.turn.shape[1]) < drawn.lengths[:, None]  # [N, T]
-    return to_batch(c, cluster, drawn._replace(turn=np.where(said, 0, -1)), advantages)
+def rollouts(c, llm, task, run):
+    for step, samples in demo.rollouts(c, llm, task, run):
+        turn, lengths = samples.answers.turn, samples.answers.lengths
+        yield step, samples._replace(mask={mask})
+"""
+ALL_TOKENS = "np.arange(turn.shape[-1]) < lengths[..., None]"  # the world's, too
+LAST_TURN = "(turn == turn.max(axis=-1, keepdims=True)) & (turn >= 0)"
+OTHER_GROUPS = """import numpy as np
 
 
-def with_the_last_turn(c, cluster, drawn, advantages) -> demo.Batch:
-    """The batch with a mask of each episode's last turn."""
-    last = drawn.turn == drawn.turn.max(axis=1, keepdims=True)  # [N, T]
-    return to_batch(c, cluster, drawn._replace(turn=np.where(last, 0, -1)), advantages)
-
-
-def against_other_starts(rewards: np.ndarray, num_generations: int) -> np.ndarray:
-    """Advantages [B * G] in groups of the i-th walks from all B starts."""
-    starts = len(rewards) // num_generations
-    mixed = demo.group_advantage(rewards.reshape(starts, -1).T.ravel(), starts)
-    return mixed.reshape(-1, starts).T.ravel()
+def advantage(samples):
+    rewards = samples.rewards.T  # [G, B]: the i-th walks from all B starts are a group
+    mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)
+    return ((rewards - mean) / (std + 1e-6)).T
+"""
+hear = turns.Walker.hear
 
 
 def hear_with_gaps(self: turns.Walker, observation: str, text: str) -> None:
@@ -86,32 +90,35 @@ def hear_with_gaps(self: turns.Walker, observation: str, text: str) -> None:
         self.fed.extendleft([self.tokenizer.pad_id()] * 2)
 
 
-# By name: seeds, constants, and what is replaced: object, name, what stands in its place.
+# By name: seeds, constants, and a METHOD file's text, or the function that takes the place of `Walker.hear`.
 VARIANTS = {
-    "episode": (range(5), "", ()),
-    "return to go": (range(5), "ADVANTAGE=turn", ()),
-    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", ()),
-    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", ()),
-    "the world's tokens trained": (range(3), "", (demo, "to_batch", with_the_worlds_tokens)),
-    "only the last turn trained": (range(3), "", (demo, "to_batch", with_the_last_turn)),
-    "groups of different starts": (
-        range(3), "", (demo, "PLAIN", demo.PLAIN._replace(advantage=against_other_starts)),
-    ),
-    "padding between turns": (range(3), "", (turns.Walker, "hear", hear_with_gaps)),
-}  # fmt: skip
+    "episode": (range(5), "", None),
+    "return to go": (range(5), "ADVANTAGE=turn", None),
+    "slippery": (range(3), f"{LONGER} DATASET=examples/grid/slippery", None),
+    "walls": (range(3), f"{LONGER} DATASET=examples/grid/walls BATCH_SIZE=12", None),
+    "the world's tokens trained": (range(3), "", TRAINS.format(mask=ALL_TOKENS)),
+    "only the last turn trained": (range(3), "", TRAINS.format(mask=LAST_TURN)),
+    "groups of different starts": (range(3), "", OTHER_GROUPS),
+    "padding between turns": (range(3), "", hear_with_gaps),
+}
 
 
 # %% Runs -----------------------------------------------------------------------------------------------
-def run(name: str, seed: int, constants: str, change: tuple, folder: Path) -> dict[str, Any]:
+def run(name: str, seed: int, constants: str, change: str | Callable | None, folder: Path) -> dict[str, Any]:
     """One run of the main script, unless it has been; the line for the table."""
     arguments = f"{COMMON} {constants} SEED={seed}".split()
     done = folder / "seconds.json"
     if not done.exists():
         print(f"\n{name}: python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}", flush=True)
-        replaced = mock.patch.object(*change) if change else contextlib.nullcontext()
         clock, started = time.process_time(), time.perf_counter()
-        with replaced, contextlib.redirect_stdout(io.StringIO()) as said:
-            demo.main([*arguments, f"RUN_DIR={folder}"])
+        with contextlib.ExitStack() as stack:
+            said, method = stack.enter_context(contextlib.redirect_stdout(io.StringIO())), []
+            if callable(change):
+                stack.enter_context(patched(turns.Walker, "hear", change))
+            elif change:
+                method = [f"METHOD={folder}_method.py"]
+                Path(f"{folder}_method.py").write_text(change)
+            demo.main([*arguments, *method, f"RUN_DIR={folder}"])
         seconds = {"processor_seconds": time.process_time() - clock, "seconds": time.perf_counter() - started}
         done.write_text(json.dumps(seconds | {"date": time.strftime("%Y-%m-%d"), "machine": processor()}))
         (folder / "said.txt").write_text(said.getvalue())
@@ -238,12 +245,12 @@ def table_of_credit(runs: Path) -> None:
         c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
         folder, hf = llama.load_hf_config(c.MODEL)
         tokenizer = llama.load_tokenizer(folder)
-        cluster = demo.make_cluster(c, folder, hf, tokenizer, lambda **rest: demo.sampling(c, **rest))
+        cluster = make_cluster(c, folder, hf, tokenizer)
         questions = [world.in_words(start) for start in world.starts("") for _ in range(16)]
         prompts = [tokenizer.bos_token + question for question in questions]
         lines = []
         for call in range(CALLS):
-            config = demo.sampling(c, seed=jax.random.key(1_000 + call))
+            config = sampling(c, seed=jax.random.key(1_000 + call))
             output = turns.walk(c, cluster.rollout, prompts, questions, config)
             for G in GROUPS:
                 lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
@@ -253,14 +260,17 @@ def table_of_credit(runs: Path) -> None:
 
 def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
     """Correlations with A*, over all moves of these walks, in groups of G."""
-    returns = np.array([episode.to_go[0] for episode in output.text])
-    turn = turns.turns_of(output, 48)
-    drawn = types.SimpleNamespace(
-        texts=output.text, turn=turn, rewards=returns, points={"episode_return": returns}
+    turn = turns.turns_of(output, 48)  # [N, T]
+    answers = types.SimpleNamespace(
+        texts=np.array(output.text, object).reshape(-1, G), turn=turn.reshape(-1, G, turn.shape[1])
+    )
+    returns = np.array([episode.to_go[0] for episode in output.text]).reshape(-1, G)
+    samples = types.SimpleNamespace(
+        answers=answers, rewards=returns, reward_parts={"episode_return": returns}
     )
     kinds = {
-        "episode": np.broadcast_to(demo.group_advantage(returns, G)[:, None], turn.shape),
-        "return to go": grpo_variants.turn_advantage(drawn, G),
+        "episode": np.broadcast_to(demo.group_advantage(samples).reshape(-1, 1), turn.shape),
+        "return to go": grpo_variants.turn_advantage(samples).reshape(turn.shape),
     }
     first = [{k: episode.turn.index(k) for k in range(len(episode.rewards))} for episode in output.text]
     for kind, advantages in kinds.items():

@@ -10,6 +10,7 @@ Processor seconds are of all threads, wall seconds of the clock.
 """
 
 import collections
+import contextlib
 import functools
 import re
 import sys
@@ -23,16 +24,17 @@ sys.path.insert(0, str(FOLDER))
 
 import jax
 import numpy as np
-from flax import nnx
 from machine import clocks
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 import settings
-from model import cluster as clusters
-from model import faster_on_cpu, llama
-from model import rollout as rollouts
-from run import answers, checks, process, run_folder, train_log
-from task import run_grader
+from model import faster_on_cpu
+from model.llm import Llm
+from model.versions import patched
+from run import process, start
+from run.training import TrainingRun
+from task.task import Task
 
 COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
@@ -77,59 +79,43 @@ def between(steps: Iterator[Any], clock: Clock) -> Iterator[Any]:
         yield batch
 
 
-def watch(clock: Clock, batches: list) -> None:
-    """Puts the clock around the calls of a step, and keeps the batches."""
-    for owner, function, name in (
-        (rollouts.MaxTextRollout, "generate", "generation"),
-        (demo, "ask", "rewards"),
-        (demo, "update", "update"),
-        (demo, "mean_figures", "logging"),
-        (process, "memory_gib", "logging"),
-        (train_log, "answer_figures", "logging"),
-        (train_log.TrainingLog, "add", "logging"),
-        (answers, "append_step", "logging"),
-    ):
-        setattr(owner, function, clock.around(name, getattr(owner, function)))
-    log_probs, to_batch, traced = demo.batch_log_probs, demo.to_batch, process.traced
+def watch(clock: Clock, batches: list) -> contextlib.ExitStack:
+    """While the block runs, the clock is around the calls of a step, and the batches are kept."""
+    place, traced, stack = Llm.place, process.traced, contextlib.ExitStack()
 
-    def timed_log_probs(c, batch, temperature, pad_id, model):
-        name = "old log-probs" if model is policy() else "reference"
-        return clock.around(name, log_probs)(c, batch, temperature, pad_id, model)
-
-    def kept(c, cluster, *arguments):
-        watched.append(cluster)
-        batches.append(to_batch(c, cluster, *arguments))
+    def kept(llm, batch):
+        batches.append(place(llm, batch))
         return batches[-1]
 
-    def policy():
-        return watched[-1].actor_trainer.model
-
-    watched = []
-    demo.batch_log_probs, demo.to_batch = timed_log_probs, kept
-    process.traced = lambda *arguments: between(traced(*arguments), clock)
+    for owner, name, part in (
+        (Llm, "generate", "generation"),
+        (Task, "grade", "rewards"),
+        (Llm, "reference_log_probs", "reference"),
+        (Llm, "log_probs", "old log-probs"),
+        (demo, "update", "update"),
+        (TrainingRun, "after", "logging"),
+    ):
+        stack.enter_context(patched(owner, name, clock.around(part, getattr(owner, name))))
+    stack.enter_context(patched(Llm, "place", kept))
+    stack.enter_context(patched(process, "traced", lambda *arguments: between(traced(*arguments), clock)))
+    return stack
 
 
 def train(arguments: list[str], clock: Clock, batches: list):
     """A short run of the main script.
 
     Returns:
-        Its constants and the cluster.
+        Its constants and language model.
     """
     with tempfile.TemporaryDirectory() as folder:
         c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
-        checks.refuse(c)
-        settings.quiet()
-        model_folder, hf = llama.load_hf_config(c.MODEL)
-        tokenizer = llama.load_tokenizer(model_folder)
-        with run_folder.open_run(c) as run:
-            rows, source = demo.read_data(c, None)["train"]
-            grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, demo.reward_func, rows)
-            rows = demo.make_prompts(c, rows, source, tokenizer, grader.think_tags, run.logs / "too_long.csv")
-            sampling = functools.partial(demo.sampling, c)
-            cluster = demo.make_cluster(c, model_folder, hf, tokenizer, sampling)
-            watch(clock, batches)
-            demo.train(c, cluster, grader, rows, run)
-    return c, cluster
+        with (
+            start.opened(c, arguments, demo.reward_func, demo.TABLES) as (c, llm, task, run),
+            TrainingRun(c, llm, task, run, demo.evaluate) as training,
+            watch(clock, batches),
+        ):
+            demo.train(c, llm, task, training)
+    return c, llm
 
 
 def seconds(program: Callable, *arguments: Any) -> np.ndarray:
@@ -142,27 +128,19 @@ def seconds(program: Callable, *arguments: Any) -> np.ndarray:
     return np.median(spent, axis=0)
 
 
-def programs(c, cluster, batch):
-    """Forward pass and gradient of the loss, compiled on their own, and their arguments.
+def programs(c, llm: Llm, batch):
+    """Forward pass and gradient of the loss, compiled on their own.
 
     Args:
         c: the constants of the run.
-        cluster: after the training.
+        llm: after the training.
         batch: the step's answers in gradient passes, of which the first counts.
     """
-    graphdef, weights, frozen = nnx.split(
-        cluster.actor_trainer.model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...
-    )
-    batch = jax.tree.map(lambda x: x[0], batch)
-    count, pad_id = len(batch.advantages), cluster.rollout.pad_id()
-
-    def loss(weights, frozen):
-        model = nnx.merge(graphdef, weights, frozen, copy=True)
-        return demo.grpo_loss(model, batch, c.BETA, c.TEMPERATURE, count, c, pad_id)
-
-    forward = jax.jit(loss).lower(weights, frozen).compile()
-    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(weights, frozen).compile()
-    return forward, gradient, (weights, frozen)
+    arguments = llm.params, llm.model, jax.tree.map(lambda x: x[0], batch)
+    loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES))
+    forward = jax.jit(loss).lower(*arguments).compile()
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile()
+    return forward, gradient, arguments
 
 
 # %% Operations ---------------------------------------------------------------------------------------------
@@ -243,21 +221,20 @@ def main() -> None:
     steps = int(given.pop("STEPS", "12"))
     arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
     clock, batches = Clock(), []
-    c, cluster = train(arguments, clock, batches)
+    c, llm = train(arguments, clock, batches)
     counted = clock.steps[COMPILING:-1]
     names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
     spent = {name: np.median([step.get(name, np.zeros(2)) for step in counted], axis=0) for name in names}
-    pad_id, masks = cluster.rollout.pad_id(), []
+    pad_id, masks = llm.pad_id, []
     for batch in batches:
         tokens = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (batch.prompt_ids, batch.completion_ids))
         masks.append([ids != pad_id for ids in tokens])
-    with clusters.trainer_mesh(cluster):
-        batch = batches[-1]
-        if c.BETA:  # its numbers do not matter here
-            batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
-        forward, gradient, parameters = programs(c, cluster, batch)
-        forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
-        operations = cost_by_operation(gradient, *parameters)
+    batch = batches[-1]
+    if c.BETA:  # its numbers do not matter here
+        batch = batch._replace(ref_log_prob=batch.sampler_log_prob)
+    forward, gradient, parameters = programs(c, llm, batch)
+    forward_seconds, gradient_seconds = seconds(forward, *parameters), seconds(gradient, *parameters)
+    operations = cost_by_operation(gradient, *parameters)
     whole = sum(spent.values())
     print(f"\n{f'a step, median of {len(counted)}':24s} {'wall':>8s} {'cpu':>8s}   share  (milliseconds)")
     for name, times in spent.items():
@@ -266,7 +243,7 @@ def main() -> None:
     print("compiled on their own:")
     print(row("    loss", *forward_seconds))
     print(row("    loss and gradient", *gradient_seconds))
-    shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(cluster.actor_trainer.model) else 1
+    shared = c.NUM_GENERATIONS if faster_on_cpu.shares_prompts(llm.actor) else 1
     prompts, completions, both = useful_share(masks, shared)
     print(f"\npositions that hold a token: prompts {prompts:.0%}, answers {completions:.0%}, both {both:.0%}")
 

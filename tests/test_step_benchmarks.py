@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 import where_the_step_goes
 
-import grpo_llama3_1_8b_demo as demo
-from model.rollout import MaxTextRollout
-from run import answers, process, train_log
-
 
 def test_the_kind_of_each_operation_is_read_from_the_programs_text():
     def program(x, w, table, ids):
@@ -79,20 +75,8 @@ def test_a_prompt_that_is_shared_counts_once():
     assert where_the_step_goes.useful_share(masks, 2) == (7 / 8, 5 / 8, 12 / 16)
 
 
-@pytest.fixture
-def clocks_taken_out():
-    """Puts the classes and modules back into which where_the_step_goes.py puts clocks."""
-    owners = (demo, process, train_log, answers, train_log.TrainingLog, MaxTextRollout)
-    before = [(owner, dict(vars(owner))) for owner in owners]
-    yield
-    for owner, names in before:
-        for name in names:
-            if vars(owner)[name] is not names[name]:
-                setattr(owner, name, names[name])
-
-
 @pytest.mark.slow
-def test_the_parts_of_a_step_add_up(clocks_taken_out, monkeypatch, capsys):
+def test_the_parts_of_a_step_add_up(monkeypatch, capsys):
     arguments = ["STEPS=5", "BATCH_SIZE=4", "NUM_GENERATIONS=4", "NUM_ITERATIONS=2"]
     monkeypatch.setattr(sys, "argv", ["where_the_step_goes.py", *arguments])
     where_the_step_goes.main()
