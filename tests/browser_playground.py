@@ -6,11 +6,14 @@ with reward_func.py. The training is the page's own, through its buttons.
 
 import base64
 import csv
+import dataclasses
+import functools
 import json
 import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +30,7 @@ from scipy import stats
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from table_policy import as_batch, model_of
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -193,7 +197,7 @@ def test_drawn_tokens_have_the_policys_frequencies(show, questions, maxtext):
 
 def flat_gradient(gradient, layers=3):
     """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
-    tree = nnx.to_pure_dict(gradient)["base"]
+    tree = gradient["base"]
     decoder = tree["decoder"]
 
     def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
@@ -226,20 +230,19 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
     advantages = random.normal(size=(2, 4)).astype(np.float32)
 
     tokens = padded([prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group])
-    graphdef, weights, rest = nnx.split(model, nnx.Param, ...)
+    params, policy = model_of(c, model, temperature=1.0)
+    policy = dataclasses.replace(policy, mesh=mesh)
     with mesh:
         reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
-        moved = jax.tree.map(lambda w: w * jnp.float32(1.02), weights)
-        batch = demo.Batch(
-            *tokens, tokens[1] != 0, advantages.ravel(), np.zeros((8, T), np.float32), reference
-        )
-
-        @jax.jit
-        def loss_and_gradient(weights):
-            policy = nnx.merge(graphdef, weights, rest, copy=True)
-            return demo.grpo_loss(policy, batch, BETA, 1.0, 8, c, 0)[0]
-
-        expected, gradient = jax.value_and_grad(loss_and_gradient)(moved)
+    moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
+    mask = np.asarray(tokens[1]) != 0
+    batch = as_batch(dict(
+        prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
+        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), BETA),
+        sampler_log_prob=np.zeros((8, T)), ref_log_prob=reference,
+    ))  # fmt: skip
+    loss = functools.partial(demo.loss, model=policy, batch=batch, use=grpo_variants.choose(c, demo.TABLES))
+    (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
 
     # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
     ask(driver, "reset")
@@ -421,7 +424,9 @@ def test_clip_and_advantages_equal_the_main_scripts(show):
                 )
 
                 def objective(r, A=advantage, epsilon=epsilon):
-                    return demo.clipped_objective(r, A, None, epsilon, epsilon)[0]
+                    given = SimpleNamespace(old_log_prob=0.0, advantage=A)
+                    c = SimpleNamespace(EPSILON=epsilon)
+                    return demo.clipped_objective(SimpleNamespace(log_prob=jnp.log(r)), given, c)[0]
 
                 assert found["value"] == pytest.approx(float(objective(ratio)), abs=1e-6)
                 if (
@@ -430,9 +435,9 @@ def test_clip_and_advantages_equal_the_main_scripts(show):
                     assert found["slope"] == pytest.approx(float(jax.grad(objective)(ratio)), abs=1e-6)
     rewards = np.array([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0])
     expected = {
-        "GRPO": demo.group_advantage(rewards, 8),
+        "GRPO": demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0],
         "Dr. GRPO": rewards - rewards.mean(),
-        "RLOO": grpo_variants.leave_one_out_advantage(rewards, 8),
+        "RLOO": grpo_variants.leave_one_out_advantage(SimpleNamespace(rewards=rewards[None]))[0],
         "MaxRL": rewards / rewards.mean() - 1,
     }
     for card in find(driver, "#methods .card"):
@@ -472,7 +477,8 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
         assert points[:4] == expected and points[4] == sum(expected)
         rewards.append(points[4])
         shown.append(points[5])
-    np.testing.assert_allclose(shown, demo.group_advantage(np.array(rewards), 8), atol=0.0051)
+    expected = demo.group_advantage(SimpleNamespace(rewards=np.array(rewards).reshape(-1, 8)))
+    np.testing.assert_allclose(shown, expected.ravel(), atol=0.0051)
     token = find(driver, ".token")[3]
     token.click()
     shares = [
