@@ -89,21 +89,21 @@ def batch_axis(variable: nnx.Variable) -> int:
     return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
 
 
-class Kind(NamedTuple):
-    """A way to draw a token; the temperature is an argument of the program instead."""
+class SamplingMethod(NamedTuple):
+    """How a token is sampled. The temperature isn't here: it's an argument of the compiled program."""
 
     greedy: bool
     top_p: float
     top_k: int
 
 
-def kind_of(temperature: float, top_p: float, top_k: int) -> Kind:
-    """The kind of sampling with these numbers."""
-    return Kind(temperature == 0.0, top_p, top_k)
+def method_of(temperature: float, top_p: float, top_k: int) -> SamplingMethod:
+    """The sampling method with these numbers."""
+    return SamplingMethod(temperature == 0.0, top_p, top_k)
 
 
 def sample(
-    logits: jax.Array, t, key: jax.Array, temperature, kind, kinds: tuple[Kind, ...]
+    logits: jax.Array, t, key: jax.Array, temperature, method, methods: tuple[SamplingMethod, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """Token t of each row, from logits [B, V], and its log-prob as it was drawn: [B], [B].
 
@@ -111,23 +111,23 @@ def sample(
         t: counts the tokens of an answer.
         key: of the call.
         temperature: of the sampling.
-        kind: which of `kinds`, traced: training and both evaluations share one program.
-        kinds: static.
+        method: index into `methods`, traced: training and both evaluations share one program.
+        methods: static.
     """
 
-    def draw(kind: Kind):
-        if kind.greedy:
+    def draw(method: SamplingMethod):
+        if method.greedy:
             return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
 
         def drawn():
             noise = jax.random.fold_in(key, t)
-            top_k = min(kind.top_k, logits.shape[-1])  # a vocabulary may be smaller
-            token = sample_top_p(logits[:, None], noise, temperature, kind.top_p, top_k)[0]
-            return token, sampled_log_prob(logits, token, temperature, kind.top_p, top_k)
+            top_k = min(method.top_k, logits.shape[-1])  # a vocabulary may be smaller
+            token = sample_top_p(logits[:, None], noise, temperature, method.top_p, top_k)[0]
+            return token, sampled_log_prob(logits, token, temperature, method.top_p, top_k)
 
         return drawn
 
-    return jax.lax.switch(kind, [draw(kind) for kind in kinds])
+    return jax.lax.switch(method, [draw(method) for method in methods])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
@@ -205,12 +205,14 @@ class MaxTextRollout(BaseRollout):
         self._rest = jax.tree.map(llama.unused_random_state, rest)
         settings = [dict(temperature=rollout_config.temperature, top_p=rollout_config.top_p,
                          top_k=rollout_config.top_k), *GENERATION_CONFIGS.values()]  # fmt: skip
-        self._kinds = tuple(dict.fromkeys(kind_of(**setting) for setting in settings))
+        self._methods = tuple(dict.fromkeys(method_of(**setting) for setting in settings))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
-        self._decode = jax.jit(self._decode_all, static_argnames=("kinds", "max_tokens"), out_shardings=whole)
-        self._first = jax.jit(sample, static_argnames="kinds")
-        self._next = jax.jit(self._column, static_argnames="kinds", donate_argnames="cache")
+        self._decode = jax.jit(
+            self._decode_all, static_argnames=("methods", "max_tokens"), out_shardings=whole
+        )
+        self._first = jax.jit(sample, static_argnames="methods")
+        self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
         """A module with the actor's layers and a KV cache, but without weights of its own: its structure.
@@ -303,7 +305,7 @@ class MaxTextRollout(BaseRollout):
         ]
         return self._spread(passes, rows.astype(np.int32))
 
-    def _begin(self, cache, logits, lengths, key, temperature, kind, kinds, max_tokens):
+    def _begin(self, cache, logits, lengths, key, temperature, method, methods, max_tokens):
         """The first token of each answer; what `_decode_step` carries.
 
         Args:
@@ -311,14 +313,14 @@ class MaxTextRollout(BaseRollout):
             logits: [B, V].
             lengths: of the prompts, int32 [B].
             key: PRNG key; token t is drawn with `fold_in(key, t)`.
-            temperature, kind, kinds: as in `sample`.
+            temperature, method, methods: as in `sample`.
             max_tokens: T, static.
 
         Returns:
             t, cache, token [B], done [B], tokens [B, T], their log-probs [B, T], prompt lengths [B].
         """
         pad_id = self.pad_id()
-        token, log_prob = sample(logits, 0, key, temperature, kind, kinds)
+        token, log_prob = sample(logits, 0, key, temperature, method, methods)
         # A row of padding alone only fills up the batch: it is done before it starts.
         token = jnp.where(lengths == 0, pad_id, token).astype(jnp.int32)
         done = (token == self.eos_id()) | (lengths == 0)
@@ -326,27 +328,27 @@ class MaxTextRollout(BaseRollout):
         log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
         return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
 
-    def _column(self, params, rest, cache, token, lengths, t, key, temperature, kind, kinds):
+    def _column(self, params, rest, cache, token, lengths, t, key, temperature, method, methods):
         """Token t of each row and its log-prob, drawn behind the tokens [B] of column t - 1; the cache."""
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
             self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
             MODEL_MODE_AUTOREGRESSIVE,
         )  # fmt: skip
-        return *sample(logits, t, key, temperature, kind, kinds), cache
+        return *sample(logits, t, key, temperature, method, methods), cache
 
-    def _decode_step(self, params, rest, key, temperature, kind, kinds, carry):
+    def _decode_step(self, params, rest, key, temperature, method, methods, carry):
         """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
         t, cache, token, done, tokens, log_probs, lengths = carry
         token, log_prob, cache = self._column(
-            params, rest, cache, token, lengths, t, key, temperature, kind, kinds
+            params, rest, cache, token, lengths, t, key, temperature, method, methods
         )
         token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
         tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
         return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
 
     def _decode_all(
-        self, params, rest, cache, logits, lengths, key, temperature, kind, kinds, max_tokens
+        self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
     ) -> tuple[jax.Array, jax.Array]:
         """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
 
@@ -354,17 +356,17 @@ class MaxTextRollout(BaseRollout):
         """
         *_, tokens, log_probs, _ = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
-            lambda carry: self._decode_step(params, rest, key, temperature, kind, kinds, carry),
-            self._begin(cache, logits, lengths, key, temperature, kind, kinds, max_tokens),
+            lambda carry: self._decode_step(params, rest, key, temperature, method, methods, carry),
+            self._begin(cache, logits, lengths, key, temperature, method, methods, max_tokens),
         )
         return tokens, log_probs
 
     def _drawing(self, config: RolloutConfig) -> dict[str, Any]:
-        """Temperature, kind and kinds of a `RolloutConfig`, as `_decode` takes them."""
-        kind = kind_of(config.temperature, config.top_p, config.top_k)
-        if kind not in self._kinds:  # compiles anew
-            self._kinds += (kind,)
-        return dict(temperature=config.temperature, kind=self._kinds.index(kind), kinds=self._kinds)
+        """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
+        method = method_of(config.temperature, config.top_p, config.top_k)
+        if method not in self._methods:  # compiles anew
+            self._methods += (method,)
+        return dict(temperature=config.temperature, method=self._methods.index(method), methods=self._methods)
 
     def _weights(self) -> nnx.State:
         """`nnx.Param` state of the plain model that decodes."""
