@@ -1,18 +1,18 @@
-"""Generation with the very model that is being trained: MaxText decoding as compiled programs.
+"""Generation with the model that is being trained: MaxText decoding as compiled programs.
 
-On a TPU VM, vLLM generates the answers. Everywhere else this file does: Tunix accepts any `BaseRollout`, and
-its own 'vanilla' one cannot drive a MaxText model. A call is two programs:
+On a TPU VM, vLLM generates the answers; everywhere else this file does. Tunix accepts any `BaseRollout`, and
+its own 'vanilla' one can't drive a MaxText model. A call is two programs:
 
-    prefill   all tokens of the prompts in a single forward pass, which fills their half of the KV cache;
-              each prompt once, however many answers are drawn to it
+    prefill   all tokens of the prompts in one forward pass, which fills their half of the KV cache; each
+              prompt once, however many answers are sampled for it
     decode    one token per step for all rows, until every row has ended
 
-Three things differ from Tunix's vanilla sampler. Each would spoil learning silently:
+Three things differ from Tunix's vanilla sampler. Each of them would spoil learning without a message:
 
-    end of sequence    stays in the completion: otherwise it is never trained, and answers never learn to stop
+    end of sequence    stays in the completion: otherwise it's never trained, and answers never learn to stop
     random key         depends on the training step: otherwise every step samples the same, or a resumed run
                        samples differently
-    log-probs          use the sampling temperature: otherwise the ratio of the first inner update is not 1
+    log-probs          use the sampling temperature: otherwise the ratio of the first inner update isn't 1
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def method_of(temperature: float, top_p: float, top_k: int) -> SamplingMethod:
 def sample(
     logits: jax.Array, t, key: jax.Array, temperature, method, methods: tuple[SamplingMethod, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Token t of each row, from logits [B, V], and its log-prob as it was drawn: [B], [B].
+    """Samples token t of each row from logits [B, V]: the tokens and their log-probs, [B] each.
 
     Args:
         t: counts the tokens of an answer.
@@ -115,30 +115,30 @@ def sample(
         methods: static.
     """
 
-    def draw(method: SamplingMethod):
+    def sampler(method: SamplingMethod):
         if method.greedy:
             return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
 
-        def drawn():
+        def sampled():
             noise = jax.random.fold_in(key, t)
             top_k = min(method.top_k, logits.shape[-1])  # a vocabulary may be smaller
             token = sample_top_p(logits[:, None], noise, temperature, method.top_p, top_k)[0]
             return token, sampled_log_prob(logits, token, temperature, method.top_p, top_k)
 
-        return drawn
+        return sampled
 
-    return jax.lax.switch(method, [draw(method) for method in methods])
+    return jax.lax.switch(method, [sampler(method) for method in methods])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
-    """Log-prob of a token under what was left of the distribution after top-k and top-p, renormalised.
+    """Log-prob of a token under the distribution that top-k and top-p left, renormalised.
 
     Tunix's `sample_top_p` can return the log-prob before the cut, which hides the very difference that
     SAMPLER_CORRECTION is for.
 
     Args:
         logits: [B, V].
-        token: int32 [B], drawn by `sample_top_p` with the same arguments.
+        token: int32 [B], sampled by `sample_top_p` with the same arguments.
         temperature: of the sampling.
         top_p: probability mass that is kept (1 = all).
         top_k: number of tokens that are kept (-1 = all).
@@ -152,8 +152,8 @@ def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> ja
         kept, _ = jax.lax.top_k(scaled, top_k if top_k > 0 else scaled.shape[-1])  # [B, K], largest first
         probs = jax.nn.softmax(kept)
         kept = jnp.where(jnp.cumsum(probs, axis=-1) - probs > top_p, -jnp.inf, kept)
-    drawn = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
-    return drawn - jax.nn.logsumexp(kept, axis=-1)
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]  # [B]
+    return chosen - jax.nn.logsumexp(kept, axis=-1)
 
 
 class MaxTextRollout(BaseRollout):
@@ -235,7 +235,7 @@ class MaxTextRollout(BaseRollout):
     def _forward(self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None):
         """Logits [rows, V] of the last position, and the KV cache with these tokens in it.
 
-        That of padding is -inf: drawn, it would be taken for the end of the answer, and the rest be lost.
+        Padding gets the logit -inf: if it were sampled, it would count as the end of the answer.
         """
         state = jax.tree.map(lambda x: x, empty)
         nnx.replace_by_pure_dict(state, cache)
@@ -312,7 +312,7 @@ class MaxTextRollout(BaseRollout):
             cache: of the prompts.
             logits: [B, V].
             lengths: of the prompts, int32 [B].
-            key: PRNG key; token t is drawn with `fold_in(key, t)`.
+            key: PRNG key; token t is sampled with `fold_in(key, t)`.
             temperature, method, methods: as in `sample`.
             max_tokens: T, static.
 
@@ -329,7 +329,7 @@ class MaxTextRollout(BaseRollout):
         return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
 
     def _column(self, params, rest, cache, token, lengths, t, key, temperature, method, methods):
-        """Token t of each row and its log-prob, drawn behind the tokens [B] of column t - 1; the cache."""
+        """Token t of each row and its log-prob, sampled after the tokens [B] of column t - 1; the cache."""
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
             self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
@@ -361,7 +361,7 @@ class MaxTextRollout(BaseRollout):
         )
         return tokens, log_probs
 
-    def _drawing(self, config: RolloutConfig) -> dict[str, Any]:
+    def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
         method = method_of(config.temperature, config.top_p, config.top_k)
         if method not in self._methods:  # compiles anew
@@ -398,24 +398,24 @@ class MaxTextRollout(BaseRollout):
 
         Returns:
             `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token, `logprobs` are of the
-            distribution they were drawn from (temperature, top-k and top-p applied).
+            distribution they were sampled from (temperature, top-k and top-p applied).
 
         Raises:
             ValueError: a prompt is longer than `max_prompt_length` tokens.
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
-        key, drawing = self.key(rollout_config.seed), self._drawing(rollout_config)
+        key, how = self.key(rollout_config.seed), self._how_to_sample(rollout_config)
         B, params = self.rows, self._weights()
         chunks = []
         with self._axes():
             for i, start in enumerate(range(0, len(padded), B)):
                 rows = self._fill_up(padded[start : start + B], B)
                 logits, cache = self._prompts_done(params, rows)
-                drawn = self._decode(
+                sampled = self._decode(
                     params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
-                    **drawing, max_tokens=rollout_config.max_tokens_to_generate,
+                    **how, max_tokens=rollout_config.max_tokens_to_generate,
                 )  # fmt: skip
-                chunks.append(jax.tree.map(np.asarray, drawn))
+                chunks.append(jax.tree.map(np.asarray, sampled))
         tokens, log_probs = (np.concatenate(parts)[: len(padded)] for parts in zip(*chunks, strict=True))
         lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
@@ -450,33 +450,31 @@ class MaxTextRollout(BaseRollout):
     def token_by_token(
         self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
     ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
-        """Draws one token for each prompt, is sent those that stand there, and so on, column by column.
+        """Samples a token for each prompt, column by column; the caller says which token the row really gets.
 
-        Who walks decides what stands in a row: the token that was drawn, or one of the world's (turns.py).
-        The KV cache is kept from column to column.
+        That's the sampled one, or an environment's (task/turns.py). The KV cache is kept between columns.
 
         Args:
             prompts: at most `rows` texts, as in `generate`.
             rollout_config: as in `generate`.
-            key: token t is drawn with `fold_in(key, t)`.
+            key: token t is sampled with `fold_in(key, t)`.
 
         Yields:
-            The tokens drawn, int32 [N], and their log-probs, float32 [N]; wants int32 [N] sent.
+            The sampled tokens, int32 [N], and their log-probs, float32 [N]. Send the tokens of the rows back,
+            int32 [N].
         """
         prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
-        drawing, lengths = self._drawing(rollout_config), self._lengths(prompt_ids)
+        how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)
         params, t = self._weights(), 0
         with self._axes():
             logits, cache = self._prompts_done(params, prompt_ids)
-            token, log_prob = self._first(logits, t, key, **drawing)
+            token, log_prob = self._first(logits, t, key, **how)
         while True:
-            stands = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
+            tokens = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
             t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
-            fed[: len(prompts)] = stands
+            fed[: len(prompts)] = tokens
             with self._axes():  # left while the caller has the word
-                token, log_prob, cache = self._next(
-                    params, self._rest, cache, fed, lengths, t, key, **drawing
-                )
+                token, log_prob, cache = self._next(params, self._rest, cache, fed, lengths, t, key, **how)
 
     @contextlib.contextmanager
     def _axes(self) -> Iterator[None]:

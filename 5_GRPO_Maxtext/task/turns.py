@@ -1,21 +1,21 @@
-"""Turns: the model acts, a world answers, the model acts again; an episode is one row of tokens.
+"""Turns: the model acts, an environment answers, the model acts again; an episode is one row of tokens.
 
     prompt | down <end> | row 2 column 1 | right <end> | row 2 column 2 | ...
              the model's  the world's      the model's   the world's
 
-The world's tokens are fed into the KV cache and never drawn, the model reads them and is not trained on them.
-A row has no padding between turns: the log-probs of its tokens are those of one pass over it. What was drawn
-is never turned into text and back, which could make other tokens of it.
+The world's tokens go into the KV cache: the model reads them and isn't trained on them. A row has no padding
+between turns, so one pass over it gives the log-probs of all its tokens. Sampled tokens are never turned into
+text and back, which could give other tokens.
 
-ENVIRONMENT names a Python file with a class `Environment`; one is made for each answer, without arguments.
-Its words are Gymnasium's, in text:
+ENVIRONMENT names a Python file with a class `Environment`; each answer gets one of its own, made without
+arguments. It speaks Gymnasium's interface in text:
 
-    reset(question, rng) -> observation                          what follows the prompt (mostly nothing)
+    reset(question, rng) -> observation                          what follows the prompt (usually nothing)
     step(action) -> observation, reward, terminated, truncated
     STOP = ""                                                    where an action ends
 
-`rng` is a NumPy generator of the answer's own: a resumed run draws the same. With STOP empty an action ends
-with the end-of-sequence token, and the observation is the user's next message in the tokenizer's chat
+`rng` is a NumPy generator for this answer alone: a resumed run samples the same. If STOP is empty, an action
+ends with the end-of-sequence token, and the observation is the user's next message in the tokenizer's chat
 template. With a STOP such as "</calc>" an action also ends there, and the observation follows as it is, in
 the same message; the end-of-sequence token then ends the episode.
 """
@@ -36,17 +36,17 @@ from settings import UserError, find_path
 from task.run_grader import MAX_REWARD, load_file, place_of
 
 WORLD_SECONDS = 10  # that a world may take for one answer
-WORDS = "<first>", "<action>", "<observation>"  # stand in a chat template for what is said
+WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
 
 class Episode(str):
-    """What was said in an episode, the world's words included, and what it was worth.
+    """The text of an episode, the world's words included, and what it earned.
 
     Attributes:
-        turn: of each token the turn it belongs to, counted from 0; -1 for the world's.
-        to_go: of each turn the discounted rewards from there to the end; at least one turn.
-        rewards: of each action that the world has answered.
-        terminated: whether the world ended it; else it was cut off.
+        turn: the turn of each token, counted from 0; -1 for the world's tokens.
+        to_go: the return-to-go of each turn; at least one turn.
+        rewards: of each action that the world answered.
+        terminated: whether the world ended it; otherwise it was cut off.
     """
 
     turn: list[int]
@@ -159,7 +159,7 @@ def around_observation(tokenizer) -> tuple[str, str]:
 
 # %% Walking ------------------------------------------------------------------------------------------------
 class Walker:
-    """An episode that is being walked: takes the token drawn for each column, says which one stands there.
+    """An episode in progress: takes the token sampled for each column, returns the one the row gets.
 
     Args:
         c: the constants of the run.
@@ -187,10 +187,10 @@ class Walker:
             )
 
     def take(self, token: int, log_prob: float) -> int:
-        """The token that stands in the next column of the row; padding if the episode is over.
+        """The token in the next column of the row; padding if the episode is over.
 
         Args:
-            token: that was drawn for it; thrown away where the world has something to say.
+            token: the sampled one; it's discarded if the world has something to say.
             log_prob: of `token`.
         """
         if self.over:
@@ -281,10 +281,10 @@ def walk(
             for question, seed in zip(questions[part], seeds, strict=True)
         ]
         columns = rollout.token_by_token(prompts[part], config, drawn_by)
-        stands = None
+        tokens = None
         while not all(row.over for row in rows):
-            drawn = zip(*(x.tolist() for x in columns.send(stands)), strict=True)
-            stands = np.array([row.take(*token) for row, token in zip(rows, drawn, strict=True)])
+            sampled = zip(*(x.tolist() for x in columns.send(tokens)), strict=True)
+            tokens = np.array([row.take(*token) for row, token in zip(rows, sampled, strict=True)])
         walkers += rows
     return RolloutOutput(
         text=[row.episode() for row in walkers],
@@ -297,7 +297,7 @@ def walk(
 
 # %% What a step knows of its answers -----------------------------------------------------------------------
 def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
-    """Of each token the turn it belongs to, int32 [N, width]: -1 for the world's, and for padding.
+    """The turn of each token, int32 [N, width]: -1 for the world's tokens, and for padding.
 
     An answer without a world is one turn, 0.
     """
