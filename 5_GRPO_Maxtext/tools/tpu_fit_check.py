@@ -118,16 +118,12 @@ def page_programs(c, model, plain, mesh, pad_id: int):
     )
     number = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))  # beta, temperature
 
-    def update(params, opt_state, frozen, batch, beta, temperature):
-        return demo.update.__wrapped__(
-            graphdef, params, frozen, opt_state, batch, beta, temperature, c=c, pad_id=pad_id
-        )
-
+    update = functools.partial(demo.update.__wrapped__, c=c, pad_id=pad_id)
     log_probs = functools.partial(
         log_probs_of_state, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
         num_generations=c.NUM_GENERATIONS,
     )  # fmt: skip
-    of_update = (params, opt_state, frozen, batch, number, number)
+    of_update = (graphdef, params, frozen, opt_state, batch, number, number)
     of_log_probs = (*nnx.split(plain), batch.prompt_ids, batch.completion_ids)
     return params, opt_state, (update, of_update), (log_probs, of_log_probs)
 
@@ -183,7 +179,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     critic = (weights, params, opt_state) if algorithm == "PPO" else ()
     actor = params if c.LORA_RANK else weights  # LoRA's frozen weights are the reference's own
     programs = [
-        program("step", *update, (reference, critic), donated=(1, 2)),
+        program("step", *update, (reference, critic), donated=(2, 4)),  # params, opt_state
         program("reference", *log_probs, (actor, opt_state, critic)),
         program("sync", sync, (nnx.state(model, nnx.Param),), (opt_state, reference, critic)),
     ]
