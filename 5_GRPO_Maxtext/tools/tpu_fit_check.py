@@ -317,7 +317,7 @@ def check(topology: str, algorithm: str, arguments: Sequence[str], step_alone: b
             break  # the other programs would not save it
     worst = max(rows, key=lambda row: row["peak"])
     try:
-        said = f"compiled ({worst['program']})"
+        said = f"compiled, {worst['program']}"
         return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
     except UserError as error:
         critic = "ALGORITHM=PPO, take GRPO, which has no critic; or " if algorithm == "PPO" else ""
