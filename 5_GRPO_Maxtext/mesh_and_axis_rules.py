@@ -98,7 +98,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from model import llama
 from model.versions import check_versions
 from run import run_folder
-from run.memory import HBM_GIB
+from run.memory import CHIPS
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def ledger_table(axes: dict) -> str:
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
             cells.append(f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB")
         total = parameters * sum(BYTES["float32"]) / 2**30  # GiB, as the limits are
-        fits = ", ".join(chip for chip, limit in HBM_GIB.items() if total < limit) or "none"
+        fits = ", ".join(name for name, chip in CHIPS.items() if total < chip.gib) or "none"
         rows.append([name, f"{parameters:,}", *cells, fits])
     summed = "bfloat16: weights + gradients + Adam"
     return markdown(["parameters per device", summed, "float32", "float32 fits, alone"], rows)

@@ -254,6 +254,7 @@ def test_the_disk_that_holds_the_checkpoints_is_the_one_that_is_checked(tmp_path
 
 def test_vllm_gets_its_share_and_no_more():
     """By hand, for Llama 3.1 8B on v6e-8 with 26 GiB of training: 8 chips, 31.24 GiB each."""
+    machine, chips = memory.slice_of("v6e-8"), list(range(8))
     mesh = jax.sharding.Mesh(np.arange(8).reshape(1, 8), ("data", "model"))
     taken = 2 * 4 * PARAMETERS_8B / 8 / GIB  # actor and reference, float32
     weights = 2 * PARAMETERS_8B / 8 / GIB
@@ -263,11 +264,9 @@ def test_vllm_gets_its_share_and_no_more():
         c = eight_b(*FULL, f"HBM_UTILIZATION_VLLM={share}")
         fits = taken + weights + cache <= share * 31.24 <= taken + 31.24 - 26
         assert fits == enough
-        if enough:
-            assert "is enough" in memory.vllm_verdict(c, hf, PARAMETERS_8B, mesh, 8, 31.24, 26)
-        else:
-            with pytest.raises(UserError, match=r"use 0.31 to 0.4$"):
-                memory.vllm_verdict(c, hf, PARAMETERS_8B, mesh, 8, 31.24, 26)
+        needs = memory.estimate(c, hf, PARAMETERS_8B, chips, mesh)
+        with contextlib.nullcontext() if enough else pytest.raises(UserError, match=r"use 0.31 to 0.4$"):
+            assert "is enough" in memory.verdict(c, machine, 8, needs, 26, "compiled")
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(40, True), (24, False)])

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,12 @@ from settings import UserError
 from tools import tpu_fit_check as fit
 
 HERE = Path(__file__).resolve().parent
+FULL = "LORA_RANK=0 BATCH_SIZE=2 TRAIN_MICRO_BATCH_SIZE=0"  # all weights, in one gradient pass
 FIT_PYTHON = settings.HERE.parent / ".venv-fit" / "bin" / "python"
 
 
-def table(name="fit_check.csv"):
-    with open(settings.HERE / "assets" / name, newline="") as file:
-        return list(csv.DictReader(file))
+def table():
+    return list(memory.fit_rows("fit_check.csv"))
 
 
 @pytest.mark.slow
@@ -46,15 +47,12 @@ def test_what_is_compiled_is_what_trains(tmp_path, trained):
     ]
 
 
-def test_the_committed_table_is_of_the_scripts_cases_and_adds_up():
-    rows = table()
-    cases = dict.fromkeys((r["topology"], r["algorithm"], r["constants"]) for r in rows)
-    assert list(cases) == [(topology, name, " ".join(given)) for topology, name, given in fit.TABLE]
-    for row in rows:
-        assert float(row["limit"]) == memory.HBM_GIB[row["topology"].split("-")[0]]
-        # both rounded to two decimals
-        assert float(row["left"]) == pytest.approx(float(row["limit"]) - float(row["peak"]), abs=0.011)
-        assert bool(row["arguments"]) == (float(row["left"]) >= 0)
+def test_the_committed_table_adds_up():
+    for row in table():
+        limit, peak, left = (float(row[name]) for name in ("limit", "peak", "left"))
+        assert limit == memory.slice_of(row["topology"]).gib
+        assert left == pytest.approx(limit - peak, abs=0.011)  # both rounded to two decimals
+        assert bool(row["arguments"]) == (left >= 0)
 
 
 def test_the_arguments_of_the_table_are_sixteen_bytes_per_parameter():
@@ -76,24 +74,15 @@ def test_the_arguments_of_the_table_are_sixteen_bytes_per_parameter():
         assert float(row["arguments"]) == pytest.approx(expected, abs=0.02), row
 
 
-def test_the_defaults_fit_one_host_and_a_critic_does_not_fit_v6e_8():
-    left = {(r["topology"], r["algorithm"], r["constants"], r["program"]): float(r["left"]) for r in table()}
-    full, on_32 = " ".join(fit.FULL), " ".join(fit.ON_32)
-    for program in ("step", "reference", "sync"):
-        for constants in ("", full):
-            assert left["v5p-8", "GRPO", constants, program] > 0
-            assert left["v6e-8", "GRPO", constants, program] > 0
-        assert left["v5p-64", "GRPO", on_32, program] > 0
-    assert settings.defaults(demo.Constants, "tpu")["WEIGHT_DTYPE"] == "float32"
-    assert left["v6e-8", "PPO", full, "step"] < 0
-
-
-def test_the_default_share_of_vllm_is_right_for_both_slices_of_one_host():
-    """From what the engine needs to what training leaves, by the table."""
+def test_the_defaults_fit_one_host_with_their_share_for_vllm_and_a_critic_does_not_fit_v6e_8():
+    rows = {(r["topology"], r["algorithm"], r["constants"], r["program"]): r for r in table()}
     share = settings.defaults(demo.Constants, "tpu")["HBM_UTILIZATION_VLLM"]
-    for row in table():
-        if row["program"] == "step" and row["constants"] == "" and row["topology"] in ("v5p-8", "v6e-8"):
-            assert float(row["vllm_least"]) <= share <= float(row["vllm_most"])
+    for topology in ("v5p-8", "v6e-8"):
+        for program in ("step", "reference", "sync"):
+            assert all(float(rows[topology, "GRPO", given, program]["left"]) > 0 for given in ("", FULL))
+        step = rows[topology, "GRPO", "", "step"]
+        assert float(step["vllm_least"]) <= share <= float(step["vllm_most"])
+    assert float(rows["v6e-8", "PPO", FULL, "step"]["left"]) < 0
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
@@ -107,84 +96,84 @@ def test_the_readmes_table_is_the_committed_one(language):
             assert "| " + " | ".join(cells).replace("  ", " ") + " |" in text.replace("  ", " "), cells
 
 
-def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_change():
-    full = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=1"]
-    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}", *full])
-    row = dict(topology="v6e-8", algorithm="GRPO", constants="TRAIN_MICRO_BATCH_SIZE=1", program="step",
-               peak=34.48, limit=31.24, left=31.24 - 34.48)  # fmt: skip
-    (line,) = fit.verdict(c, [row], None, 0, None, 0)
-    assert "3.24 GiB per chip too much (step); TRAIN_MICRO_BATCH_SIZE=1, set 0" in line
-    (line,) = fit.verdict(c, [row | {"algorithm": "PPO"}], None, 0, None, 0)
-    assert "does not fit" in line and "ALGORITHM=PPO, take GRPO" in line
-
-
 def test_the_command_line_takes_its_own_constants_and_the_main_scripts():
-    assert fit.cases([])[1] == fit.TABLE and fit.cases(["LARGEST=True"])[1] == fit.RUNGS
     expected = [("v5p-8", "PPO", ("BATCH_SIZE=1",)), ("v6e-8", "PPO", ("BATCH_SIZE=1",))]
     c, found = fit.cases(["TOPOLOGIES=v5p-8,v6e-8", "BATCH_SIZE=1", "ALGORITHM=PPO"])
     assert found == expected and not c.WRITE and not c.LARGEST
     with pytest.raises(UserError, match="ALGORITHM=DPO: must be 'GRPO' or 'PPO'"):
         fit.cases(["ALGORITHM=DPO"])
-
-
-def test_only_write_writes_the_committed_table_and_it_takes_the_whole_of_it(monkeypatch, tmp_path, capsys):
-    assert fit.cases(["WRITE=True"])[1] == fit.TABLE
-    assert fit.cases(["WRITE=True", "LARGEST=True"])[1] == fit.RUNGS
     with pytest.raises(UserError, match=r"WRITE=True: .* leave out BATCH_SIZE=1, or WRITE$"):
         fit.cases(["WRITE=True", "BATCH_SIZE=1"])
+
+
+@pytest.mark.parametrize("rungs", [[], ["LARGEST=True"]])
+def test_only_write_writes_and_the_cases_are_those_of_the_file(monkeypatch, tmp_path, rungs):
+    """What compiles is replaced; all else runs, over a copy of the committed file."""
+    file = memory.FIT_FILES[bool(rungs)]
+    before, committed = list(memory.fit_rows(file)), (settings.HERE / "assets" / file).read_text()
     (tmp_path / "assets").mkdir()
+    shutil.copy(settings.HERE / "assets" / file, tmp_path / "assets")
     monkeypatch.setattr(settings, "HERE", tmp_path)
+
+    def one_row(topology, algorithm, arguments):
+        return [
+            dict(topology=topology, algorithm=algorithm, constants=" ".join(arguments), peak=1 / 3)
+        ], "yes"
+
     for search in ("check", "largest"):
-        monkeypatch.setattr(fit, search, lambda *case: ([dict.fromkeys(fit.COLUMNS, case[0])], ["fits"]))
+        monkeypatch.setattr(fit, search, one_row)
     monkeypatch.setattr(fit.importlib.metadata, "version", lambda name: fit.versions.VERSIONS.get(name, "0"))
-    fit.main([])
-    assert not list((tmp_path / "assets").iterdir())
-    fit.main(["WRITE=True"])
-    assert len((tmp_path / "assets" / "fit_check.csv").read_text().splitlines()) == 1 + len(fit.TABLE)
-    fit.main(["WRITE=True", "LARGEST=True"])
-    assert len((tmp_path / "assets" / "fit_rungs.csv").read_text().splitlines()) == 1 + len(fit.RUNGS)
-    assert "fits" in capsys.readouterr().out
-    assert "tpu_fit_check WRITE=True" in (HERE.parent / "make" / "environments.mk").read_text()
+    fit.main(rungs)
+    assert (tmp_path / "assets" / file).read_text() == committed
+    fit.main(["WRITE=True", *rungs])
+    with open(tmp_path / "assets" / file, newline="") as opened:
+        after = list(csv.DictReader(opened))
+
+    def case(row, constants):
+        return row["topology"], row["algorithm"], *row["constants"].split()[:constants]
+
+    expected = dict.fromkeys(case(row, 2 if rungs else None) for row in before)
+    assert [case(row, None) for row in after] == list(expected)
+    assert {row["peak"] for row in after} == {"0.33"}
 
 
-def test_model_on_the_command_line_is_the_model_that_is_compiled(monkeypatch):
+def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_change(monkeypatch):
+    """And MODEL on the command line is the model that is compiled. The compiler is replaced."""
     asked = []
     monkeypatch.setattr(fit, "topology_devices", lambda name: list(range(8)))
     monkeypatch.setattr(fit, "compile_program", lambda *a: ({"peak": 40.0}, "too much"))
 
     def programs(c, hf, *arguments, **machine):
         asked.append((c.MODEL, hf.hidden_size))
-        return fit.SimpleNamespace(plain=(), weights=(), moments=())
+        return [("step", None, ()), ("sync", None, ())], 8 * 10**9
 
     monkeypatch.setattr(fit, "make_programs", programs)
-    fit.check("v6e-8", "GRPO", ())
+    one_by_one = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=1"]
+    [row], said = fit.check("v6e-8", "GRPO", one_by_one)
+    assert said.startswith(f"v6e-8 GRPO {' '.join(one_by_one)}: no: TRAIN_MICRO_BATCH_SIZE=1, set 0")
+    assert said.endswith("v6e-8 has 31.24 GiB per chip, training takes 40.0 (compiled, step)")
+    assert row["left"] == 31.24 - 40 and row["chips"] == "8 of 8"
+    assert "no: ALGORITHM=PPO, take GRPO" in fit.check("v6e-8", "PPO", FULL.split())[1]
     fit.check("v6e-8", "GRPO", ("MODEL=tiny_llama",))
-    assert asked == [(memory.LLAMA_3_1_8B, 4096), ("tiny_llama", 96)]
+    assert asked == 2 * [(memory.LLAMA_3_1_8B, 4096)] + [("tiny_llama", 96)]
 
 
-def test_the_most_answers_that_fit_are_found_by_halving(monkeypatch):
-    """A chip that holds 5 answers: 4 fit and 8 do not; one answer is no group."""
-    asked = []
+@pytest.mark.parametrize(
+    ("held", "chips", "answers"), [(5, 1, [4, 8]), (5, 8, [32, 64]), (1, 1, [2, 4]), (100, 1, [64])]
+)
+def test_the_most_answers_that_fit_are_found_by_halving(monkeypatch, held, chips, answers):
+    """A chip holds `held` answers: so many fit, and twice as many don't; one answer is no group."""
 
     def check(topology, algorithm, arguments, step_alone):
         given = dict(argument.split("=") for argument in arguments)
-        answers = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        asked.append((given["BATCH_SIZE"], given["NUM_GENERATIONS"]))
+        asked = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
         assert step_alone and given["TRAIN_MICRO_BATCH_SIZE"] == "0" and given["MODEL"] == "m"
-        return [dict(answers=answers, left=held - answers / chips)], [f"{answers} answers"]
+        return [dict(answers=asked, left=held - asked / chips)], f"{asked} answers"
 
     monkeypatch.setattr(fit, "check", check)
     monkeypatch.setattr(fit, "topology_devices", lambda name: range(chips))
-    held, chips = 5, 1
-    rows, lines = fit.largest("v5e-1", "GRPO", ["MODEL=m"])
-    assert asked == [("8", "8"), ("4", "8"), ("2", "8"), ("1", "8"), ("1", "4")]
-    assert [row["answers"] for row in rows] == [4, 8] and lines == ["4 answers"]
-    held, chips = 5, 8
-    assert [row["answers"] for row in fit.largest("v5e-8", "GRPO", ["MODEL=m"])[0]] == [32, 64]
-    held, chips = 1, 1
-    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [2, 4]
-    held, chips = 100, 1
-    assert [row["answers"] for row in fit.largest("v5e-1", "GRPO", ["MODEL=m"])[0]] == [64]
+    rows, said = fit.largest(f"v5e-{chips}", "GRPO", ["MODEL=m"])
+    assert [row["answers"] for row in rows] == answers and said == f"{answers[0]} answers"
 
 
 @pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-7", ""])
@@ -205,39 +194,27 @@ def test_the_compiler_itself_refuses_ppo_in_float32_on_v6e_8():
     """Needs libtpu (`make fit-setup` installs it)."""
     if not FIT_PYTHON.exists():
         pytest.skip("no .venv-fit")
-    command = [
-        FIT_PYTHON,
-        settings.HERE / "tool.py",
-        "tpu_fit_check",
-        "TOPOLOGIES=v6e-8",
-        "ALGORITHM=PPO",
-        *fit.FULL,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"v6e-8 PPO {' '.join(fit.FULL)}: does not fit" in done.stdout
+    command = [FIT_PYTHON, settings.HERE / "tool.py", "tpu_fit_check", "TOPOLOGIES=v6e-8", "ALGORITHM=PPO"]
+    done = subprocess.run([*command, *FULL.split()], capture_output=True, text=True, check=True)
+    assert f"v6e-8 PPO {FULL}: no: ALGORITHM=PPO" in done.stdout
 
 
 def by_rung():
     """Rows of fit_rungs.csv by slice and constants: the most answers that fit, and twice as many."""
     found = {}
-    for row in table("fit_rungs.csv"):
+    for row in memory.fit_rows("fit_rungs.csv"):
+        model, rank, *_ = row["constants"].split()
         given = dict(argument.split("=") for argument in row["constants"].split())
         row["answers"] = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
-        found.setdefault(
-            (row["topology"], f"MODEL={given['MODEL']} LORA_RANK={given['LORA_RANK']}"), []
-        ).append(row)
+        found.setdefault((row["topology"], f"{model} {rank}"), []).append(row)
     return found
 
 
-def test_the_committed_rungs_are_those_of_the_script_and_the_next_step_does_not_fit():
-    found = by_rung()
-    assert list(found) == [(topology, " ".join(given)) for topology, _, given in fit.RUNGS]
-    for rows in found.values():
-        first, twice = rows
+def test_of_the_committed_rungs_the_next_step_does_not_fit():
+    for first, twice in by_rung().values():
         assert twice["answers"] == 2 * first["answers"] and float(twice["left"]) < 0
-        chips = int(first["chips"].split()[0])
         # what does not fit at all was tried with the fewest: one answer per chip, and at least two
-        assert float(first["left"]) >= 0 or first["answers"] == max(2, chips)
+        assert float(first["left"]) >= 0 or first["answers"] == max(2, int(first["chips"].split()[0]))
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
@@ -255,7 +232,5 @@ def test_the_readmes_rungs_are_the_committed_ones(language):
     assert len(lines) == 6 and len({tuple(names) for names in models.values()}) == 1  # the columns
     for topology, cells in lines.items():
         assert f"| {topology} | {' | '.join(cells)} |" in text
-    shown = next(
-        rows[0] for key, rows in by_rung().items() if key == ("v5e-1", "MODEL=Qwen/Qwen3-0.6B LORA_RANK=32")
-    )
+    shown = by_rung()["v5e-1", "MODEL=Qwen/Qwen3-0.6B LORA_RANK=32"][0]
     assert f"tpu_fit_check TOPOLOGIES=v5e-1 {shown['constants']}\n" in text

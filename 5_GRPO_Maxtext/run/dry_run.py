@@ -1,4 +1,4 @@
-"""DRY_RUN=True: will the run start, and will it fit? Everything that can be checked without training.
+"""DRY_RUN=True: will the run start, and will it fit? Checks everything that can be checked without training.
 
 That is: versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against
 the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be planned on any machine:
@@ -32,8 +32,8 @@ from task import prompts, questions, run_grader, task_rewards, turns
 def dry_run(c, course: ModuleType) -> None:
     """Checks everything that can be checked without training, prints what would happen, and changes nothing.
 
-    The 8 B model is planned on any machine. What only the TPU VM can tell (its chips, its disk, its packages)
-    is then checked against memory.SLICES, or reported as unchecked.
+    A model of 8 B is planned on any machine. What only the machine that trains can tell (its chips, disk and
+    packages) is then checked against memory.SLICES, or reported as unchecked.
 
     Args:
         c: the constants of the run.
@@ -51,39 +51,39 @@ def dry_run(c, course: ModuleType) -> None:
             print(f"hosts    unchecked ({error})")
         if on_target(c):
             checks.rollout_engine(c)
-        fits = check(c, course)
+        print(
+            f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed"
+        )
+        folder, hf, source = find_model(c.MODEL, on_target(c))
+        c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
+        config = llama.to_run_config(c, hf, ici_fsdp_parallelism=1, ici_tensor_parallelism=1)
+        mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
+        _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+        parameters = llama.count_parameters(model)  # nothing was allocated
+        print(
+            f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} layers, "
+            f"{c.DTYPE} over {c.WEIGHT_DTYPE}"
+        )
+        checks.model(c, hf)
+        if on_target(c):
+            devices.check_attention(c)
+        tokenizer = llama.load_tokenizer(folder) if folder else None
+        if tokenizer:
+            llama.check_teacher(c, tokenizer)
+        check_data(c, course, tokenizer)
+
+        sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
+        tokens = sequences * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
+        passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+        print(
+            f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences, up to "
+            f"{tokens:,} tokens, in {passes} gradient pass(es)\n"
+            f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
+            f"{c.NUM_BATCHES * sequences:,} answers"
+        )
+        check_paths(c, memory.trained_parameters(c, hf, parameters))
+        fits = memory.plan_memory(c, hf, parameters)
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
-
-
-def check(c, course: ModuleType) -> str:
-    """The checks of `dry_run` after the hosts have met, and where it fits; arguments and errors as there."""
-    print(f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed")
-    folder, hf, source = find_model(c.MODEL, on_target(c))
-    c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
-    parameters = count_parameters(c, hf)
-    print(
-        f"model    {source}\n"
-        f"         {parameters:,} parameters, {hf.num_hidden_layers} layers, {c.DTYPE} over {c.WEIGHT_DTYPE}"
-    )
-    checks.model(c, hf)
-    if on_target(c):
-        devices.check_attention(c)
-    tokenizer = llama.load_tokenizer(folder) if folder else None
-    if tokenizer:
-        llama.check_teacher(c, tokenizer)
-    check_data(c, course, tokenizer)
-
-    sequences = c.BATCH_SIZE * c.NUM_GENERATIONS
-    tokens = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
-    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
-    print(
-        f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {sequences} sequences, up to "
-        f"{sequences * tokens:,} tokens, in {passes} gradient pass(es)\n"
-        f"run      {c.NUM_BATCHES:,} steps, {c.NUM_BATCHES * c.NUM_ITERATIONS:,} updates, "
-        f"{c.NUM_BATCHES * sequences:,} answers"
-    )
-    check_paths(c, memory.trained_parameters(c, hf, parameters))
-    return memory.plan_memory(c, hf, parameters)
 
 
 def on_target(c) -> bool:
@@ -91,9 +91,8 @@ def on_target(c) -> bool:
     return settings.is_small(c.MODEL) or jax.default_backend() != "cpu"
 
 
-# %% Model --------------------------------------------------------------------------------------------------
 def find_model(model: str, weights: bool):
-    """MODEL's config and tokenizer; its weights stay where they are.
+    """Finds MODEL's config and tokenizer; its weights stay where they are.
 
     Args:
         model: MODEL.
@@ -105,53 +104,31 @@ def find_model(model: str, weights: bool):
     Raises:
         UserError: no such model, no access to it, not a Llama.
     """
-    if find_path(model).is_dir():
-        folder, hf = llama.load_hf_config(model, weights)
-        if weights:
-            return folder, hf, f"{folder}"
-        missing = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
-        missing = [name for name, pattern in missing.items() if not list(folder.glob(pattern))]
-        source = f"{folder}" + (f": no {' and no '.join(missing)} in it, unchecked" if missing else "")
-        return (None if "tokenizer" in missing else folder), hf, source
-    if reachable(huggingface_hub.constants.ENDPOINT):
-        return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
-    name, _, revision = model.partition("@")
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
-    except huggingface_hub.errors.HFValidationError:  # a path rather than a name
-        cached = None
-    if isinstance(cached, str):
-        folder, hf, source = find_model(str(Path(cached).parent), weights)
-        return folder, hf, f"{model}, downloaded earlier to {source}"
-    published = memory.published_config(model)
-    if published is None:
-        raise UserError(
-            f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
-        )
-    source = f"{model}: the hub is out of reach; published sizes from here, access and tokenizer unchecked"
-    return None, published, source
+    folder, source = find_path(model), ""
+    if not folder.is_dir():
+        if reachable(huggingface_hub.constants.ENDPOINT):
+            return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
+        try:
+            folder = settings.config_from_hub(model).parent  # the cache
+            source = f"{model}, downloaded earlier to "
+        except (OSError, ValueError):  # not in the cache; a path rather than a name
+            if (published := memory.published_config(model)) is None:
+                raise UserError(
+                    f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
+                ) from None
+            unchecked = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
+            return None, published, f"{model}: {unchecked}"
+    folder, hf = llama.load_hf_config(str(folder), weights)
+    source += str(folder)
+    patterns = {"weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
+    missing = [name for name, pattern in patterns.items() if not (weights or list(folder.glob(pattern)))]
+    if missing:
+        source += f": no {' and no '.join(missing)} in it, unchecked"
+    return (None if "tokenizer" in missing else folder), hf, source
 
 
-def count_parameters(c, hf) -> int:
-    """Numbers in all weights of the MaxText model that MODEL becomes; nothing is allocated.
-
-    Raises:
-        UserError: MaxText refuses a constant.
-    """
-    config = llama.to_run_config(c, hf, ici_fsdp_parallelism=1, ici_tensor_parallelism=1)
-    mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
-    _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
-    return llama.count_parameters(model)
-
-
-# %% Data ---------------------------------------------------------------------------------------------------
 def check_data(c, course: ModuleType, tokenizer) -> None:
-    """Questions, rewards, and how many prompts are short enough.
-
-    Args:
-        c: the constants of the run.
-        course: reward_func.py.
-        tokenizer: of MODEL; None if it is out of reach.
+    """Checks questions and rewards, and counts the prompts that are short enough.
 
     Raises:
         UserError: bad data, no such reward, or no question that is short enough.
@@ -182,13 +159,8 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
     print(f"rewards  {grader}")
 
 
-# %% Paths --------------------------------------------------------------------------------------------------
 def check_paths(c, trained: int) -> None:
-    """Whether RUN_DIR and CHECKPOINT_DIR can be written, and hold what the run will put there.
-
-    Args:
-        c: the constants of the run.
-        trained: how many numbers are trained.
+    """Checks that RUN_DIR and CHECKPOINT_DIR can be written and have room; `trained` numbers are saved.
 
     Raises:
         UserError: not writable, a bucket out of reach, another run's constants, too little space.
@@ -196,11 +168,14 @@ def check_paths(c, trained: int) -> None:
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)
-    refuse_unwritable("RUN_DIR", folder)
+    folders = {"RUN_DIR": str(folder), "CHECKPOINT_DIR": c.CHECKPOINT_DIR}
     if c.CHECKPOINT_DIR.startswith("gs://"):
-        check_bucket(c.CHECKPOINT_DIR)
-    elif c.CHECKPOINT_DIR:
-        refuse_unwritable("CHECKPOINT_DIR", Path(c.CHECKPOINT_DIR))
+        check_bucket(folders.pop("CHECKPOINT_DIR"))
+    for constant, path in folders.items():
+        place = memory.existing(Path(path))
+        if path and not (place.is_dir() and os.access(place, os.W_OK)):
+            fault = f"{place} is not a folder one may write to; choose another"
+            raise UserError(f"{constant}={Path(path)}: {fault}")
     size = memory.checkpoint_bytes(c, trained)
     count = -(-c.NUM_BATCHES // c.SAVE_INTERVAL_STEPS)
     print(
@@ -211,21 +186,14 @@ def check_paths(c, trained: int) -> None:
         memory.check_disk(c, trained, checkpoints.root_of(c.CHECKPOINT_DIR, folder))
 
 
-def refuse_unwritable(constant: str, folder: Path) -> None:
-    """Raises UserError unless `folder`, or the nearest of its parents that exists, is one we may write to."""
-    place = memory.existing(folder)
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise UserError(f"{constant}={folder}: {place} is not a folder one may write to; choose another")
-
-
 def check_bucket(address: str) -> None:
     """Raises UserError unless the bucket of a gs:// address can be reached."""
+    bucket, fault = address.removeprefix("gs://").split("/")[0], ""
     if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"CHECKPOINT_DIR={address}: needs the package gcsfs; install it")
-    bucket = address.removeprefix("gs://").split("/")[0]
-    if not reachable("https://storage.googleapis.com"):
-        raise UserError(
-            f"CHECKPOINT_DIR={address}: Google Cloud Storage is out of reach; give a local folder"
-        )
-    if not epath.Path(f"gs://{bucket}").exists():
-        raise UserError(f"CHECKPOINT_DIR={address}: no bucket {bucket}; create it, or log in")
+        fault = "needs the package gcsfs; install it"
+    elif not reachable("https://storage.googleapis.com"):
+        fault = "Google Cloud Storage is out of reach; give a local folder"
+    elif not epath.Path(f"gs://{bucket}").exists():
+        fault = f"no bucket {bucket}; create it, or log in"
+    if fault:
+        raise UserError(f"CHECKPOINT_DIR={address}: {fault}")

@@ -1,118 +1,87 @@
 """Does it fit: a step into a chip's memory, the checkpoints onto a disk.
 
-A slice is judged by the TPU compiler's own figure where there is one: in FIT_FILES, which `make fit-check`
-writes. Elsewhere it is not known whether it fits (tools/tpu_fit_check.py compiles it). What is known is a
-bound below which it cannot:
+Nothing here needs a TPU. Where `make fit-check` compiled the run's own programs (FIT_FILES), the TPU
+compiler's figure decides. Elsewhere `estimate` gives a bound below which the run can't fit, and whether it
+does fit is unknown (tools/tpu_fit_check.py compiles it):
 
     bytes per chip >= (weights of actor and reference + moments + gradients) / chips
 
-Nothing here imports jax before a function needs it.
+In every function `c` is the constants of the run, `hf` the checkpoint's config, and `parameters` how many
+numbers the model's weights have.
 """
 
 import csv
 import dataclasses
+import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import transformers
 
 import settings
+from model import devices, lora
 from settings import HERE, UserError
 
 GIB = 2**30
-HBM_GIB = {"v5e": 15.75, "v6e": 31.24, "v5p": 95.73}  # per chip, as the TPU compiler enforces it
-SLICES = {  # chips; the name of a v5p slice counts two cores per chip
-    "v5p-8": 4, "v6e-8": 8, "v5p-64": 32, "v6e-4": 4, "v6e-1": 1, "v5e-8": 8, "v5e-4": 4, "v5e-1": 1,
-}  # fmt: skip
-DEVICE_KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v5 lite": "v5e"}
-FIT_FILES = ("fit_check.csv", "fit_rungs.csv")  # in assets/
 BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
+
+class Chip(NamedTuple):
+    """A kind of chip that a run can be planned for without having one."""
+
+    gib: float  # memory that a program may use; for a TPU, what the compiler enforces
+    kinds: tuple[str, ...]  # jax's device_kind
+    counts: int = 1  # how often a slice's name counts a chip: v5p-8 has 8 cores on 4 chips
+
+
+CHIPS = {
+    "v5e": Chip(15.75, ("TPU v5 lite",)),
+    "v6e": Chip(31.24, ("TPU v6 lite",)),
+    "v5p": Chip(95.73, ("TPU v5p", "TPU v5"), 2),
+}
+SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
+
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
-_LLAMA3_ROPE = dict(
-    rope_type="llama3", rope_theta=500_000.0, low_freq_factor=1.0, high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
-)  # fmt: skip
-PUBLISHED = {  # what their config.json says, for machines that cannot reach the hub
-    LLAMA_3_1_8B: dict(
-        model_type="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336,
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-        rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=False,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
-    ),
-    "meta-llama/Llama-3.2-1B-Instruct": dict(
-        model_type="llama", vocab_size=128_256, hidden_size=2048, intermediate_size=8192,
-        num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
-        rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=True,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 32.0},
-    ),
-    "Qwen/Qwen3-0.6B": dict(
-        model_type="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
-        num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-        rms_norm_eps=1e-6, max_position_embeddings=40_960, tie_word_embeddings=True,
-        rope_parameters=dict(rope_type="default", rope_theta=1_000_000.0),
-    ),
-}  # fmt: skip
-MODEL_SIZES = (  # of config.json; with MEMORY_CONSTANTS they decide whether a figure of the file applies
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
-)  # fmt: skip
-MEMORY_CONSTANTS = (
+# What the config.json of some models say, by Hugging Face's name, for machines that can't reach the hub.
+PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text())
+NO_SIZES = {"rms_norm_eps", "max_position_embeddings", "rope_parameters"}  # of PUBLISHED; take no memory
+
+FIT_FILES = ("fit_check.csv", "fit_rungs.csv")  # in assets/
+MEMORY_CONSTANTS = (  # a row of FIT_FILES is about a run that has the same values
     "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
     "REFERENCE_OFFLOAD", "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY",
     "ATTENTION", "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION",
     "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "LORA_RANK",
 )  # fmt: skip
-UNKNOWN = "unknown"  # the verdict where nothing was compiled
 FEW_SEQUENCES = 16  # up to here the gradient that accumulation keeps is larger than the activations it saves
 
 
 # %% Disk ---------------------------------------------------------------------------------------------------
-def checkpoint_bytes(c, trained: int) -> int:
-    """Size of one checkpoint: weights and two Adam moments.
+def trained_parameters(c, hf, parameters: int) -> int:
+    """How many numbers are trained: LoRA's A and B, or all."""
+    return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS) if c.LORA_RANK else parameters
 
-    Args:
-        c: the constants of the run.
-        trained: from `trained_parameters`; no others are saved.
-    """
+
+def checkpoint_bytes(c, trained: int) -> int:
+    """Size of one checkpoint: the trained parameters and two Adam moments of each."""
     return 3 * trained * BYTES[c.WEIGHT_DTYPE]
 
 
-def has_passes(c) -> bool:
-    """Whether a step has several gradient passes: then their sum is in memory beside the gradient of one."""
-    return bool(c.TRAIN_MICRO_BATCH_SIZE and c.TRAIN_MICRO_BATCH_SIZE != c.BATCH_SIZE)
-
-
-def trained_parameters(c, hf, parameters: int) -> int:
-    """Numbers that are trained: LoRA's A and B, or all `parameters` of a model with the config `hf`."""
-    if not c.LORA_RANK:
-        return parameters
-    from model import lora
-
-    return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
-
-
 def check_disk(c, trained: int, checkpoints: str) -> None:
-    """Refuses to start a run whose checkpoints the disk cannot hold.
-
-    Args:
-        c: the constants of the run.
-        trained: from `trained_parameters`.
-        checkpoints: their folder; a gs:// address is not checked.
-
-    Raises:
-        UserError: too little space.
-    """
-    if checkpoints.startswith("gs://"):
-        return
-    needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)  # Orbax deletes the oldest after saving
-    elsewhere = "CHECKPOINT_DIR" if c.CHECKPOINT_DIR else "RUN_DIR"
-    remedy = f"lower it, free some space, or choose another {elsewhere}"
-    refuse_full_disk(Path(checkpoints), needed, f"MAX_TO_KEEP={c.MAX_TO_KEEP}", remedy)
+    """Raises UserError if the disk can't hold a run's checkpoints; a gs:// address isn't checked."""
+    if not checkpoints.startswith("gs://"):
+        needed = checkpoint_bytes(c, trained) * (c.MAX_TO_KEEP + 1)  # Orbax deletes the oldest after saving
+        elsewhere = "CHECKPOINT_DIR" if c.CHECKPOINT_DIR else "RUN_DIR"
+        remedy = f"lower it, free some space, or choose another {elsewhere}"
+        refuse_full_disk(Path(checkpoints), needed, f"MAX_TO_KEEP={c.MAX_TO_KEEP}", remedy)
 
 
 def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> None:
-    """Refuses to write what a disk cannot hold.
+    """Refuses to write what a disk can't hold.
 
     Args:
         folder: where it will be written; it need not exist yet.
@@ -125,10 +94,8 @@ def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> No
     """
     free = shutil.disk_usage(existing(folder)).free
     if free < needed:
-        raise UserError(
-            f"{setting}: {needed / GIB:.2f} GiB are needed, {free / GIB:.2f} GiB are free in {folder}; "
-            f"{remedy}"
-        )
+        sizes = f"{needed / GIB:.2f} GiB are needed, {free / GIB:.2f} GiB are free in {folder}"
+        raise UserError(f"{setting}: {sizes}; {remedy}")
 
 
 def existing(path: Path) -> Path:
@@ -139,11 +106,14 @@ def existing(path: Path) -> Path:
 
 # %% A chip's memory ----------------------------------------------------------------------------------------
 def published_config(model: str = LLAMA_3_1_8B):
-    """The config of a model in PUBLISHED (its commit, name@hash, does not matter), None of any other."""
-    import transformers
-
+    """The config of a model in PUBLISHED (its commit, name@hash, doesn't matter), None of any other."""
     sizes = PUBLISHED.get(model.partition("@")[0])
     return transformers.AutoConfig.for_model(**sizes) if sizes else None
+
+
+def has_passes(c) -> bool:
+    """Whether a step has several gradient passes, and so a sum of gradients beside the gradient of one."""
+    return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
 
 
 def weight_copies(c) -> int:
@@ -151,201 +121,191 @@ def weight_copies(c) -> int:
     return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
 
 
+class Estimate(NamedTuple):
+    """What can be calculated without compiling anything, in GiB per chip.
+
+    vLLM starts when actor and reference are in memory and the optimizer isn't yet. It counts those two
+    against its share, and fills the rest of the share with KV cache, whatever training needs later.
+    """
+
+    training: float  # weights, reference, moments, gradients: a lower bound, activations come on top
+    taken: float = 0.0  # weights and reference, where vLLM starts beside them; 0 if it has its own chips
+    weights: float = 0.0  # vLLM's
+    cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
+
+    def shares(self, limit: float, peak: float) -> tuple[float, float]:
+        """What HBM_UTILIZATION_VLLM may be, from what vLLM needs to what training leaves.
+
+        Args:
+            limit: GiB per chip.
+            peak: GiB per chip that training takes.
+        """
+        least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
+        return least, math.floor(100 * (self.taken + limit - peak) / limit) / 100 if self.taken else 1.0
+
+
+def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
+    """What a run takes of each chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
+    per_chip = BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB
+    kept = weight_copies(c) * parameters  # before the optimizer is there
+    training = (kept + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)) * per_chip
+    if rollout_mesh is None:
+        return Estimate(training)
+    tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
+    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them where chips are more
+    tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
+    tokens /= rollout_mesh.shape["data"]
+    cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
+    taken = kept * per_chip if rollout_mesh.devices.flat[0] in trainer else 0.0
+    return Estimate(training, taken, parameters * itemsize / tensor / GIB, cache)
+
+
+def memory_remedy(c) -> str:
+    """The constant to change when memory is short: of those with room left, the least harmful."""
+    larger = "or take a larger slice"
+    if has_passes(c) and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
+        name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
+    elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
+        name, change = "TRAINER_DEVICES_FRACTION", f"set it and SAMPLER_DEVICES_FRACTION to 1.0, {larger}"
+    elif c.BATCH_SIZE > 1:
+        name, change = "BATCH_SIZE", f"lower it, {larger}"
+    elif c.WEIGHT_DTYPE == "float32":
+        name, change = "WEIGHT_DTYPE", "take a larger slice, or bfloat16 (which loses small updates)"
+    else:
+        name, change = "NUM_GENERATIONS", f"lower it, {larger}"
+    return f"{name}={getattr(c, name)}, {change}"
+
+
+# %% What was compiled --------------------------------------------------------------------------------------
+def fit_rows(file: str) -> Iterator[dict[str, str]]:
+    """The rows of a file in FIT_FILES; tools/tpu_fit_check.py has their columns."""
+    with open(HERE / "assets" / file, newline="") as opened:
+        yield from csv.DictReader(opened)
+
+
+def committed_peak(c, hf, name: str) -> float | None:
+    """GiB per chip of the run's largest program on a slice, by the compiler; None if it wasn't compiled."""
+    defaults, peaks = settings.defaults(type(c), "tpu"), []
+    ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
+    for row in (row for file in FIT_FILES for row in fit_rows(file)):
+        theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
+        theirs |= dict(argument.split("=") for argument in row["constants"].split())
+        sizes = PUBLISHED[theirs.pop("MODEL", LLAMA_3_1_8B)]
+        same_model = all(getattr(hf, size) == sizes[size] for size in sizes.keys() - NO_SIZES)
+        if same_model and theirs == ours and (row["topology"], row["algorithm"]) == (name, "GRPO"):
+            peaks.append(float(row["peak"]))
+    return max(peaks, default=None)
+
+
+# %% Machines -----------------------------------------------------------------------------------------------
+class Machine(NamedTuple):
+    """What a run is planned for."""
+
+    name: str  # of the slice, such as "v6e-8", or of the GPU
+    chips: int
+    gib: float  # per chip
+
+
+def slice_of(name: str) -> Machine:
+    """A TPU slice by its name. Raises KeyError or ValueError if its chips aren't in CHIPS, or it has none."""
+    family, _, count = name.partition("-")
+    return Machine(name, int(count) // CHIPS[family].counts, CHIPS[family].gib)
+
+
+def machines() -> list[Machine]:
+    """The TPU or the GPUs of this machine, or else all SLICES."""
+    count, device = jax.device_count(), jax.devices()[0]
+    if jax.default_backend() == "gpu":
+        return [Machine(device.device_kind, count, device.memory_stats()["bytes_limit"] / GIB)]
+    if jax.default_backend() == "tpu":
+        family = next((name for name, chip in CHIPS.items() if device.device_kind in chip.kinds), "v6e")
+        return [slice_of(f"{family}-{count * CHIPS[family].counts}")]
+    print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    return [slice_of(name) for name in SLICES]
+
+
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints who trains and who generates, and whether it fits.
-
-    Args:
-        c: the constants of the run.
-        hf: the checkpoint's config.
-        parameters: of the model.
 
     Returns:
         Where it fits, in a sentence.
 
     Raises:
-        UserError: it fits none of the slices; the reason is that of the first.
+        UserError: it fits none of the machines; the reason is the first one's.
     """
-    import jax
-
-    from model import devices
-
     if settings.is_small(c.MODEL):
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
         kind = jax.devices()[0].device_kind
         print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
         return "memory was not checked"
-    slices = {name: (chips, HBM_GIB[name.split("-")[0]]) for name, chips in SLICES.items()}
-    chips, kind = jax.device_count(), jax.devices()[0].device_kind
-    if jax.default_backend() == "tpu":
-        family = DEVICE_KINDS.get(kind, "v6e")
-        slices = {f"{family}-{chips * 2 if family == 'v5p' else chips}": (chips, HBM_GIB[family])}
-    elif jax.default_backend() == "gpu":
-        slices = {kind: (chips, jax.devices()[0].memory_stats()["bytes_limit"] / GIB)}
-    else:
-        print("devices  no TPU here: planned for " + ", ".join(slices))
-    faults, found = [], {"fits": [], UNKNOWN: [], "does not fit": []}
-    for name, (chips, limit) in slices.items():
+    faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
+    for machine in machines():
         try:
-            verdict = slice_verdict(c, hf, parameters, name, chips, limit)
-            found[UNKNOWN if verdict.startswith(UNKNOWN) else "fits"].append(name)
+            fits, verdict = planned(c, hf, parameters, machine)
         except UserError as error:
             faults.append(error)
-            found["does not fit"].append(name)
-            verdict = f"no: {error}"
-        print(f"{name:8} {verdict}")
-    if len(faults) == len(slices):
+            fits, verdict = "does not fit", f"no: {error}"
+        found[fits].append(machine.name)
+        print(f"{machine.name:8} {verdict}")
+    if not found["fits"] + found["unknown"]:
         raise faults[0]
     return "; ".join(f"{words}: {', '.join(names)}" for words, names in found.items() if names)
 
 
-def slice_verdict(c, hf, parameters: int, name: str, chips: int, limit: float) -> str:
-    """How the run fits a TPU slice, or the GPUs of this machine, in words.
+def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
+    """How a run fits a machine, by what was compiled earlier or, failing that, by the lower bound.
 
-    Args:
-        c: the constants of the run.
-        hf: the checkpoint's config.
-        parameters: of the model.
-        name: of the slice, such as "v6e-8", or of the GPU.
-        chips: how many there are.
-        limit: GiB per chip.
+    Returns:
+        "fits" or "unknown", and the same in words.
 
     Raises:
-        UserError: it does not fit.
+        UserError: it doesn't fit.
     """
-    from model import devices
-
-    trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(chips)))
-    numbers = weight_copies(c) * parameters + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)
-    peak, said = numbers * BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB, "at least"
-    alone = "weights, moments and gradients alone take"
-    compiled = committed_peak(c, hf, name) if peak <= limit else None
+    trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
+    needs = estimate(c, hf, parameters, trainer, rollout_mesh)
+    peak, alone = needs.training, "weights, moments and gradients alone take"
+    compiled = committed_peak(c, hf, machine.name) if peak <= machine.gib else None
     if compiled is not None:
-        peak, said = compiled, "compiled earlier"
-    elif has_passes(c):  # one of them as a whole step: without the sum of the gradients, so a bound, too
+        return "fits", "yes: " + verdict(c, machine, len(trainer), needs, compiled, "compiled earlier")
+    if has_passes(c):  # one pass compiled as a whole step has no sum of gradients: a lower bound, too
         one = dataclasses.replace(c, BATCH_SIZE=c.TRAIN_MICRO_BATCH_SIZE, TRAIN_MICRO_BATCH_SIZE=0)
-        if (of_one := committed_peak(one, hf, name) or 0) > peak:
+        if (of_one := committed_peak(one, hf, machine.name) or 0) > peak:
             peak, alone = of_one, "one gradient pass alone takes"
-    if peak > limit:
-        raise UserError(
-            f"{memory_remedy(c)}: {name} has {limit:.4g} GiB per chip, training takes {peak:.1f} ({said})"
-        )
-    vllm = ""
-    if rollout_mesh is not None:  # what is too much beside the bound is too much beside the truth
-        shared = len(trainer) * (rollout_mesh.devices.flat[0] in trainer)
-        vllm = f"; {vllm_verdict(c, hf, parameters, rollout_mesh, shared, limit, peak)}"
-    who = f"{len(trainer)} of {chips} chips train"
-    if compiled is None:
-        return f"{UNKNOWN}: {who}, not compiled; {alone} {peak:.1f} of {limit:.4g} GiB per chip"
-    return f"yes: {who}, {said} {peak:.1f} of {limit:.4g} GiB per chip{vllm}"
+    # What's too much for vLLM beside a lower bound is too much beside the true peak.
+    verdict(c, machine, len(trainer), needs, peak, "at least")
+    alone = verdict(c, machine, len(trainer), Estimate(peak), peak, f"not compiled; {alone}")
+    return "unknown", f"unknown: {alone}"
 
 
-def vllm_needs(
-    c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float
-) -> SimpleNamespace:
-    """What vLLM needs of a chip: its weights, and the KV cache of one step's answers at their full length.
-
-    vLLM starts when actor and reference are in memory and the optimizer is not yet. It counts those two
-    against its share, and fills the rest of the share with KV cache, whatever training needs later.
+def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
+    """Says how well a run fits.
 
     Args:
-        c: the constants of the run.
-        hf: the checkpoint's config.
-        parameters: of the model.
-        rollout_mesh: ("data", "model"), from `devices.plan_devices`.
-        trainer_chips: chips that train; 0 if vLLM has chips of its own.
-        limit: GiB per chip.
+        machine: that it runs on.
+        trains: how many of its chips train.
+        needs: from `estimate`.
         peak: GiB per chip that training takes.
-
-    Returns:
-        GiB per chip: `taken` when it starts, `weights`, `cache`; shares of a chip that HBM_UTILIZATION_VLLM
-        may be: from `least`, which vLLM needs, to `most`, which training leaves.
-    """
-    taken = 0.0
-    if trainer_chips:
-        taken = weight_copies(c) * parameters * BYTES[c.WEIGHT_DTYPE] / trainer_chips / GIB
-    tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
-    weights = parameters * itemsize / tensor / GIB
-    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them where chips are more
-    tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
-    tokens /= rollout_mesh.shape["data"]
-    cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
-    return SimpleNamespace(
-        taken=taken,
-        weights=weights,
-        cache=cache,
-        least=math.ceil(100 * (taken + weights + cache) / limit) / 100,
-        most=math.floor(100 * (taken + limit - peak) / limit) / 100 if trainer_chips else 1.0,
-    )
-
-
-def vllm_verdict(c, hf, parameters: int, rollout_mesh, trainer_chips: int, limit: float, peak: float) -> str:
-    """Whether vLLM's share of a chip is large enough, in words; arguments as in `vllm_needs`.
+        said: where `peak` is from: "compiled earlier".
 
     Raises:
-        UserError: the share is too small for vLLM, or too large for training.
+        UserError: training takes too much, or vLLM's share is too small for it or too large for training.
     """
-    needs = vllm_needs(c, hf, parameters, rollout_mesh, trainer_chips, limit, peak)
-    if needs.least > needs.most:
-        raise UserError(
-            f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take "
-            f"{needs.weights + needs.cache:.1f} of {limit} GiB per chip"
-            + (f", training {peak:.1f} of the same" if trainer_chips else "")
-        )
+    limit = f"{machine.gib:.4g} GiB per chip"
+    fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"
+    if peak > machine.gib:
+        raise UserError(f"{memory_remedy(c)}: {machine.name} has {limit}, training takes {peak:.1f} ({said})")
+    if not needs.weights:
+        return fits
+    least, most = needs.shares(machine.gib, peak)
+    if least > most:
+        too_much = f"{memory_remedy(c)}: vLLM's weights and a step's KV cache take"
+        beside = f", training {peak:.1f} of the same" if needs.taken else ""
+        raise UserError(f"{too_much} {needs.weights + needs.cache:.1f} of {limit}{beside}")
     share = f"HBM_UTILIZATION_VLLM={c.HBM_UTILIZATION_VLLM}"
-    if not needs.least <= c.HBM_UTILIZATION_VLLM <= needs.most:
+    if not least <= c.HBM_UTILIZATION_VLLM <= most:
         raise UserError(
-            f"{share}: of {limit} GiB per chip vLLM needs {needs.weights:.1f} for weights and "
-            f"{needs.cache:.1f} for a step's KV cache, {needs.taken:.1f} are taken when it starts, training "
-            f"takes {peak:.1f}; use {needs.least} to {needs.most}"
+            f"{share}: of {limit} vLLM needs {needs.weights:.1f} for weights and {needs.cache:.1f} for a "
+            f"step's KV cache, {needs.taken:.1f} are taken when it starts, training takes {peak:.1f}; use "
+            f"{least} to {most}"
         )
-    return f"vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"
-
-
-def committed_peak(c, hf, name: str) -> float | None:
-    """The TPU compiler's figure for this model and these constants, in FIT_FILES.
-
-    Args:
-        c: the constants of the run.
-        hf: the checkpoint's config.
-        name: of the slice.
-
-    Returns:
-        GiB per chip of the largest of the run's programs; None if they were not compiled.
-    """
-    same_sizes = {
-        model
-        for model, sizes in PUBLISHED.items()
-        if all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES)
-    }
-    defaults = settings.defaults(type(c), "tpu")
-    ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
-    rows, peaks = [], []
-    for file in FIT_FILES:
-        with open(HERE / "assets" / file, newline="") as opened:
-            rows += csv.DictReader(opened)
-    for row in rows:
-        theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
-        theirs |= dict(argument.split("=") for argument in row["constants"].split())
-        if theirs.pop("MODEL", LLAMA_3_1_8B) not in same_sizes:
-            continue
-        if (row["topology"], row["algorithm"]) == (name, "GRPO") and theirs == ours:
-            peaks.append(float(row["peak"]))
-    return max(peaks, default=None)
-
-
-def memory_remedy(c) -> str:
-    """The constant to change when memory is short: of those with room left, the least harmful."""
-    if has_passes(c) and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
-        return (
-            f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}, set 0 (accumulating costs another gradient)"
-        )
-    if c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
-        return (
-            f"TRAINER_DEVICES_FRACTION={c.TRAINER_DEVICES_FRACTION}, set it and SAMPLER_DEVICES_FRACTION to "
-            "1.0, or take a larger slice"
-        )
-    if c.BATCH_SIZE > 1:
-        return f"BATCH_SIZE={c.BATCH_SIZE}, lower it, or take a larger slice"
-    if c.WEIGHT_DTYPE == "float32":
-        return "WEIGHT_DTYPE=float32, take a larger slice, or bfloat16 (which loses small updates)"
-    return f"NUM_GENERATIONS={c.NUM_GENERATIONS}, lower it, or take a larger slice"
+    return f"{fits}; vLLM needs {needs.weights:.1f} + KV cache {needs.cache:.1f}, {share} is enough"
