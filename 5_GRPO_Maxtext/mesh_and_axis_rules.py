@@ -135,11 +135,6 @@ def make_batch(c: Constants, strategy: Strategy, mesh: Mesh) -> tuple[jax.Array,
     )
 
 
-def forward(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
-    """Outputs [batch, mlp] of inputs [batch, embed]."""
-    return layer(inputs)
-
-
 def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learning_rate: float):
     """One step of SGD on the mean squared error.
 
@@ -149,18 +144,10 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
     """
 
     def loss_fn(layer, inputs):
-        return jnp.mean((forward(layer, inputs) - targets) ** 2)
+        return jnp.mean((layer(inputs) - targets) ** 2)
 
     loss, (grads, input_grads) = nnx.value_and_grad(loss_fn, argnums=(0, 1))(layer, inputs)
     return loss, layer.kernel.get_value() - learning_rate * grads["kernel"].get_value(), input_grads
-
-
-def compile_for(function, mesh: Mesh, out_specs, *args):
-    """The compiled program of `function` for a mesh, results placed by `out_specs`."""
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
-    return jax.jit(function, out_shardings=shardings).lower(*args).compile()
 
 
 # %% What the compiler put in -------------------------------------------------------------------------------
@@ -171,65 +158,45 @@ COLLECTIVE = re.compile(
 )
 
 
-class Collective(NamedTuple):
-    """One message among devices: its kind, the mesh axis along which they communicate, bytes per device."""
+def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
+    """Reads the collectives out of a compiled program's text (XLA's HLO).
 
-    kind: str
-    axis: str
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} along {self.axis}, {self.bytes:,} bytes"
-
-
-def collectives(program: str, mesh: Mesh) -> list[Collective]:
-    """Reads the collectives out of a compiled program's text (XLA's HLO)."""
+    Returns:
+        Of each its kind, the mesh axis along which the devices communicate, bytes per device.
+    """
     found = []
     for line in program.splitlines():
-        match = COLLECTIVE.search(line)
-        if not match:
-            continue
-        size = 0
-        for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"]):
-            size += ITEM_BYTES[dtype] * math.prod(int(n) for n in shape.split(",") if n)
-        found.append(Collective(match["kind"], axis_of(replica_groups(line), mesh), size))
+        if match := COLLECTIVE.search(line):
+            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
+            sizes = [
+                ITEM_BYTES[dtype] * math.prod(map(int, shape.split(",") if shape else ()))
+                for dtype, shape in arrays
+            ]
+            found.append((match["kind"], axis_of(line, mesh), sum(sizes)))
     return found
 
 
-def replica_groups(line: str) -> set[frozenset[int]]:
-    """Which devices communicate, from the two notations that XLA uses.
+def axis_of(line: str, mesh: Mesh) -> str:
+    """The mesh axis along which a collective communicates; both names if all devices do with all.
+
+    XLA has two notations for the devices that communicate; those with device 0 tell the axis.
 
     Raises:
-        ValueError: another notation.
+        ValueError: another notation. KeyError: along neither axis.
     """
     if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):  # mesh['a'=4,'b'=2] {'a'}
-        names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", match[1]))
-        grid = np.arange(math.prod(map(int, sizes))).reshape([int(n) for n in sizes])
-        axes = [names.index(name) for name in re.findall(r"'(\w+)'", match[2])]
-        groups = np.moveaxis(grid, axes, range(-len(axes), 0))
-        groups = groups.reshape(-1, math.prod(grid.shape[i] for i in axes))
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        grid = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        group = grid[tuple(slice(None) if f"'{name}'" in match[2] else 0 for name in sizes)]
     elif match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape = [int(n) for n in match[3].split(",")]  # [2,4]<=[4,2]T(1,0): an array transposed, reshaped
         order = [int(n) for n in (match[4] or "").split(",") if n] or range(len(shape))
-        groups = np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(match[1]), -1)
+        group = np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(match[1]), -1)[0]
     else:
         raise ValueError(f"no replica groups in {line}")
-    return {frozenset(group) for group in groups.tolist()}
-
-
-def axis_of(groups: set[frozenset[int]], mesh: Mesh) -> str:
-    """The mesh axis along which the groups communicate; both names if all devices do with all.
-
-    Raises:
-        ValueError: neither.
-    """
     ids = np.vectorize(lambda device: device.id)(mesh.devices)
-    for name, rows in zip(mesh.axis_names, (ids.T, ids)):  # along 'data': one column of the grid each
-        if groups == {frozenset(row) for row in rows.tolist()}:
-            return name
-    if groups == {frozenset(ids.ravel().tolist())}:
-        return " and ".join(mesh.axis_names)
-    raise ValueError(f"devices {groups} communicate along no axis of {mesh}")
+    axes = {tuple(ids.ravel()): "data and model", tuple(ids[0]): "model", tuple(ids[:, 0]): "data"}
+    return axes[tuple(sorted(group.ravel()))]
 
 
 # %% One layer under every strategy -------------------------------------------------------------------------
@@ -243,18 +210,20 @@ def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     mesh = make_mesh(strategy)
     layer = make_layer(c, strategy, mesh)
     inputs, targets = make_batch(c, strategy, mesh)
-    specs = {name: spec_of(axes, strategy.rules) for name, axes in LOGICAL_AXES.items()}
-    program = compile_for(forward, mesh, specs["outputs"], layer, inputs)
-    step_specs = (PartitionSpec(), specs["weights"], specs["inputs"])
+    placed = {name: NamedSharding(mesh, spec_of(axes, strategy.rules)) for name, axes in LOGICAL_AXES.items()}
+    forward = jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"])
+    forward = forward.lower(layer, inputs).compile()
     sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
-    step = compile_for(sgd, mesh, step_specs, layer, inputs, targets)
-    outputs = program(layer, inputs)
+    whole = NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(sgd, out_shardings=(whole, placed["weights"], placed["inputs"]))
+    step = step.lower(layer, inputs, targets).compile()
+    outputs = forward(layer, inputs)
     loss, weights, input_grads = step(layer, inputs, targets)
     named = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
     return {
         "arrays": {"inputs": inputs, "weights": layer.kernel.get_value(), "outputs": outputs},
         "results": {name: np.asarray(value) for name, value in named.items()},
-        "forward": collectives(program.as_text(), mesh),
+        "forward": collectives(forward.as_text(), mesh),
         "step": collectives(step.as_text(), mesh),
     }
 
@@ -268,7 +237,7 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
 
 # %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Shape and logical axes of each array of Llama 3.1 8B, as MaxText names them; nothing is allocated."""
+    """`axes_in` Llama 3.1 8B; nothing is allocated."""
     config = pyconfig.initialize(
         ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"],
         model_name=llama.ARCHITECTURES["llama"], per_device_batch_size=1, max_target_length=16,
@@ -280,10 +249,13 @@ def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     model = nnx.eval_shape(
         lambda: model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(params=0, dropout=1))
     )
-    return {
-        "/".join(path): (variable.shape, variable.get_metadata()["out_sharding"])
-        for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
-    }
+    return axes_in(model)
+
+
+def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Shape and logical axes of each array of a model of MaxText's, by its path."""
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(map(str, path)): (x.shape, x.get_metadata()["out_sharding"]) for path, x in state}
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
@@ -338,7 +310,7 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
         logits = program(adapter, tokens, positions)
     kinds = [match["kind"] for match in map(COLLECTIVE.search, program.as_text().splitlines()) if match]
     return {
-        "axes": {"/".join(map(str, p)): (v.shape, v.get_metadata()["out_sharding"]) for p, v in state},
+        "axes": axes_in(adapter.base),
         "shards": {"/".join(map(str, p)): v.get_value().sharding.shard_shape(v.shape) for p, v in state},
         "logits": np.asarray(logits),
         "forward": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
@@ -379,7 +351,10 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
         rules = ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut"
         shard = " x ".join(map(str, weights.sharding.shard_shape(weights.shape)))
-        messages = ["; ".join(map(str, result[part])) or "silent" for part in ("forward", "step")]
+        messages = [
+            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part]) or "silent"
+            for part in ("forward", "step")
+        ]
         mesh = " x ".join(map(str, strategy.mesh_shape))
         difference = f"{largest_difference(result['results'], expected):.1e}"
         rows.append([name, mesh, rules, shard, *messages, difference])
