@@ -19,7 +19,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,24 +122,6 @@ def make_layer(c: Constants, strategy: Strategy, mesh: Mesh) -> nnx.Linear:
         return nnx.Linear(c.EMBED, c.MLP, use_bias=False, kernel_init=init, rngs=nnx.Rngs(c.SEED))
 
 
-def make_batch(c: Constants, strategy: Strategy, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """Random inputs [batch, embed] and targets [batch, mlp], float32, placed by the rules."""
-    rng = np.random.default_rng(c.SEED)
-    arrays = (("inputs", (c.BATCH_SIZE, c.EMBED)), ("outputs", (c.BATCH_SIZE, c.MLP)))
-    return tuple(
-        jax.device_put(
-            rng.standard_normal(shape).astype(np.float32),
-            NamedSharding(mesh, spec_of(LOGICAL_AXES[name], strategy.rules)),
-        )
-        for name, shape in arrays
-    )
-
-
-def forward(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
-    """Outputs [batch, mlp] of inputs [batch, embed]."""
-    return layer(inputs)
-
-
 def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learning_rate: float):
     """One step of SGD on the mean squared error.
 
@@ -149,18 +131,10 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
     """
 
     def loss_fn(layer, inputs):
-        return jnp.mean((forward(layer, inputs) - targets) ** 2)
+        return jnp.mean((layer(inputs) - targets) ** 2)
 
     loss, (grads, input_grads) = nnx.value_and_grad(loss_fn, argnums=(0, 1))(layer, inputs)
     return loss, layer.kernel.get_value() - learning_rate * grads["kernel"].get_value(), input_grads
-
-
-def compile_for(function, mesh: Mesh, out_specs, *args):
-    """The compiled program of `function` for a mesh, results placed by `out_specs`."""
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
-    return jax.jit(function, out_shardings=shardings).lower(*args).compile()
 
 
 # %% What the compiler put in -------------------------------------------------------------------------------
@@ -171,65 +145,45 @@ COLLECTIVE = re.compile(
 )
 
 
-class Collective(NamedTuple):
-    """One message among devices: its kind, the mesh axis along which they communicate, bytes per device."""
+def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
+    """Reads the collectives out of a compiled program's text (XLA's HLO).
 
-    kind: str
-    axis: str
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} along {self.axis}, {self.bytes:,} bytes"
-
-
-def collectives(program: str, mesh: Mesh) -> list[Collective]:
-    """Reads the collectives out of a compiled program's text (XLA's HLO)."""
+    Returns:
+        Of each its kind, the mesh axis along which the devices communicate, bytes per device.
+    """
     found = []
     for line in program.splitlines():
-        match = COLLECTIVE.search(line)
-        if not match:
-            continue
-        size = 0
-        for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"]):
-            size += ITEM_BYTES[dtype] * math.prod(int(n) for n in shape.split(",") if n)
-        found.append(Collective(match["kind"], axis_of(replica_groups(line), mesh), size))
+        if match := COLLECTIVE.search(line):
+            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
+            sizes = [
+                ITEM_BYTES[dtype] * math.prod(map(int, shape.split(",") if shape else ()))
+                for dtype, shape in arrays
+            ]
+            found.append((match["kind"], axis_of(line, mesh), sum(sizes)))
     return found
 
 
-def replica_groups(line: str) -> set[frozenset[int]]:
-    """Which devices communicate, from the two notations that XLA uses.
+def axis_of(line: str, mesh: Mesh) -> str:
+    """The mesh axis along which a collective communicates; both names if all devices do with all.
+
+    XLA has two notations for the devices that communicate; those with device 0 tell the axis.
 
     Raises:
-        ValueError: another notation.
+        ValueError: another notation. KeyError: along neither axis.
     """
     if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):  # mesh['a'=4,'b'=2] {'a'}
-        names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", match[1]))
-        grid = np.arange(math.prod(map(int, sizes))).reshape([int(n) for n in sizes])
-        axes = [names.index(name) for name in re.findall(r"'(\w+)'", match[2])]
-        groups = np.moveaxis(grid, axes, range(-len(axes), 0))
-        groups = groups.reshape(-1, math.prod(grid.shape[i] for i in axes))
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        grid = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        group = grid[tuple(slice(None) if f"'{name}'" in match[2] else 0 for name in sizes)]
     elif match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape = [int(n) for n in match[3].split(",")]  # [2,4]<=[4,2]T(1,0): an array transposed, reshaped
         order = [int(n) for n in (match[4] or "").split(",") if n] or range(len(shape))
-        groups = np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(match[1]), -1)
+        group = np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(match[1]), -1)[0]
     else:
         raise ValueError(f"no replica groups in {line}")
-    return {frozenset(group) for group in groups.tolist()}
-
-
-def axis_of(groups: set[frozenset[int]], mesh: Mesh) -> str:
-    """The mesh axis along which the groups communicate; both names if all devices do with all.
-
-    Raises:
-        ValueError: neither.
-    """
     ids = np.vectorize(lambda device: device.id)(mesh.devices)
-    for name, rows in zip(mesh.axis_names, (ids.T, ids)):  # along 'data': one column of the grid each
-        if groups == {frozenset(row) for row in rows.tolist()}:
-            return name
-    if groups == {frozenset(ids.ravel().tolist())}:
-        return " and ".join(mesh.axis_names)
-    raise ValueError(f"devices {groups} communicate along no axis of {mesh}")
+    axes = {tuple(ids.ravel()): "data and model", tuple(ids[0]): "model", tuple(ids[:, 0]): "data"}
+    return axes[tuple(sorted(group.ravel()))]
 
 
 # %% One layer under every strategy -------------------------------------------------------------------------
@@ -242,33 +196,36 @@ def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """
     mesh = make_mesh(strategy)
     layer = make_layer(c, strategy, mesh)
-    inputs, targets = make_batch(c, strategy, mesh)
-    specs = {name: spec_of(axes, strategy.rules) for name, axes in LOGICAL_AXES.items()}
-    program = compile_for(forward, mesh, specs["outputs"], layer, inputs)
-    step_specs = (PartitionSpec(), specs["weights"], specs["inputs"])
+    placed = {name: NamedSharding(mesh, spec_of(axes, strategy.rules)) for name, axes in LOGICAL_AXES.items()}
+    rng = np.random.default_rng(c.SEED)
+    inputs = rng.standard_normal((c.BATCH_SIZE, c.EMBED)).astype(np.float32)
+    targets = rng.standard_normal((c.BATCH_SIZE, c.MLP)).astype(np.float32)
+    inputs, targets = jax.device_put((inputs, targets), (placed["inputs"], placed["outputs"]))
+    forward = jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"])
+    forward = forward.lower(layer, inputs).compile()
     sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
-    step = compile_for(sgd, mesh, step_specs, layer, inputs, targets)
-    outputs = program(layer, inputs)
+    whole = NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(sgd, out_shardings=(whole, placed["weights"], placed["inputs"]))
+    step = step.lower(layer, inputs, targets).compile()
+    outputs = forward(layer, inputs)
     loss, weights, input_grads = step(layer, inputs, targets)
     named = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
     return {
         "arrays": {"inputs": inputs, "weights": layer.kernel.get_value(), "outputs": outputs},
         "results": {name: np.asarray(value) for name, value in named.items()},
-        "forward": collectives(program.as_text(), mesh),
+        "forward": collectives(forward.as_text(), mesh),
         "step": collectives(step.as_text(), mesh),
     }
 
 
-def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> str:
     """The largest difference over all results, relative to the largest number of each."""
-    return max(
-        float(np.abs(results[name] - value).max() / np.abs(value).max()) for name, value in expected.items()
-    )
+    return f"{max(np.abs(results[k] - x).max() / np.abs(x).max() for k, x in expected.items()):.1e}"
 
 
 # %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Shape and logical axes of each array of Llama 3.1 8B, as MaxText names them; nothing is allocated."""
+    """`axes_in` Llama 3.1 8B; nothing is allocated."""
     config = pyconfig.initialize(
         ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"],
         model_name=llama.ARCHITECTURES["llama"], per_device_batch_size=1, max_target_length=16,
@@ -280,10 +237,13 @@ def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     model = nnx.eval_shape(
         lambda: model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(params=0, dropout=1))
     )
-    return {
-        "/".join(path): (variable.shape, variable.get_metadata()["out_sharding"])
-        for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
-    }
+    return axes_in(model)
+
+
+def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Shape and logical axes of each array of a model of MaxText's, by its path."""
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(map(str, path)): (x.shape, x.get_metadata()["out_sharding"]) for path, x in state}
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
@@ -319,14 +279,9 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     fsdp = parts if strategy.rules["embed"] else 1
     folder, hf = llama.load_hf_config("tiny_llama")
     config = llama.to_maxtext_config(
-        hf,
-        rows=LLAMA_ROWS,
-        prompt_tokens=LLAMA_TOKENS - 1,
-        new_tokens=1,
-        ici_data_parallelism=parts // fsdp,
-        ici_fsdp_parallelism=fsdp,
-        ici_tensor_parallelism=tensor,
-    )
+        hf, rows=LLAMA_ROWS, prompt_tokens=LLAMA_TOKENS - 1, new_tokens=1,
+        ici_data_parallelism=parts // fsdp, ici_fsdp_parallelism=fsdp, ici_tensor_parallelism=tensor,
+    )  # fmt: skip
     devices = jax.devices()[: parts * tensor]
     adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=devices)
     state = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
@@ -338,7 +293,7 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
         logits = program(adapter, tokens, positions)
     kinds = [match["kind"] for match in map(COLLECTIVE.search, program.as_text().splitlines()) if match]
     return {
-        "axes": {"/".join(map(str, p)): (v.shape, v.get_metadata()["out_sharding"]) for p, v in state},
+        "axes": axes_in(adapter.base),
         "shards": {"/".join(map(str, p)): v.get_value().sharding.shard_shape(v.shape) for p, v in state},
         "logits": np.asarray(logits),
         "forward": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
@@ -348,70 +303,76 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
 # %% What a reader sees -------------------------------------------------------------------------------------
 def show_grid(strategy: Strategy) -> None:
     """Prints the devices' numbers at their coordinates in the mesh."""
-    mesh = make_mesh(strategy)
-    rows, columns = mesh.devices.shape
-    print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(columns)))
-    for i in range(rows):
-        print(f"data {i}  " + "".join(f"{mesh.devices[i, j].id:>9}" for j in range(columns)))
+    grid = make_mesh(strategy).devices
+    print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(grid.shape[1])))
+    for i, row in enumerate(grid):
+        print(f"data {i}  " + "".join(f"{device.id:>9}" for device in row))
 
 
-def show_layer(strategy: Strategy, result: dict[str, Any]) -> None:
+def show_layer(result: dict[str, Any]) -> None:
     """Prints which device holds which shard of the layer's arrays."""
     for name, array in result["arrays"].items():
-        print(
-            f"\n{name} {LOGICAL_AXES[name]} -> {tuple(array.sharding.spec)}: "
-            f"{list(array.shape)} in shards of {list(array.sharding.shard_shape(array.shape))}"
-        )
+        shard = array.sharding.shard_shape(array.shape)
+        cut = f"{LOGICAL_AXES[name]} -> {tuple(array.sharding.spec)}"
+        print(f"\n{name} {cut}: {list(array.shape)} in shards of {list(shard)}")
         jax.debug.visualize_array_sharding(array, use_color=False)
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column has no name."""
-    head = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
+def markdown(rows: dict[str, dict[str, str]]) -> str:
+    """A table of cells by row and column; the column of the rows' names has none itself."""
+    columns = list(next(iter(rows.values())))
+    lines = [" | ".join(["", *columns]), *(" | ".join([name, *row.values()]) for name, row in rows.items())]
+    lines = [f"| {line} |" for line in lines]
+    return "\n".join([lines[0].replace("|  |", "| |"), "|---" * (len(columns) + 1) + "|", *lines[1:]])
 
 
 def strategy_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy: shards, messages, agreement with one device; Markdown."""
-    expected = results["one device"]["results"]
-    rows = []
+    rows = {}
     for name, result in results.items():
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
-        rules = ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut"
-        shard = " x ".join(map(str, weights.sharding.shard_shape(weights.shape)))
-        messages = ["; ".join(map(str, result[part])) or "silent" for part in ("forward", "step")]
-        mesh = " x ".join(map(str, strategy.mesh_shape))
-        difference = f"{largest_difference(result['results'], expected):.1e}"
-        rows.append([name, mesh, rules, shard, *messages, difference])
-    columns = ["mesh", "rules", "weights on a device", "forward pass", "training step", "difference"]
-    return markdown(columns, rows)
+        forward, step = (
+            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part]) or "silent"
+            for part in ("forward", "step")
+        )
+        rows[name] = {
+            "mesh": " x ".join(map(str, strategy.mesh_shape)),
+            "rules": ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut",
+            "weights on a device": " x ".join(map(str, weights.sharding.shard_shape(weights.shape))),
+            "forward pass": forward,
+            "training step": step,
+            "difference": largest_difference(result["results"], results["one device"]["results"]),
+        }
+    return markdown(rows)
 
 
 def ledger_table(axes: dict) -> str:
     """Training memory per device, in GB (1e9 bytes); Markdown."""
     held = {name: ledger(axes, strategy) for name, strategy in STRATEGIES.items()}
     held["both, three rules only"] = ledger(axes, STRATEGIES["both"], {"embed": "embed", "mlp": "mlp"})
-    rows = []
+    rows = {}
     for name, parameters in held.items():
-        cells = []
-        for parts in BYTES.values():
+        rows[name] = {"parameters per device": f"{parameters:,}"}
+        for dtype, parts in BYTES.items():
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
-            cells.append(f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB")
+            rows[name][dtype] = f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB"
         total = parameters * sum(BYTES["float32"]) / 2**30  # GiB, as the limits are
-        fits = ", ".join(name for name, chip in CHIPS.items() if total < chip.gib) or "none"
-        rows.append([name, f"{parameters:,}", *cells, fits])
-    summed = "bfloat16: weights + gradients + Adam"
-    return markdown(["parameters per device", summed, "float32", "float32 fits, alone"], rows)
+        fits = [chip for chip, (gib, *_) in CHIPS.items() if total < gib]
+        rows[name]["float32 fits, alone"] = ", ".join(fits) or "none"
+    return markdown(rows).replace("bfloat16", "bfloat16: weights + gradients + Adam")
 
 
 def llama_table(results: dict[str, dict[str, Any]]) -> str:
     """One row per strategy; Markdown."""
-    rows, expected = [], {"logits": results["one device"]["logits"]}
-    for name, result in results.items():
-        held = sum(math.prod(shape) for shape in result["shards"].values())
-        messages = ", ".join(f"{count} x {kind}" for kind, count in result["forward"].items()) or "silent"
-        rows.append([name, f"{held:,}", messages, f"{largest_difference(result, expected):.1e}"])
-    return markdown(["weights on a device", "forward pass", "difference"], rows)
+    expected = {"logits": results["one device"]["logits"]}
+    return markdown({
+        name: {
+            "weights on a device": f"{sum(math.prod(shape) for shape in result['shards'].values()):,}",
+            "forward pass": ", ".join(f"{n} x {kind}" for kind, n in result["forward"].items()) or "silent",
+            "difference": largest_difference(result, expected),
+        }
+        for name, result in results.items()
+    })  # fmt: skip
 
 
 def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
@@ -444,19 +405,14 @@ def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
-def use_virtual_devices() -> None:
-    """Virtual devices on this CPU, whatever else the machine has; before jax is first used."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Shows it all; see the module's docstring."""
     c = settings.read(Constants, arguments)
     refuse(c)
     settings.quiet()
     check_versions()
-    use_virtual_devices()
+    jax.config.update("jax_platforms", "cpu")  # whatever else this machine has
+    jax.config.update("jax_num_cpu_devices", DEVICES)
     started = time.perf_counter()
     run_dir = Path(c.RUN_DIR) if c.RUN_DIR else run_folder.new_folder("mesh_and_axis_rules")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -466,7 +422,7 @@ def main(arguments: Sequence[str]) -> None:
     show_grid(both)
     results = {name: run_strategy(c, strategy) for name, strategy in STRATEGIES.items()}
     print(f"\n2. One layer, outputs = inputs @ weights, under the rules {both.rules}")
-    show_layer(both, results["both"])
+    show_layer(results["both"])
     draw_picture(run_dir / "mesh_and_axis_rules.png", results)
     tables = {"strategies": strategy_table(results)}
     print("\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "

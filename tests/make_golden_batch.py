@@ -47,10 +47,8 @@ def batch() -> dict[str, np.ndarray]:
         "ref_log_prob": np.minimum(old + rng.normal(0, 0.5, (N, T)), -0.01),
     }
     # what is rounded to float32 before it is used is the same number for everybody
-    return {name: array.astype(np.float32) for name, array in arrays.items()} | {
-        "mask": mask,
-        "rewards": np.array(REWARDS, np.float32),
-    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    return arrays | {"mask": mask, "rewards": np.array(REWARDS, np.float32)}
 
 
 def advantage(i: int, kind: str) -> float:
@@ -71,32 +69,24 @@ ADVANTAGES = {
 }  # fmt: skip
 
 
-def surrogate(ratio: float, A: float, epsilon_high: float) -> float:
-    """min(ratio * A, clip(ratio) * A)."""
-    clipped = min(max(ratio, 1 - EPSILON), 1 + epsilon_high)
-    return min(ratio * A, clipped * A)
-
-
 def answer_sum(method: str, i: int, new, fixed, old, ref) -> float:
     """Sum over the tokens of answer i of what the method's objective adds up."""
-    A, total = advantage(i, ADVANTAGES[method]), 0.0
-    length = LENGTHS[i]
+    A, total, length = advantage(i, ADVANTAGES[method]), 0.0, LENGTHS[i]
+    high = 1 + (EPSILON_HIGH if method in ("dapo", "cispo") else EPSILON)
     answer_log_ratio = sum(fixed[i, t] - old[i, t] for t in range(length)) / length
     for t in range(length):
-        ratio = exp(new[i, t] - old[i, t])
-        if method in ("grpo", "dr_grpo"):
-            total += surrogate(ratio, A, EPSILON)
+        if method == "cispo":
+            total += min(exp(fixed[i, t] - old[i, t]), high) * A * new[i, t]
+        elif method == "rloo":
+            total += A * new[i, t]
+        else:
+            ratio = exp(new[i, t] - old[i, t])
+            if method == "gspo":
+                ratio = exp(answer_log_ratio) * exp(new[i, t]) / exp(fixed[i, t])
+            total += min(ratio * A, min(max(ratio, 1 - EPSILON), high) * A)
         if method == "grpo":
             x = exp(ref[i, t] - new[i, t])
             total -= BETA * (x - log(x) - 1)
-        if method == "dapo":
-            total += surrogate(ratio, A, EPSILON_HIGH)
-        if method == "gspo":
-            total += surrogate(exp(answer_log_ratio) * exp(new[i, t]) / exp(fixed[i, t]), A, EPSILON)
-        if method == "cispo":
-            total += min(exp(fixed[i, t] - old[i, t]), 1 + EPSILON_HIGH) * A * new[i, t]
-        if method == "rloo":
-            total += A * new[i, t]
     return total
 
 
@@ -115,14 +105,11 @@ def loss(method: str, new, fixed, old, ref) -> float:
 def gradient(method: str, new, old, ref) -> np.ndarray:
     """Central differences, float64 [N, T]; right to about 1e-9."""
     found, h = np.zeros((N, T)), 1e-5
-    for i in range(N):
-        for t in range(LENGTHS[i]):
-            ends = []
-            for sign in (1, -1):
-                moved = new.copy()
-                moved[i, t] += sign * h
-                ends.append(loss(method, moved, new, old, ref))
-            found[i, t] = (ends[0] - ends[1]) / (2 * h)
+    for i, t in zip(*np.nonzero(np.arange(T) < np.array(LENGTHS)[:, None])):
+        step = np.zeros((N, T))
+        step[i, t] = h
+        above, below = (loss(method, moved, new, old, ref) for moved in (new + step, new - step))
+        found[i, t] = (above - below) / (2 * h)
     return found
 
 

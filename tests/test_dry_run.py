@@ -32,11 +32,7 @@ def in_an_empty_folder_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
-    monkeypatch.setattr(huggingface_hub, "get_session", refuse)
-
-
-def refuse():
-    raise ConnectionError("no network")
+    monkeypatch.setattr(huggingface_hub, "get_session", None)  # called, it raises
 
 
 def eight_b(*arguments):
@@ -72,36 +68,29 @@ def test_the_eight_b_job_gets_its_verdict_on_a_laptop(tmp_path):
     assert "116 steps" in said and f"6 checkpoints of {12 * LORA_8B / GIB:.3g} GiB" in said
     assert "hub is out of reach; published sizes from here" in said
     assert "data     unchecked (DATASET=gsm8k: no network" in said
-    for slice_name, gib in (("v5p-8", "95.73"), ("v6e-8", "31.24")):
-        (line,) = [line for line in said.splitlines() if line.startswith(slice_name)]
-        assert (
-            "yes: 8 of 8 chips train, compiled earlier" in line or "yes: 4 of 4 chips train, compiled" in line
-        )
+    for name, chips, gib in (("v5p-8", 4, 95.73), ("v6e-8", 8, 31.24)):
+        (line,) = [line for line in said.splitlines() if line.startswith(name)]
+        assert f"yes: {chips} of {chips} chips train, compiled earlier" in line
         assert f"of {gib} GiB per chip" in line
     assert "v5p-64   no: BATCH_SIZE=64: the 16 sequences of a gradient pass" in said  # among 32 chips
     assert "v5e-1    no: " in said  # 30 GiB of weights
     assert not list(tmp_path.iterdir())
 
 
-def test_constants_that_were_not_compiled_get_a_lower_bound(capsys):
-    demo.main([*EIGHT_B, *FULL, "TOTAL_GENERATION_STEPS=256"])
-    # float32 weights before and after, two moments, the reference: 20 bytes per parameter over 8 chips
-    least = 20 * PARAMETERS_8B / 8 / GIB
-    assert f"unknown: 8 of 8 chips train, {ALONE} {least:.1f} of 31.24" in capsys.readouterr().out
-
-
 def test_a_model_that_was_not_compiled_is_not_given_the_eight_b_figures(tmp_path, capsys):
-    """Llama 3.1 70B from nothing but its config.json."""
+    """Llama 3.1 70B from nothing but its config.json: a lower bound.
+
+    float32 weights before and after, two moments, the reference: 20 bytes per parameter over 32 chips
+    """
     hf = memory.published_config()
-    hf.update({"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80})
-    hf.update({"num_attention_heads": 64})
+    hf.update(dict(hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64))
     hf.save_pretrained("llama_70b")
     demo.main([*EIGHT_B, *FULL, "MODEL=llama_70b", "BATCH_SIZE=8"])
     said = capsys.readouterr().out
     assert "llama_70b: no weights and no tokenizer in it, unchecked" in said
     parameters = parameters_of(8192, 28_672, 128_256, 1024, 80)
-    assert f"{parameters:,} parameters" in said and round(20 * parameters / 32 / GIB) == 41
     least = 20 * parameters / 32 / GIB
+    assert f"{parameters:,} parameters" in said and round(least) == 41
     assert f"v5p-64   unknown: 32 of 32 chips train, {ALONE} {least:.1f} of 95.73" in said
     assert "7.7 of" not in said
     for name in ("v5p-8", "v6e-8"):
@@ -118,9 +107,7 @@ def test_a_compiled_gradient_pass_bounds_a_step_of_several(capsys):
         return line
 
     said = verdict("BATCH_SIZE=2", "HBM_UTILIZATION_VLLM=0.35")
-    assert (
-        "unknown: 1 of 1 chips train, not compiled; one gradient pass alone takes 11.5 of 15.75 GiB" in said
-    )
+    assert "unknown: 1 of 1 chips train, not compiled; one gradient pass alone takes 11.5 of 15.75" in said
     assert "no: HBM_UTILIZATION_VLLM=0.5" in (said := verdict("BATCH_SIZE=2")) and said.endswith("to 0.4")
     assert "no: BATCH_SIZE=8, lower it" in (said := verdict("BATCH_SIZE=8")) and "training 11.5 of" in said
 
@@ -153,45 +140,26 @@ def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
 
 # One setting each, wrong in another way; some on the laptop's job, some on the 8 B job.
 WRONG = {
-    "an unknown name": (["NUM_BATCH=3"], "NUM_BATCH=3", "NUM_BATCHES"),
-    "a wrong type": (["LEARNING_RATE=fast"], "LEARNING_RATE=fast", "valid number"),
-    "no such model": (["MODEL=nobody/nothing"], "MODEL=nobody/nothing", "give a folder"),
-    "no such data": (["DATASET=missing.jsonl"], "missing.jsonl", "JSONL or Parquet file"),
-    "prompts too short": (["MAX_PROMPT_LENGTH=3"], "MAX_PROMPT_LENGTH=3", "raise it"),
+    "an unknown name": (["NUM_BATCH=3"], "NUM_BATCHES"),
+    "a wrong type": (["LEARNING_RATE=fast"], "valid number"),
+    "a dtype": (["DTYPE=float7"], "bfloat16"),
+    "no such model": (["MODEL=nobody/nothing"], "give a folder"),
+    "no such data": (["DATASET=missing.jsonl"], "JSONL or Parquet file"),
+    "prompts too short": (["MAX_PROMPT_LENGTH=3"], "raise it"),
     "no whole blocks": (
-        ["ATTENTION=flash", "MAX_PROMPT_LENGTH=256", "TOTAL_GENERATION_STEPS=512"],
-        "TOTAL_GENERATION_STEPS=512",
-        "a multiple of 512",
-    ),
-    "a dtype": (["DTYPE=float7"], "DTYPE=float7", "bfloat16"),
-    "a run folder that is a file": (["RUN_DIR=taken/run"], "RUN_DIR=taken/run", "choose another"),
-    "a run folder in a bucket": (["RUN_DIR=gs://bucket/run"], "RUN_DIR=gs://bucket/run", "CHECKPOINT_DIR"),
-    "a bucket out of reach": (
-        ["CHECKPOINT_DIR=gs://bucket/x"],
-        "CHECKPOINT_DIR=gs://bucket/x",
-        "local folder",
-    ),
-    "a disk too small": (["MAX_TO_KEEP=100000000"], "MAX_TO_KEEP=100000000", "lower it"),
-    "another disk too small": (
-        ["CHECKPOINT_DIR=elsewhere", "MAX_TO_KEEP=100000000"],
-        "MAX_TO_KEEP=100000000",
-        "another CHECKPOINT_DIR",
-    ),
-    "checkpoints in a file": (
-        ["CHECKPOINT_DIR=taken/here"],
-        "CHECKPOINT_DIR=taken/here",
-        "choose another",
-    ),
-    "a share of chips": ([*EIGHT_B, "TRAINER_DEVICES_FRACTION=0.3"], "TRAINER_DEVICES_FRACTION=0.3", "1/4"),
-    "a mesh": (
-        [*EIGHT_B, "TRAINER_TENSOR_PARALLEL=3"],
-        "TRAINER_TENSOR_PARALLEL=3",
-        "must divide the 4 devices",
-    ),
-    "too much memory": ([*EIGHT_B, "BATCH_SIZE=4096"], "BATCH_SIZE=4096", "lower it"),
-    "too little for vLLM": ([*EIGHT_B, "HBM_UTILIZATION_VLLM=0.1"], "HBM_UTILIZATION_VLLM=0.1", "use 0."),
-    "unscanned layers": ([*EIGHT_B, "SCAN_LAYERS=False"], "SCAN_LAYERS=False", "True"),
-}
+        ["TOTAL_GENERATION_STEPS=512", "ATTENTION=flash", "MAX_PROMPT_LENGTH=256"], "a multiple of 512"),
+    "a run folder that is a file": (["RUN_DIR=taken/run"], "choose another"),
+    "a run folder in a bucket": (["RUN_DIR=gs://bucket/run"], "CHECKPOINT_DIR"),
+    "a bucket out of reach": (["CHECKPOINT_DIR=gs://bucket/x"], "local folder"),
+    "checkpoints in a file": (["CHECKPOINT_DIR=taken/here"], "choose another"),
+    "a disk too small": (["MAX_TO_KEEP=100000000"], "lower it"),
+    "another disk too small": (["MAX_TO_KEEP=100000000", "CHECKPOINT_DIR=other"], "another CHECKPOINT_DIR"),
+    "a share of chips": (["TRAINER_DEVICES_FRACTION=0.3", *EIGHT_B], "1/4"),
+    "a mesh": (["TRAINER_TENSOR_PARALLEL=3", *EIGHT_B], "must divide the 4 devices"),
+    "too much memory": (["BATCH_SIZE=4096", *EIGHT_B], "lower it"),
+    "too little for vLLM": (["HBM_UTILIZATION_VLLM=0.1", *EIGHT_B], "use 0."),
+    "unscanned layers": (["SCAN_LAYERS=False", *EIGHT_B], "True"),
+}  # fmt: skip
 
 
 def message_of(arguments):
@@ -203,9 +171,9 @@ def message_of(arguments):
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_setting_is_one_line_with_constant_value_and_remedy(wrong, tmp_path):
-    arguments, setting, remedy = WRONG[wrong]
+    arguments, remedy = WRONG[wrong]
     message = message_of(arguments)
-    assert "\n" not in message and setting in message and remedy in message
+    assert "\n" not in message and arguments[0] in message and remedy in message
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
 
 def advantage_as(name: str) -> Callable:
     """An advantage of `which_loss` as a function of the exercise's arguments."""
-    return lambda rewards, G: which_loss.ADVANTAGES[name](rewards.reshape(-1, G)).ravel()
+    return lambda rewards, G: which_loss.advantage(name, rewards, G)
 
 
 def without_epsilon(rewards: jax.Array, G: int) -> jax.Array:
@@ -32,21 +33,19 @@ def without_epsilon(rewards: jax.Array, G: int) -> jax.Array:
     return ((groups - groups.mean(1, keepdims=True)) / groups.std(1, ddof=1, keepdims=True)).ravel()
 
 
-WORDS = which_loss.CHANGES["advantage"]
 GROUP_ADVANTAGE = Exercise(
     look_at_group_advantage,
     advantage_as("group_std"),
-    {WORDS[name]: advantage_as(name) for name in WORDS if name != "group_std"}
+    {words: advantage_as(name) for name, (_, words) in which_loss.PIECES["advantage"].items()
+     if name != "group_std"}
     | {
         "1e-6 is missing: a group of equal rewards is 0 / 0": without_epsilon,
-        "the groups come back as [B, G], not as [B * G]": lambda rewards, G: advantage_as("group_std")(
-            rewards, G
-        ).reshape(-1, G),
+        "the groups come back as [B, G], not as [B * G]":
+            lambda rewards, G: which_loss.advantage("group_std", rewards, G).reshape(-1, G),
     },
-)
+)  # fmt: skip
 
 # %% completion_mask ----------------------------------------------------------------------------------------
-EOS = 1
 COMPLETIONS = np.array(
     [
         [5, 6, 1, 0, 0, 0],
@@ -61,28 +60,21 @@ COMPLETIONS = np.array(
 
 def look_at_mask(function: Callable) -> dict[str, jax.Array]:
     """Each row is a check of its own: the first one that is wrong is shown."""
-    mask = grader.numbers(function(jnp.asarray(COMPLETIONS), EOS))
+    mask = grader.numbers(function(jnp.asarray(COMPLETIONS), 1))
     if mask.shape != COMPLETIONS.shape:
         raise grader.Unusable(f"its shape is {list(mask.shape)}; expected {list(COMPLETIONS.shape)}")
     return {f"completion {row}, eos_id 1": mask[i] for i, row in enumerate(COMPLETIONS)}
 
 
-def ended_before(completions: jax.Array, eos_id: int) -> jax.Array:
-    """Whether an end-of-sequence token stands before this one, bool [N, T]."""
-    is_eos = completions == eos_id
-    return is_eos.cumsum(axis=1) - is_eos > 0
+def ended_before(c: jax.Array, eos_id: int) -> jax.Array:
+    """Whether an end-of-sequence token comes before this one, bool [N, T]."""
+    return (c == eos_id).cumsum(axis=1) - (c == eos_id) > 0
 
 
-def first_eos(completions: jax.Array, eos_id: int) -> jax.Array:
-    """[N, 1]; trap: argmax of a row without one is 0."""
-    return (completions == eos_id).argmax(axis=1, keepdims=True)
-
-
-def last_eos(completions: jax.Array, eos_id: int) -> jax.Array:
-    """[N, 1], T where there is none."""
-    T = completions.shape[1]
-    is_eos = completions == eos_id
-    return jnp.where(is_eos.any(axis=1), T - 1 - is_eos[:, ::-1].argmax(axis=1), T)[:, None]
+def up_to_last(c: jax.Array, eos_id: int) -> jax.Array:
+    """Which tokens have an end-of-sequence token at or after their place; all of an answer without one."""
+    is_eos = c == eos_id
+    return (is_eos[:, ::-1].cumsum(axis=1)[:, ::-1] > 0) | ~is_eos.any(axis=1, keepdims=True)
 
 
 COMPLETION_MASK = Exercise(
@@ -90,28 +82,21 @@ COMPLETION_MASK = Exercise(
     lambda c, eos: ~ended_before(c, eos),
     {
         "the end-of-sequence token does not count": lambda c, eos: (c == eos).cumsum(axis=1) == 0,
-        "one token after the end-of-sequence token counts, too": lambda c, eos: (
-            ~ended_before(jnp.pad(c, ((0, 0), (1, 0)), constant_values=-1)[:, :-1], eos)
-        ),
-        "everything but token 0 counts: the padding is known by where it stands, not by its token": (
-            lambda c, eos: c != 0
-        ),
+        "one token after the end-of-sequence token counts, too":
+            lambda c, eos: ~ended_before(jnp.pad(c, ((0, 0), (1, 0)), constant_values=-1)[:, :-1], eos),
+        "everything but token 0 counts: the padding is known by where it stands, not by its token":
+            lambda c, eos: c != 0,
         "everything but the end-of-sequence token counts": lambda c, eos: c != eos,
-        "the last end-of-sequence token ends an answer, not the first": (
-            lambda c, eos: jnp.arange(c.shape[1]) <= last_eos(c, eos)
-        ),
-        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost": (
-            lambda c, eos: jnp.arange(c.shape[1]) <= first_eos(c, eos)
-        ),
-        "an answer without end-of-sequence token does not count at all": lambda c, eos: (
-            ~ended_before(c, eos) & (c == eos).any(axis=1, keepdims=True)
-        ),
+        "the last end-of-sequence token ends an answer, not the first": up_to_last,
+        "argmax of an answer without end-of-sequence token is 0: all but its first token is lost":
+            lambda c, eos: jnp.arange(c.shape[1]) <= (c == eos).argmax(axis=1, keepdims=True),
+        "an answer without end-of-sequence token does not count at all":
+            lambda c, eos: ~ended_before(c, eos) & (c == eos).any(axis=1, keepdims=True),
         "the mask is upside down: True where there is padding": ended_before,
-        "the sum runs down the batch, not along the answer": lambda c, eos: (
-            (c == eos).cumsum(axis=0) - (c == eos) == 0
-        ),
+        "the sum runs down the batch, not along the answer":
+            lambda c, eos: (c == eos).cumsum(axis=0) - (c == eos) == 0,
     },
-)
+)  # fmt: skip
 
 # %% grpo_loss ----------------------------------------------------------------------------------------------
 BATCH = which_loss.golden_batch()
@@ -139,29 +124,25 @@ def look_at_loss(function: Callable) -> dict[str, jax.Array]:
 
 def loss_from(pieces: which_loss.Pieces) -> Callable:
     """A loss of `which_loss` as a function of the exercise's arguments."""
-
-    def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
-        return which_loss.loss(pieces, BATCH, log_prob, advantage)
-
-    return loss
+    return lambda log_prob, old, ref, advantage, *_: which_loss.loss(pieces, BATCH, log_prob, advantage)
 
 
 GRPO_LOSS = Exercise(
     look_at_loss,
     loss_from(which_loss.METHODS["grpo"]),
-    {
-        words[0]: loss_from(pieces)
-        for words, pieces in which_loss.changed("grpo")
-        if pieces.advantage == "group_std"
-    },
-)
+    {words: loss_from(pieces) for (words,), pieces in which_loss.changed("grpo")
+     if pieces.advantage == "group_std"},
+)  # fmt: skip
 
 EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}
 
 
 # %% Training with them -------------------------------------------------------------------------------------
 def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """The main script as it is, but for the functions that the reader wrote."""
+    """Runs the main script with the reader's functions in place of its own, and puts its own back.
+
+    All that the exercises know of the main script is in this function.
+    """
     import grpo_llama3_1_8b_demo as script
 
     group_advantage, completion_mask, grpo_loss = functions
@@ -169,30 +150,31 @@ def train(functions: Sequence[Callable], arguments: list[str]) -> None:
     eos_id = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0]).eos_token_id
     plain = script.grpo_loss
 
+    def advantage(rewards, G):
+        return np.asarray(group_advantage(jnp.asarray(rewards, jnp.float32), G))
+
     def loss(model, batch, beta, temperature, count, c, pad_id):
         mask = completion_mask(batch.completion_ids, eos_id)  # [N, T]
         log_prob, _ = script.log_probs(
             model, batch.prompt_ids, batch.completion_ids, pad_id=pad_id,
             temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
         )  # fmt: skip
-        now = jax.lax.stop_gradient(log_prob)  # where answers are used once, and where there is no reference
+        now = jax.lax.stop_gradient(log_prob)  # if answers are used once, and if there's no reference
         old, ref = (now if x is None else x for x in (batch.old_log_prob, batch.ref_log_prob))
         _, figures = plain(model, batch, beta, temperature, count, c, pad_id)  # for the log; no gradient
         share = len(mask) / count  # of a gradient pass: the reader's mean is over its answers only
         return share * grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
 
-    script.grpo_loss = loss
-    script.PLAIN = script.PLAIN._replace(
-        advantage=lambda rewards, G: np.asarray(group_advantage(jnp.asarray(rewards, jnp.float32), G))
-    )
-    script.main(arguments)
+    pieces = script.PLAIN._replace(advantage=advantage)
+    with mock.patch.multiple(script, grpo_loss=loss, PLAIN=pieces):
+        script.main(arguments)
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's three functions, or the loss in the file that the command line names.
 
-    Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file cannot be used.
+    Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file can't be used.
     """
 
     def judge(arguments: list[str]) -> None:
@@ -207,17 +189,17 @@ def main(*functions: Callable) -> None:
 
 
 def judge_file(path: str) -> bool:
-    """Says which loss a file holds."""
-    name = Path(path).name
+    """Says which loss a file holds; True if it's one of the six."""
+    titles = which_loss.TITLES
     distances, equals, looks_like = which_loss.identify(which_loss.read_loss(path))
-    print(f"{name} on golden.npz: how far it is from each method's")
+    print(f"{Path(path).name} on golden.npz: how far it is from each method's")
     for method, (value, gradient) in distances.items():
         verdict = "equal" if method in equals else ""
-        print(f"    {which_loss.TITLES[method]:9s} value {value:.1e}   gradient {gradient:.1e}   {verdict}")
+        print(f"    {titles[method]:9s} value {value:.1e}   gradient {gradient:.1e}   {verdict}")
     if equals:
-        print(f"It is {' and '.join(which_loss.TITLES[method] for method in equals)}.")
+        print(f"It is {' and '.join(titles[method] for method in equals)}.")
     for method, *words in looks_like:
-        print(f"It is {which_loss.TITLES[method]}, but {'; and '.join(words)}.")
+        print(f"It is {titles[method]}, but {'; and '.join(words)}.")
     if not equals and not looks_like:
         print("It is none of them, and no one or two of the usual mistakes make it one.")
     return bool(equals)
