@@ -76,20 +76,26 @@ def find_path(name: str) -> Path:
     return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
 
 
-def hidden_size(model: str) -> int | None:
-    """That of MODEL, a folder or a hub's name; None if its config.json isn't here. Nothing is fetched."""
-    folder, (name, _, revision) = find_path(model), model.partition("@")
-    try:
-        path = folder / "config.json"
-        if not folder.is_dir():
-            import huggingface_hub
+def config_path(model: str) -> Path | None:
+    """The config.json of MODEL, a folder or a hub's name in its cache; None if it isn't here."""
+    folder = find_path(model)
+    if folder.is_dir():
+        return folder / "config.json"
+    import huggingface_hub
 
-            path = Path(
-                huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
-            )
-        return int(json.loads(path.read_text())["hidden_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # or a folder whose fault `llama.load_hf_config` will name
+    name, _, revision = model.partition("@")
+    with contextlib.suppress(ValueError):  # a path rather than a name
+        found = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
+        return Path(found) if isinstance(found, str) else None
+    return None
+
+
+def hidden_size(model: str) -> int | None:
+    """That of MODEL; None if its config.json isn't here, or if `llama.load_hf_config` will refuse it."""
+    try:
+        return int(json.loads(config_path(model).read_text())["hidden_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def is_small(model: str) -> bool:

@@ -4,7 +4,6 @@ Builds the main script's cluster on the tiny Llama, with real weights, and the f
 runs both and prints what differs (nothing).
 """
 
-import functools
 import sys
 from pathlib import Path
 
@@ -15,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 from flax import nnx
+from table_policy import train_llm
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
 import settings
-from model import cluster as clusters
 from model import llama
-from run import run_folder
+from model.cluster import make_cluster
+from model.llm import Llm, split
 from task import prompts, run_grader
 from tools import tpu_fit_check as fit
 
@@ -38,7 +38,7 @@ def described(tree):
     }
 
 
-def first_update(c, cluster, grader, rows, run):
+def first_update(c, llm, grader, rows, folder):
     """What the loop calls `update` with, at the moment before the first one."""
     seen = []
 
@@ -48,7 +48,7 @@ def first_update(c, cluster, grader, rows, run):
 
     update, demo.update = demo.update, observed
     try:
-        demo.train(c, cluster, grader, rows, run)
+        train_llm(c, llm, grader, rows, folder)
     except InterruptedError:
         return seen[0]
     finally:
@@ -69,42 +69,39 @@ def main(run_dir: str, trained: str) -> None:
 
     questions, source = prompts.read_data(c, None)["train"]
     grader = run_grader.make_grader("", "", reward_func, questions)
-    with run_folder.open_run(c) as run:
-        cluster = clusters.make_cluster(c, folder, hf, tokenizer, functools.partial(demo.sampling, c))
-        rows = prompts.make_prompts(
-            c, questions, source, tokenizer, grader.think_tags, run.logs / "too_long.csv"
-        )
-        graphdef, weights, frozen, moments, batch, *numbers = first_update(c, cluster, grader, rows, run)
-    model = llama.copy_of(cluster.actor_trainer.model)
+    llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
+    too_long = Path(run_dir).parent / "too_long.csv"
+    rows = prompts.make_prompts(c, questions, source, tokenizer, grader.think_tags, too_long)
+    params, opt_state, model, batch, use, optimizer = first_update(c, llm, grader, rows, Path(run_dir))
+    policy = llama.copy_of(llm.actor)
 
-    beside, _, *of_step = abstract["step"]
-    for real, ours in zip((weights, arrays_of(frozen), moments, batch), of_step):
-        assert described(real) == described(arrays_of(ours) if isinstance(ours, nnx.State) else ours)
+    beside, *of_step = abstract["step"]
+    of_step[2] = of_step[2].frozen
+    for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
+        assert described(arrays_of(real)) == described(arrays_of(ours))
     print("the same arrays in the same places")
 
-    numbers = [jnp.float32(x) for x in numbers[:2]]  # beta, temperature
-    given = [(graphdef, *copied((weights, frozen, moments)), batch, *numbers) for _ in range(2)]
-    with clusters.trainer_mesh(cluster):
-        theirs = demo.update(*given[0], c, pad_id)
+    given = [(*copied((params, opt_state)), model, batch) for _ in range(2)]
+    theirs = demo.update(*given[0], use, optimizer)
     ours = programs["step"]({"beside": jnp.zeros(8)}, *given[1])
     assert described(ours) == described(theirs)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
-    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours[0], weights)
-    assert max(jax.tree.leaves(moved)) > 1e-4 and float(ours[3]) > 0  # the norm of the gradient
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours[0], params)
+    assert max(jax.tree.leaves(moved)) > 1e-4 and float(ours[2]["grad_norm"]) > 0
     print("the same step, bit for bit")
 
-    reference = cluster.inference_worker.get_model("reference")
-    with clusters.trainer_mesh(cluster):
-        theirs = clusters.batch_log_probs(c, batch, c.TEMPERATURE, pad_id, reference)
-    found = programs["reference"]((), *nnx.split(reference), batch.prompt_ids, batch.completion_ids)
+    reference, trained_type = llm.reference, nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    theirs = llm.reference_log_probs(batch)
+    structure, *states = split(reference, trained_type)
+    found = programs["reference"]((), structure, tuple(states), batch.prompt_ids, batch.completion_ids)
     np.testing.assert_array_equal(found, theirs)
     assert np.abs(found).max() > 0.1
     print("the same reference log-probs")
 
     # vLLM's layout against the checkpoint on disk: what MaxText's loader did is undone.
-    synced = programs["sync"]((), nnx.state(model, nnx.Param))  # with LoRA, B is 0
-    mesh = jax.tree.leaves(weights)[0].sharding.mesh
+    synced = programs["sync"]((), nnx.state(policy, nnx.Param))  # with LoRA, B is 0
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
     places = dict(fit.abstract_vllm_state(reference, mesh, jnp.dtype(c.DTYPE)).flat_state())
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     heads, kv_heads, width = hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim
@@ -140,9 +137,9 @@ def main(run_dir: str, trained: str) -> None:
     print("the same bytes")
 
 
-def arrays_of(state):
-    """What is in a state beside random numbers, which nothing draws from; the weights that LoRA freezes."""
-    return nnx.to_pure_dict(state.filter(nnx.Param))
+def arrays_of(tree):
+    """What is in it beside random numbers, which nothing samples from."""
+    return nnx.to_pure_dict(tree.filter(nnx.Param)) if isinstance(tree, nnx.State) else tree
 
 
 def copied(tree):

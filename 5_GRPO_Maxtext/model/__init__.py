@@ -1,1 +1,17 @@
 """The language model on its devices: loading, sampling, log-probs, LoRA, vLLM."""
+
+from model.versions import imported_when_used
+
+# MaxText and Tunix import these for options that no script here uses: a third of the start-up time.
+with imported_when_used(
+    "tokamax",
+    "tokamax._src.ops.attention.base",
+    "tokamax._src.ops.attention.pallas_triton",
+    "tokamax._src.ops.experimental.tpu.splash_attention.splash_attention_kernel",
+    "tokamax._src.ops.experimental.tpu.splash_attention.splash_attention_mask",
+    "sympy",
+    "fastapi",
+    "pandas",
+):
+    import maxtext.integration.tunix.tunix_adapter  # noqa: F401
+    import tunix.rl.rl_cluster  # noqa: F401

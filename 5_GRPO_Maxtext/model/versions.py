@@ -5,7 +5,10 @@ every start.
 """
 
 import contextlib
+import importlib
 import importlib.metadata
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,3 +40,43 @@ def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+class StandIn(types.ModuleType):
+    """Imports the module of its name when something of it is first used."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        remove_stand_ins()
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+STAND_INS: dict[str, types.ModuleType] = {}  # in sys.modules, by name
+
+
+def remove_stand_ins() -> None:
+    """Leaves only real modules in sys.modules."""
+    for name, module in STAND_INS.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def imported_when_used(*names: str) -> Iterator[None]:
+    """What the block imports gets stand-ins for these modules; after it, an import is Python's own again.
+
+    importlib's LazyLoader won't do: on Python 3.12.1 the next import statement loads its module. Drop a name
+    when the library imports it where it's used, and all of this with Python 3.15's lazy imports (PEP 810).
+    """
+    for name in (name for name in names if name not in sys.modules):
+        package, _, child = name.rpartition(".")
+        STAND_INS[name] = StandIn(name)
+        if package:
+            STAND_INS.setdefault(package, types.ModuleType(package))
+            setattr(STAND_INS[package], child, STAND_INS[name])
+    sys.modules.update(STAND_INS)
+    try:
+        yield
+    finally:
+        remove_stand_ins()

@@ -108,14 +108,13 @@ def find_model(model: str, weights: bool):
     if not folder.is_dir():
         if reachable(huggingface_hub.constants.ENDPOINT):
             return (*llama.load_hf_config(model, weights=False), f"{model}, from the Hugging Face hub")
-        try:
-            folder = settings.config_from_hub(model).parent  # the cache
-            source = f"{model}, downloaded earlier to "
-        except (OSError, ValueError):  # not in the cache; a path rather than a name
-            if (published := memory.published_config(model)) is None:
-                raise UserError(
-                    f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
-                ) from None
+        if path := settings.config_path(model):  # in the hub's cache
+            folder, source = path.parent, f"{model}, downloaded earlier to "
+        elif (published := memory.published_config(model)) is None:
+            raise UserError(
+                f"MODEL={model}: no such folder, and the Hugging Face hub is out of reach; give a folder"
+            )
+        else:
             unchecked = "the hub is out of reach; published sizes from here, access and tokenizer unchecked"
             return None, published, f"{model}: {unchecked}"
     folder, hf = llama.load_hf_config(str(folder), weights)

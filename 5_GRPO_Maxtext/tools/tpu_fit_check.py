@@ -59,8 +59,10 @@ from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
+import grpo_variants
 from model import devices, llama, lora, versions
-from model.log_probs import log_probs_of_state
+from model.llm import Model, split
+from model.log_probs import log_probs_of_states
 from run import checks, dry_run, memory
 from settings import UserError
 
@@ -84,18 +86,19 @@ COLUMNS = ("topology", "algorithm", "constants", "program", "chips", "arguments"
 
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
-def page_programs(c, model, plain, mesh, pad_id: int):
+def page_programs(c, policy, plain, mesh, config, pad_id: int):
     """The main script's update and the reference's log-probs: all that this tool knows of their calls.
 
     Args:
-        model, plain: the policy, abstract; the same without LoRA.
+        policy, plain: the policy, abstract; the same without LoRA.
         mesh: of the chips that train.
+        config: MaxText's.
 
     Returns:
-        The trained parameters, the optimizer's state, `update` and its arguments, `log_probs` and its own.
+        The trained params, opt_state, `update` and its arguments, `log_probs` and its own.
     """
-    graphdef, params, frozen = nnx.split(model, nnx.LoRAParam if c.LORA_RANK else nnx.Param, ...)
-    params = nnx.to_pure_dict(params)
+    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    graphdef, params, frozen = split(policy, trained)
     optimizer = demo.make_optimizer(c)
     opt_state = optax.tree_map_params(  # `zeros_like` keeps a parameter's sharding
         optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
@@ -103,29 +106,33 @@ def page_programs(c, model, plain, mesh, pad_id: int):
     passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
     N, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.TOTAL_GENERATION_STEPS
 
-    def array(dtype, *shape):
+    def array(dtype, width):
         sharding = NamedSharding(mesh, P(None, "fsdp"))  # a pass's answers are divided among the chips
-        return jax.ShapeDtypeStruct((passes, N, *shape), dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((passes, N, width), dtype, sharding=sharding)
 
     batch = demo.Batch(
         prompt_ids=array(jnp.int32, c.MAX_PROMPT_LENGTH),
         completion_ids=array(jnp.int32, T),
-        completion_mask=array(bool, T),
-        advantages=array(jnp.float32),
+        mask=array(bool, T),
+        weight=array(jnp.float32, T),
+        advantage=array(jnp.float32, 1),
+        beta=array(jnp.float32, 1),
         sampler_log_prob=array(jnp.float32, T),
         ref_log_prob=array(jnp.float32, T) if c.BETA else None,
         old_log_prob=array(jnp.float32, T) if c.NUM_ITERATIONS > 1 else None,
     )
-    number = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))  # beta, temperature
-
-    update = functools.partial(demo.update.__wrapped__, c=c, pad_id=pad_id)
+    temperature = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))
+    rules = tuple(map(tuple, config.logical_axis_rules))
+    model = Model(graphdef, frozen, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules)
+    use = grpo_variants.choose(c, demo.TABLES)
+    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
     log_probs = functools.partial(
-        log_probs_of_state, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
+        log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
         num_generations=c.NUM_GENERATIONS,
     )  # fmt: skip
-    of_update = (graphdef, params, frozen, opt_state, batch, number, number)
-    of_log_probs = (*nnx.split(plain), batch.prompt_ids, batch.completion_ids)
-    return params, opt_state, (update, of_update), (log_probs, of_log_probs)
+    structure, *states = split(plain, trained)
+    of_log_probs = (structure, tuple(states), batch.prompt_ids, batch.completion_ids)
+    return params, opt_state, (update, (params, opt_state, model, batch)), (log_probs, of_log_probs)
 
 
 def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
@@ -173,13 +180,13 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True)
         return name, jitted, (beside, *arguments)
 
-    params, opt_state, update, log_probs = page_programs(c, model, plain, mesh, pad_id)
+    params, opt_state, update, log_probs = page_programs(c, model, plain, mesh, config, pad_id)
     weights = nnx.to_pure_dict(nnx.state(plain, nnx.Param))
     reference = weights if memory.weight_copies(c) > 1 else ()
     critic = (weights, params, opt_state) if algorithm == "PPO" else ()
     actor = params if c.LORA_RANK else weights  # LoRA's frozen weights are the reference's own
     programs = [
-        program("step", *update, (reference, critic), donated=(2, 4)),  # params, opt_state
+        program("step", *update, (reference, critic), donated=(1, 2)),  # params, opt_state
         program("reference", *log_probs, (actor, opt_state, critic)),
         program("sync", sync, (nnx.state(model, nnx.Param),), (opt_state, reference, critic)),
     ]
