@@ -433,8 +433,10 @@ def check_method(c, tables) -> None:
     rewards = np.array([[0.0, 1, 1, 3], [0, 0, 0, 0]])
     samples = SimpleNamespace(rewards=rewards, reward_parts={"reward": rewards}, mask=mask)
     batch = SimpleNamespace(
-        mask=mask.reshape(8, 3), old_log_prob=log_prob[::-1], advantage=np.linspace(-1, 1, 8)[:, None]
-    )
+        completion_ids=np.ones((8, 3), np.int32), mask=mask.reshape(8, 3), weight=mask.reshape(8, 3) / 18,
+        advantage=np.linspace(-1, 1, 8)[:, None], beta=np.full((8, 1), c.BETA),
+        sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
+    )  # fmt: skip
     calls = {  # traced as in the loss, where NumPy can't be used
         "advantage": lambda function: function(samples),
         "weights": lambda function: function(mask),

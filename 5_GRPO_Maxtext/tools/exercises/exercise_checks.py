@@ -1,9 +1,11 @@
 """Beside exercises.py: numbers to try the functions on, the usual mistakes, the training with them."""
 
+import functools
+import inspect
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -138,36 +140,44 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_M
 
 
 # %% Training with them -------------------------------------------------------------------------------------
-def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """Runs the main script with the reader's functions in place of its own, and puts its own back.
+METHOD = """import runpy
+from tools.exercises.exercise_checks import as_method
+advantage, objective = as_method(runpy.run_path({file!r}))
+"""
 
-    All that the exercises know of the main script is in this function.
-    """
+
+def train(functions: Sequence[Callable], arguments: list[str]) -> None:
+    """Runs the main script with the reader's functions, as a METHOD file."""
     import grpo_llama3_1_8b_demo as script
 
-    group_advantage, completion_mask, grpo_loss = functions
-    c = settings.read(script.Constants, arguments)
-    eos_id = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0]).eos_token_id
-    plain = script.grpo_loss
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "exercises_as_method.py"
+        file.write_text(METHOD.format(file=inspect.getsourcefile(functions[0])))
+        script.main([f"METHOD={file}", *arguments])
 
-    def advantage(rewards, G):
-        return np.asarray(group_advantage(jnp.asarray(rewards, jnp.float32), G))
 
-    def loss(model, batch, beta, temperature, count, c, pad_id):
-        mask = completion_mask(batch.completion_ids, eos_id)  # [N, T]
-        log_prob, _ = script.log_probs(
-            model, batch.prompt_ids, batch.completion_ids, pad_id=pad_id,
-            temperature=temperature, logits_clip=c.LOGITS_CLIP, num_generations=c.NUM_GENERATIONS,
-        )  # fmt: skip
-        now = jax.lax.stop_gradient(log_prob)  # if answers are used once, and if there's no reference
-        old, ref = (now if x is None else x for x in (batch.old_log_prob, batch.ref_log_prob))
-        _, figures = plain(model, batch, beta, temperature, count, c, pad_id)  # for the log; no gradient
-        share = len(mask) / count  # of a gradient pass: the reader's mean is over its answers only
-        return share * grpo_loss(log_prob, old, ref, batch.advantages, mask, c.EPSILON, beta), figures
+def as_method(written: dict[str, Callable]) -> tuple[Callable, Callable]:
+    """The reader's functions, by name, as `advantage` and `objective` of a METHOD file."""
+    import grpo_llama3_1_8b_demo as script
 
-    pieces = script.PLAIN._replace(advantage=advantage)
-    with mock.patch.multiple(script, grpo_loss=loss, PLAIN=pieces):
-        script.main(arguments)
+    eos_id = functools.cache(lambda model: llama.load_tokenizer(llama.load_hf_config(model)[0]).eos_token_id)
+
+    def advantage(samples):
+        rewards = samples.rewards  # [B, G]
+        flat = written["group_advantage"](jnp.asarray(rewards.ravel(), jnp.float32), rewards.shape[1])
+        return np.asarray(flat).reshape(rewards.shape)
+
+    def objective(pi, batch, c):
+        mask = written["completion_mask"](batch.completion_ids, eos_id(c.MODEL))  # [N, T]
+        ref = pi.log_prob if batch.ref_log_prob is None else batch.ref_log_prob
+        loss = written["grpo_loss"](
+            pi.log_prob, batch.old_log_prob, ref, batch.advantage[:, 0], mask, c.EPSILON, batch.beta[0, 0]
+        )  # []
+        # The page subtracts the KL once more, so it's added here: the reader's loss has its own.
+        kl = script.k3((ref - pi.log_prob) * batch.mask)
+        return batch.beta * kl - loss, script.clipped_objective(pi, batch, c)[1]  # [N, T] each
+
+    return advantage, objective
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
