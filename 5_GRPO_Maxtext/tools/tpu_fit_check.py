@@ -15,7 +15,7 @@ large as the actor, and its optimizer, to what is in memory beside the step: wha
     make fit-setup                                                   # .venv-fit, with libtpu
     make fit-check                                                   # both files in assets/ anew
     F=".venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check"
-    $F                                                               # all cases of assets/fit_check.csv, printed
+    $F                                                               # all of assets/fit_check.csv, printed
     $F TOPOLOGIES=v6e-8 BATCH_SIZE=1
     $F TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
 
