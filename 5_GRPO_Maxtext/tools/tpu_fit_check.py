@@ -13,14 +13,15 @@ The compiler doesn't tell speed, numerics, or what the runtime itself takes. ALG
 large as the actor, and its optimizer, to what is in memory beside the step: what GRPO saves.
 
     make fit-setup                                                   # .venv-fit, with libtpu
-    make fit-check                                                   # TABLE and RUNGS, written to assets/
+    make fit-check                                                   # both files in assets/ anew
     F=".venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check"
-    $F                                                               # all of TABLE, printed
+    $F                                                               # all of assets/fit_check.csv, printed
     $F TOPOLOGIES=v6e-8 BATCH_SIZE=1
     $F TOPOLOGIES=v5e-1 MODEL=Qwen/Qwen3-0.6B LARGEST=True
 
-The last two forms take every constant of the main script. On one core of an AMD EPYC a step that
-fits takes about 45 s, one that doesn't 5 s.
+The cases of the two files in assets/ are their rows: add one by its topology, algorithm and constants. The
+last two forms take every constant of the main script. On one core of an AMD EPYC a step that fits takes
+about 45 s, one that doesn't 5 s.
 """
 
 import csv
@@ -76,7 +77,7 @@ class Constants(demo.Constants):
     TOPOLOGIES: str = "v5p-8,v6e-8,v5p-64"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
     ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"  # PPO: with a critic and its optimizer
     LARGEST: bool = False  # True: the most answers per gradient pass that fit, by halving; the step alone
-    WRITE: bool = False  # True: all of TABLE (with LARGEST: of RUNGS) to assets/; takes no other constant
+    WRITE: bool = False  # True: writes fit_check.csv (with LARGEST: fit_rungs.csv) anew; alone
 
 
 MOST_PER_CHIP = 64  # answers with which the search begins
