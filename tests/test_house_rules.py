@@ -98,7 +98,7 @@ def private_names(tree):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
             # an attribute of ours is self._x; of an object of theirs it is x._y or self._x._y
             ours = isinstance(node.value, ast.Name) and node.value.id == "self"
-            if not ours and node.attr not in ("_replace", "_asdict"):  # a NamedTuple's, and public
+            if not ours and node.attr not in ("_replace", "_asdict", "_fields"):  # a NamedTuple's, and public
                 found.add(ast.unparse(node))
     return found
 

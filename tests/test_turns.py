@@ -25,7 +25,7 @@ import inference
 import settings
 from model import llama, rollout
 from model.llm import Llm
-from run import checks, episodes, health
+from run import checks, health, page
 from run.run_files import read_log
 from settings import HERE, UserError
 from task import turns
@@ -582,20 +582,18 @@ def test_lora_and_rewards_of_ones_own_go_with_turns(tmp_path):
     assert weights and all("lora" in name for name in weights)
 
 
-def test_the_page_of_turns_says_whose_a_token_is(tmp_path):
-    """Against answers.jsonl; hostile text is text. The path ends where the walk ended."""
+def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
+    """Against answers.jsonl. The path ends where the walk ended."""
     run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
-    run = tmp_path / "run"
-    lines = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
-    lines[0]["completions"][0]["pieces"][0] = "<script>"
-    (run / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = episodes.write(run).read_text()
-    assert page.isascii() and "<script>" not in page and "&lt;script&gt;" in page
-    shown = [answer for line in lines for answer in line["completions"]]
-    worlds = sum(turn < 0 for answer in shown for turn in answer["turn"])
-    assert page.count('class="world"') == worlds > 20
-    assert page.count("<small>") == sum(len(answer["turn"]) for answer in shown) - worlds
-    assert page.count("<polyline") == len(shown) == 8
+    lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    written = [answer for line in lines for answer in line["completions"]]
+    groups = page.run_data(tmp_path / "run")["groups"]
+    shown = [answer for group in groups for answer in group["completions"]]
+    assert len(shown) == len(written) == 8
+    for answer, line in zip(shown, written):
+        assert [answer[name] for name in ("turn", "advantages")] == [line["turn"], line["advantages"]]
+        assert answer["picture"].count("<polyline") == 1
+    assert -1 in {turn for answer in shown for turn in answer["turn"]}
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
     assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
 

@@ -44,11 +44,7 @@ def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def keep_lines(path: Path, last_step: int) -> set[int]:
-    """Drops the rows of later steps, which a kill has undone and the run does again.
-
-    Returns:
-        The steps that are left.
-    """
+    """Drops the rows of later steps, which a kill has undone and the run does again; returns what is left."""
     rows = [row for row in read_lines(path) if row["step"] <= last_step]
     if path.exists():
         write_whole(path, to_lines(rows))
@@ -83,9 +79,7 @@ def question_rows(
     *,
     advantages: np.ndarray,
     counts: np.ndarray,
-    log_prob: np.ndarray,
-    log_prob_after: np.ndarray | None = None,
-    log_prob_reference: np.ndarray | None = None,
+    **log_prob: np.ndarray | None,
 ) -> list[dict[str, Any]]:
     """The part of a line that describes a question and its answers, for each question.
 
@@ -97,54 +91,44 @@ def question_rows(
         graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].
         advantages: float [N], or [N, T].
         counts: bool [N], whether the answer is in the loss.
-        log_prob: float [N, T]; so are the others.
+        log_prob: `log_prob`, and perhaps `log_prob_after` and `log_prob_reference`; float [N, T].
     """
-    tokens = [row[row != tokenizer.pad_id()].tolist() for row in completions]
-    per_token = {
-        "log_prob": log_prob, "log_prob_after": log_prob_after, "log_prob_reference": log_prob_reference,
-    }  # fmt: skip
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
-    if advantages.ndim == 2:  # with ADVANTAGE=turn an answer's is that of its first turn
-        per_answer = np.array(
-            [row[text.turn.index(0)] for row, text in zip(advantages, graded["completions"])]
-        )
-    else:
-        per_answer = advantages
-    answers = [
-        {
+    to_go = advantages.ndim == 2  # ADVANTAGE=turn; the advantage of an episode is that of its first turn
+    rows = []
+    for i, text in enumerate(graded["completions"]):
+        tokens = completions[i][completions[i] != tokenizer.pad_id()].tolist()
+        answer = {
             "text": text,
-            "tokens": tokens[i],
-            "pieces": token_texts(tokenizer.decode, tokens[i]),
+            "tokens": tokens,
+            "pieces": token_texts(tokenizer.decode, tokens),
             "points": {name: float(points[i]) for name, points in graded["points"].items()},
             "reward": float(graded["rewards"][i]),
-            "advantage": round(float(per_answer[i]), DECIMALS),
+            "advantage": rounded(advantages[i, text.turn.index(0)] if to_go else advantages[i]),
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": not getattr(text, "terminated", tokenizer.eos_id() in tokens[i]),
+            "cut_off": not getattr(text, "terminated", tokenizer.eos_id() in tokens),
             "counts": bool(counts[i]),
         }
-        | {
-            name: None if values is None else rounded(values[i, : len(tokens[i])])
-            for name, values in per_token.items()
-        }
-        | of_turns(text, advantages[i])
-        for i, text in enumerate(graded["completions"])
-    ]
+        for name in ("log_prob", "log_prob_after", "log_prob_reference"):
+            values = log_prob.get(name)
+            answer[name] = values if values is None else [rounded(x) for x in values[i, : len(tokens)]]
+        if hasattr(text, "turn"):  # an episode
+            each = np.broadcast_to(advantages[i], max(len(text.turn), advantages[i].size))
+            own = [rounded(value) if turn >= 0 else 0.0 for turn, value in zip(text.turn, each)]
+            answer |= {"turn": text.turn, "rewards": text.rewards, "advantages": own}
+        rows.append(answer)
     return [
         {name: str(graded[name][i]) for name in ("question", "answer", "data_source")}
-        | {"completions": answers[i : i + num_generations]}
-        for i in range(0, len(answers), num_generations)
+        | {"completions": rows[i : i + num_generations]}
+        for i in range(0, len(rows), num_generations)
     ]
 
 
-def of_turns(text: str, advantage: np.ndarray) -> dict[str, Any]:
-    """What an answer with turns has beside the others; `advantage` is [], or [T]."""
-    if not hasattr(text, "turn"):
-        return {}
-    advantages = np.broadcast_to(advantage, max(len(text.turn), advantage.size))[: len(text.turn)]
-    own = np.array(text.turn) >= 0
-    return {"turn": text.turn, "rewards": text.rewards, "advantages": rounded(np.where(own, advantages, 0.0))}
+def rounded(value: float) -> float:
+    """As JSON has it; -0.0 becomes 0.0."""
+    return round(float(value), DECIMALS) + 0.0
 
 
 # %% Log of the answers -------------------------------------------------------------------------------------
@@ -157,10 +141,10 @@ def keeps(c, step: int) -> bool:
 def append_step(
     path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
 ) -> None:
-    """Adds the lines of a step.
+    """Adds the lines of a step to answers.jsonl.
 
     Args:
-        path: of answers.jsonl.
+        path: of the file.
         c: the constants of the run.
         tokenizer: Tunix's adapter.
         grader: of the run.
@@ -174,26 +158,17 @@ def append_step(
         return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
 
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
+    graded = {name: samples.questions[name] for name in GRADED_COLUMNS} | {
+        "completions": samples.answers.texts, "points": samples.reward_parts, "rewards": samples.rewards,
+    }  # fmt: skip
     rows = question_rows(
-        tokenizer,
-        grader,
-        c.NUM_GENERATIONS,
-        samples.answers.completion_ids,
-        {name: samples.questions[name] for name in GRADED_COLUMNS}
-        | {"completions": samples.answers.texts, "points": samples.reward_parts, "rewards": samples.rewards},
-        advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages,
-        counts=mask.any(axis=1),
+        tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, graded,
+        advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
         log_prob=devices.whole(log_prob["before"]).reshape(mask.shape),
-        log_prob_after=flat(log_prob["after"]),
-        log_prob_reference=flat(log_prob["reference"]),
-    )
+        log_prob_after=flat(log_prob["after"]), log_prob_reference=flat(log_prob["reference"]),
+    )  # fmt: skip
     shared = {name: row[name] for name in ("step", "beta", "temperature")} | {
         "tokens_in_step": int(mask.sum()),
         "completions_in_step": int(mask.any(axis=1).sum()),
     }
     append_lines(path, [shared | line for line in rows])
-
-
-def rounded(values: np.ndarray) -> list[float]:
-    """As a list for JSON; -0.0 becomes 0.0."""
-    return [round(float(value), DECIMALS) + 0.0 for value in values]

@@ -1,13 +1,13 @@
-"""A run's checkpoints: Orbax's `CheckpointManager`, whose they are, and that none holds a NaN.
+"""A run's checkpoints, written by Orbax's `CheckpointManager`; none of them holds a NaN.
 
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
-    run.json            the number of the run that they belong to
+    run.json            the id of the run that they belong to
     <step>/weights      what is trained: all weights, or LoRA's A and B
     <step>/moments      the optimizer's state
     <step>/loop         JSON: the weight of the KL, and answers that were drawn one step ahead
 
-Orbax writes beside the training, under another name until a checkpoint is whole: a kill leaves none that is
-half. One that cannot be read is therefore no everyday thing; it is named, and never passed over in silence.
+Orbax writes while the training goes on, under another name until a checkpoint is complete: a kill leaves no
+half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
 """
 
 import json
@@ -41,16 +41,10 @@ def saved(root: str) -> list[int]:
 
 
 def claim(root: str, run_id: str, folder: Path, checkpoint_dir: str) -> None:
-    """Makes the folder of the checkpoints, or checks that it is this run's.
-
-    Args:
-        root: from `root_of`.
-        run_id: of the run, from its run.json.
-        folder: RUN_DIR.
-        checkpoint_dir: CHECKPOINT_DIR.
+    """Makes the folder of the checkpoints, or checks that it belongs to the run `run_id` in RUN_DIR `folder`.
 
     Raises:
-        UserError: another run's folder, or one that cannot be made.
+        UserError: another run's folder, or one that can't be made.
     """
     place, mark = epath.Path(root), epath.Path(root) / "run.json"
     named = f"CHECKPOINT_DIR={checkpoint_dir}" if checkpoint_dir else f"RUN_DIR={folder}"
@@ -71,7 +65,7 @@ def claim(root: str, run_id: str, folder: Path, checkpoint_dir: str) -> None:
         )
 
 
-# %% Writing ------------------------------------------------------------------------------------------------
+# %% Writing and reading ------------------------------------------------------------------------------------
 def open_manager(root: str, max_to_keep: int | None = None) -> ocp.CheckpointManager:
     """Orbax's manager; it saves in a thread, and keeps the last `max_to_keep` checkpoints (None = all)."""
     return ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep))
@@ -84,62 +78,55 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.array([jnp.isfinite(x).all() for x in numbers]).all()
 
 
-def save(manager: ocp.CheckpointManager, step: int, weights, moments, loop: dict[str, Any], c) -> None:
-    """Saves what a run needs to go on after `step`, unless there is such a checkpoint already.
+def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
+    """Saves what a run needs to go on after `step` steps, unless there is such a checkpoint already.
 
     Args:
         manager: from `open_manager`.
         step: steps done.
-        weights: arrays that are trained.
-        moments: the optimizer's state.
+        params: arrays that are trained.
+        opt_state: the optimizer's state.
         loop: what else the loop carries from step to step, for JSON.
         c: the constants of the run.
 
     Raises:
-        UserError: a weight or a moment is not finite. The optimizer skips a gradient that is not finite; an
-            update can be so by itself, through a rate or a moment that overflows.
+        UserError: a number isn't finite. The optimizer skips a gradient that isn't finite; an update can
+            still overflow by itself, through the learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return
-    if not all_finite((weights, moments)):
+    if not all_finite((params, opt_state)):
         raise UserError(
             f"the weights or their Adam moments after step {step} are not finite; no checkpoint holds "
             f"them. Lower LEARNING_RATE={c.LEARNING_RATE} (MAX_GRAD_NORM={c.MAX_GRAD_NORM} bounds the "
             "gradient, 0 does not), and start a new run"
         )
     items = ocp.args.Composite(
-        weights=ocp.args.StandardSave(weights),
-        moments=ocp.args.StandardSave(jax.tree.leaves(moments)),
+        weights=ocp.args.StandardSave(params),
+        moments=ocp.args.StandardSave(jax.tree.leaves(opt_state)),
         loop=ocp.args.JsonSave(loop),
     )
     manager.save(step, args=items)
 
 
-# %% Reading ------------------------------------------------------------------------------------------------
-def restore(manager: ocp.CheckpointManager, step: int, weights, moments=None) -> tuple[Any, Any, dict]:
-    """Reads a checkpoint.
-
-    Args:
-        manager: from `open_manager`.
-        step: its number.
-        weights: arrays of the same shapes, dtypes and shardings.
-        moments: the same; None leaves them and `loop` on the disk.
+def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -> tuple[Any, Any, dict]:
+    """Reads checkpoint `step` into arrays with the shapes, dtypes and shardings of those given.
 
     Returns:
-        Weights, moments and `loop`.
+        Params, opt_state and `loop`. Without `opt_state` only the params are read.
 
     Raises:
-        UserError: it cannot be read as this model's.
+        UserError: it can't be read as this model's.
     """
-    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (weights, jax.tree.leaves(moments)))
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, jax.tree.leaves(opt_state)))
     items = {"weights": ocp.args.StandardRestore(like[0])}
-    if moments is not None:
+    if opt_state is not None:
         items |= {"moments": ocp.args.StandardRestore(like[1]), "loop": ocp.args.JsonRestore()}
     try:
         found = manager.restore(step, args=ocp.args.Composite(**items))
-    except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory is no fault of the checkpoint's
+    except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
         raise
-    except Exception as error:  # Orbax's, tensorstore's, json's, the network's: none has a type of its own
+    except Exception as error:  # Orbax, tensorstore, json and the network have no error type in common
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"
@@ -147,7 +134,7 @@ def restore(manager: ocp.CheckpointManager, step: int, weights, moments=None) ->
             f"checkpoint {step} in {manager.directory} cannot be read as this MODEL's ({reason}); try "
             f"again, or {remedy}"
         ) from None
-    if moments is None:
+    if opt_state is None:
         return found["weights"], None, {}
-    moments = jax.tree.unflatten(jax.tree.structure(moments), found["moments"])
-    return found["weights"], moments, found["loop"]
+    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found["moments"])
+    return found["weights"], opt_state, found["loop"]

@@ -1,8 +1,8 @@
 """Refuses constants that would fail later, or teach nothing without saying so.
 
-Names, types and ranges are checked by settings.py, where the constants are read. Nothing here imports jax:
-what is wrong with a setting is said before the imports. What needs the model or the devices is checked where
-they are known.
+settings.py checks names, types and ranges when it reads the constants. Nothing here imports jax: a wrong
+setting is refused before the slow imports. What needs the model or the devices is checked where those are
+known.
 """
 
 import importlib.util
@@ -19,34 +19,31 @@ FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
 def refuse(c) -> None:
     """Checks every constant that can be judged without the model.
 
-    Args:
-        c: the constants of the main script.
-
     Raises:
         UserError: names the constant, its value and the remedy.
     """
-    names(c)
     combinations(c)
-    with_turns(c)
     paths(c)
     template(c)
-    rewards(c)
-
-
-def names(c) -> None:
-    """LORA_TARGETS and TOP_K, whose range no type can say."""
-    targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
-    if not set(targets) <= set(known) or len(set(targets)) < len(targets):
-        raise UserError(f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}")
-    if c.TOP_K != -1 and c.TOP_K < 1:
-        raise UserError(f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off")
+    think, reasoning = (set(run_grader.reward_names(c.REWARDS)) & form for form in
+                        (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS))  # fmt: skip
+    if think and reasoning:
+        raise UserError(
+            f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
+            "choose one form"
+        )
 
 
 def combinations(c) -> None:
     """Constants that contradict each other."""
     vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
+    listed = run_grader.reward_names(c.REWARDS)
+    targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
     faults = {
+        f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}":
+            not set(targets) <= set(known) or len(set(targets)) < len(targets),
+        f"TOP_K={c.TOP_K}: use 1 or more, or -1 to switch it off": c.TOP_K != -1 and c.TOP_K < 1,
         f"TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE}: must divide BATCH_SIZE={c.BATCH_SIZE}":
             c.TRAIN_MICRO_BATCH_SIZE and c.BATCH_SIZE % c.TRAIN_MICRO_BATCH_SIZE,
         f"REFERENCE_OFFLOAD=True: with LORA_RANK={c.LORA_RANK} the reference is the base itself, with no "
@@ -85,28 +82,26 @@ def combinations(c) -> None:
         f"{FLASH_BLOCK}, or set ATTENTION=dot_product":
             c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK,
     }  # fmt: skip
+    alone = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
+    faults |= {
+        f"{name}={getattr(c, name)}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set "
+        f"{name}={value}":
+            c.ENVIRONMENT and getattr(c, name) != value
+        for name, value in alone.items()
+    } | {
+        f"ROLLOUTS={c.ROLLOUTS}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set it to fresh":
+            c.ENVIRONMENT and ahead,
+        f"ADVANTAGE={c.ADVANTAGE}: judges the turns of a world; name an ENVIRONMENT":
+            c.ADVANTAGE.startswith("turn") and not c.ENVIRONMENT,
+        f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT":
+            not c.ENVIRONMENT and "episode_return" in listed,
+    } | {
+        f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once": listed.count(name) > 1
+        for name in listed
+    }  # fmt: skip
     for fault, holds in faults.items():
         if holds:
             raise UserError(fault)
-
-
-def with_turns(c) -> None:
-    """What does not go with ENVIRONMENT, or not without it."""
-    needed = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
-    for name, value in needed.items():
-        if c.ENVIRONMENT and getattr(c, name) != value:
-            raise UserError(
-                f"{name}={getattr(c, name)}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); "
-                f"set {name}={value}"
-            )
-    if c.ENVIRONMENT and c.ROLLOUTS == "one-step-ahead":
-        raise UserError(
-            f"ROLLOUTS={c.ROLLOUTS}: does not work with turns (ENVIRONMENT={c.ENVIRONMENT}); set it to fresh"
-        )
-    if c.ADVANTAGE.startswith("turn") and not c.ENVIRONMENT:
-        raise UserError(f"ADVANTAGE={c.ADVANTAGE}: judges the turns of a world; name an ENVIRONMENT")
-    if not c.ENVIRONMENT and "episode_return" in run_grader.reward_names(c.REWARDS):
-        raise UserError(f"REWARDS={c.REWARDS}: episode_return is a world's; name an ENVIRONMENT")
 
 
 def rewards_of(c) -> str:
@@ -149,31 +144,8 @@ def template(c) -> None:
         )
 
 
-def rewards(c) -> None:
-    """Rewards that are named twice, or want two forms of one answer."""
-    listed = run_grader.reward_names(c.REWARDS)
-    for name in listed:
-        if listed.count(name) > 1:
-            raise UserError(f"REWARDS={c.REWARDS}: {name} is named twice; name each reward once")
-    names = set(listed)
-    think, reasoning = names & run_grader.WANT_THINK_TAGS, names & run_grader.WANT_REASONING_TAGS
-    if think and reasoning:
-        raise UserError(
-            f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
-            "choose one form"
-        )
-
-
 def model(c, hf) -> None:
-    """What only MODEL's config can tell.
-
-    Args:
-        c: the constants of the run.
-        hf: the config.
-
-    Raises:
-        UserError: more tokens to choose from than there are.
-    """
+    """Refuses what only MODEL's config `hf` can tell: more tokens to choose from than there are."""
     if hf.vocab_size < c.TOP_K:
         raise UserError(
             f"TOP_K={c.TOP_K}: MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
@@ -181,7 +153,7 @@ def model(c, hf) -> None:
 
 
 def rollout_engine(c) -> None:
-    """Refuses vLLM where it is not installed; apart, because a dry run plans for another machine."""
+    """Refuses vLLM where it isn't installed. Not in `refuse`: a dry run plans for another machine."""
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "

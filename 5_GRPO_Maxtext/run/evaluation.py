@@ -1,8 +1,6 @@
 """What an evaluation says: shares of right answers, and each answer for the report."""
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -26,17 +24,12 @@ HELD_OUT = {  # columns: figures of `evaluate`, on rows where a step ends with o
 
 
 def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
-    """Grades an answer to each question.
-
-    Args:
-        grader: from `run_grader.make_grader`.
-        rows: the questions, Q of them.
-        answers: `Answers` to them (model/llm.py).
+    """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
 
     Returns:
         Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
-        number, wherever it stands), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
-        `completion_length` (tokens) and, where compute_score grades, `mean_score`; where there are several,
+        number, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        `completion_length` (tokens) and, where compute_score grades, `mean_score`; if there are several,
         `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
         `correct_lenient`, `format_ok`.
     """
@@ -45,10 +38,17 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])
-    shares = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
     close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
-    result = {"questions": len(rows)} | {name: float(found.mean()) for name, found in shares.items()}
-    result |= {
+
+    def shares(mask):
+        return {"questions": int(mask.sum())} | {
+            name: float(found[mask].mean())
+            for name, found in (
+                ("answer_accuracy", correct), ("lenient_accuracy", lenient), ("format_accuracy", formed),
+            )
+        }  # fmt: skip
+
+    result = shares(np.ones(len(rows), bool)) | {
         "partial_accuracy": float(np.mean(close)),
         "completion_length": float(np.mean(lengths)),
         "cut_off": float(np.mean(cut_off)),
@@ -61,12 +61,7 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         result["mean_score"] = float(scores.mean())
     sources = np.array(columns["data_source"])
     if len(set(sources)) > 1:
-        masks = {name: sources == name for name in sorted(set(sources))}
-        result["by_data_source"] = {
-            name: {"questions": int(mask.sum())}
-            | {share: float(found[mask].mean()) for share, found in shares.items()}
-            for name, mask in masks.items()
-        }
+        result["by_data_source"] = {name: shares(sources == name) for name in sorted(set(sources))}
     return result
 
 
@@ -78,24 +73,18 @@ def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str,
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share seen in n questions (Wilson 1927, JASA 22, p. 209).
+    """95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209): both ends, from 0 to 1."""
+    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can wait with
 
-    Returns:
-        Lower and upper end, each from 0 to 1.
-    """
-    share = round(share * n) / n
-    z = NormalDist().inv_cdf(0.975)
-    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max(0.0, center - half), min(1.0, center + half)
+    return tuple(binomtest(round(share * n), n).proportion_ci(0.95, "wilson"))
 
 
 def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Rows of a table: the figure's name, and that of each of `results`; shares with 95 % intervals."""
+    """Rows of a table: a metric's name, and its value in each of `results`; shares with 95 % intervals."""
 
     def cell(key, result):
         if key in ("mean_score", "completion_length"):
-            return f"{result[key]:.2f}" if key == "mean_score" else f"{result[key]:.1f}"
+            return f"{result[key]:.{2 if key == 'mean_score' else 1}f}"
         low, high = wilson(result[key], result["questions"])
         return f"{result[key]:.1%} ({low:.1%} to {high:.1%})"
 
@@ -104,7 +93,7 @@ def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def best(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Which evaluation during training had the most right answers, in a sentence; empty if there is none."""
+    """The evaluation during training with the most right answers, in a sentence; empty if there is none."""
     if not evaluations:
         return ""
     found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first

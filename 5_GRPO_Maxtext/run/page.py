@@ -1,8 +1,8 @@
 """The page of a run: report.html, one file that needs no network and no server.
 
-It is made from the text files of a run's folder alone, so it can be made while the run is still going. The
-page itself stands in web/. What a model wrote is hostile text: here it becomes ASCII inside a JSON block that
-no browser runs, and the page's own policy (CSP) lets only its own script run, by its hash.
+It's made from the text files of a run's folder alone, so it can be made while the run is still going. The
+page itself is in web/. What a model wrote is hostile text: here it becomes ASCII inside a JSON block that no
+browser runs, and the page's own policy (CSP) lets only its own script run, by its hash.
 """
 
 import base64
@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,7 @@ from settings import UserError, write_whole
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, are left out
 OF_QUESTIONS = MAX_BYTES // 5  # at most, of the evaluations during training; as much of those at its ends
-PER_ANSWER = {  # of a completion in answers.jsonl, by its name in the page
-    "pieces": "pieces", "points": "points", "reward": "reward", "advantage": "advantage",
-    "correct": "correct", "correct_lenient": "correct_lenient", "format_ok": "format_ok",
-    "cut_off": "cut_off",
-    "counts": "counts", "log_prob": "before", "log_prob_after": "after", "log_prob_reference": "reference",
-}  # fmt: skip
-PER_EVALUATION = ("completions", "correct", "greedy_completions", "greedy_correct")
+PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
     "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
@@ -39,21 +34,18 @@ NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
 # %% The file -----------------------------------------------------------------------------------------------
 def render(data: dict[str, Any]) -> str:
     """The page around `data`, which page.js reads; see `run_data` and `answers_data`."""
-    style, script = ((WEB / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    page, style, script = ((WEB / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     )
-    page = (WEB / "page.html").read_text(encoding="utf-8")
-    for name, value in {"policy": policy, "style": style, "script": script, "data": to_json(data)}.items():
-        before, after = page.split("{{" + name + "}}")  # raises if the page asks for it twice, or not at all
-        page = before + value + after
-    return page
+    parts = {"policy": policy, "style": style, "script": script, "data": to_json(data)}
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
 
 
 def to_json(data: Any) -> str:
     """JSON for the page: "<" could end its block early, and no control character may be in the file."""
-    return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def digest(text: str) -> str:
@@ -61,20 +53,13 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def without_nan(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
-
-
 # %% The page of a run --------------------------------------------------------------------------------------
 def write(folder: Path) -> Path:
-    """Writes `folder`/report.html from what the run has left there so far.
-
-    Returns:
-        Its path.
+    """Writes `folder`/report.html from what the run has left there so far, and returns its path.
 
     Raises:
-        UserError: not the folder of a run, a run of another version, or its constants.json is damaged.
+        UserError: not the folder of a run, a run of another version, or its constants.json is damaged; the
+            picture of its world is at fault.
     """
     path = folder / "report.html"
     try:
@@ -95,17 +80,23 @@ def run_data(folder: Path) -> dict[str, Any]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     log = read_log(folder / "train_log.csv")
     evaluations = read_lines(folder / "evaluations.jsonl")
-    tests = [read_object(folder / f"{when}.json") for when in ("before", "after")]
-    about_tests = summary(*tests, evaluations, constants)
-    asked = evaluations[0]["asked"] if evaluations else []
-    in_all = {"asked": len(asked)}
-    if both := all(tests):
-        in_all["tested"] = len(tests[0]["asked"])
-        tests = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests])
+    tests = {when: read_object(folder / f"{when}.json") for when in ("before", "after")}
+    tests = {when: result for when, result in tests.items() if result}
+    head, rows = [], []
+    if tests:
+        asked = next(iter(tests.values()))["questions"]
+        head = [f"{asked} test questions, {constants['EVAL_CONFIG']} sampling", *tests]
+        rows = evaluation.comparison(list(tests.values()))
+    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     columns = with_evaluations(log, evaluations)
+    asked = evaluations[0]["asked"] if evaluations else []
     questions, *shown = fewer_questions(
-        [{"asked": asked}, *({name: e[name] for name in ("step", *PER_EVALUATION)} for e in evaluations)]
+        [{"asked": asked}, *({name: e[name] for name in PER_EVALUATION} for e in evaluations)]
     )
+    in_all, both = {"asked": len(asked)}, [None, None]
+    if len(tests) == 2:
+        in_all["tested"] = len(tests["before"]["asked"])
+        both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests.values()])
     data = {
         "kind": "run",
         "title": "GRPO: every answer",
@@ -116,7 +107,7 @@ def run_data(folder: Path) -> dict[str, Any]:
         "constants": {name: constants[name] for name in NEEDED_CONSTANTS},
         "written": [f"{name}={value}" for name, value in constants.items()],
         "command": (read_object(folder / "run.json") or {}).get("command", ""),
-        "summary": about_tests,
+        "summary": {"header": head, "rows": rows, "notes": [best] if best else []},
         "health": list(health.history(log, constants)),
         "columns": columns,
         "intervals": {
@@ -130,53 +121,62 @@ def run_data(folder: Path) -> dict[str, Any]:
         "evaluations": shown,
         "asked": questions["asked"],
         "in_all": in_all,
-        "before": tests[0] if both else None,
-        "after": tests[1] if both else None,
+        "before": both[0],
+        "after": both[1],
     }
-    groups = [to_group(row) for row in read_lines(folder / "answers.jsonl")]
-    data["groups"], data["thinned"] = thin(groups, MAX_BYTES - len(to_json(data)))
-    return data | {"sources": len({group["data_source"] for group in data["groups"]})}
+    draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
+    groups = [to_group(row, draw) for row in read_lines(folder / "answers.jsonl")]
+    kept = thin(groups, MAX_BYTES - len(to_json(data)))
+    return data | {"groups": kept, "thinned": len(kept) < len(groups)}
 
 
-def to_group(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of answers.jsonl as the page has it: without what it does not show."""
-    answers = [{new: answer[old] for old, new in PER_ANSWER.items()} for answer in row["completions"]]
+def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
+    """A line of answers.jsonl as the page has it: with what a world draws of its episodes."""
+    answers = [dict(answer) for answer in row["completions"]]
+    for answer in answers:
+        text = answer.pop("text")  # the page has the pieces
+        del answer["tokens"]
+        if draw:
+            answer["picture"] = draw(row["question"], text)
     return row | {"completions": answers}
 
 
-def fitting(sizes: Iterable[int], limit: int) -> int:
-    """How many of the first sizes add up to no more than `limit`; at least 1."""
-    return max(1, sum(size <= limit for size in itertools.accumulate(sizes)))
+def artist(environment: str) -> Callable[[str, str], str] | None:
+    """The `picture(question, text)` of a world's class, which returns an SVG; None if it has none."""
+    from task import turns  # needs jax, which takes a second to import
+
+    picture = getattr(turns.load(environment), "picture", None)
+
+    def draw(question: str, text: str) -> str:
+        with turns.guarded(environment, "picture"):
+            return picture(question, text)
+
+    return picture and draw
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The lists in `results`, one item per question, cut to as many questions as OF_QUESTIONS hold."""
     columns = [value for result in results for value in result.values() if isinstance(value, list)]
-    kept = fitting((len(to_json(question)) for question in zip(*columns, strict=True)), OF_QUESTIONS)
+    kept = fitting(list(zip(*columns, strict=True)), OF_QUESTIONS)
     return [
         {name: value[:kept] if isinstance(value, list) else value for name, value in result.items()}
         for result in results
     ]
 
 
-def thin(groups: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Groups of at most `limit` bytes, and whether any was left out.
+def fitting(items: Sequence[Any], limit: int) -> int:
+    """How many of the first items take no more than `limit` bytes; at least 1."""
+    return max(1, sum(size <= limit for size in itertools.accumulate(len(to_json(item)) for item in items)))
 
-    Every second step is left out as often as needed; where the first and the last alone are too much, some of
-    their questions, too.
-    """
-    steps: dict[int, list[dict[str, Any]]] = {}
-    for group in groups:
-        steps.setdefault(group["step"], []).append(group)
-    sizes = {step: [len(to_json(group)) for group in steps[step]] for step in steps}
-    kept, stride = list(steps), 1
-    while (too_much := sum(sum(sizes[step]) for step in kept) > limit) and len(kept) > 2:
-        stride *= 2
-        kept = list(dict.fromkeys([*list(steps)[::stride], list(steps)[-1]]))
-    if too_much:
-        steps = {step: steps[step][: fitting(sizes[step], limit // len(kept))] for step in kept}
-    found = [group for step in kept for group in steps[step]]
-    return found, len(found) < len(groups)
+
+def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Groups of at most `limit` bytes: every n-th step and the last, or some questions of these."""
+    steps = [list(step) for _, step in itertools.groupby(groups, key=lambda group: group["step"])]
+    limit = max(1, limit)
+    kept = steps[: -1 : math.ceil(len(to_json(groups)) / limit)] + steps[-1:]
+    if len(to_json(kept)) > limit:
+        kept = [step[: fitting(step, limit // len(kept))] for step in kept]
+    return [group for step in kept for group in step]
 
 
 def with_evaluations(
@@ -187,32 +187,20 @@ def with_evaluations(
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
         row.update({column: result[name] for column, name in evaluation.HELD_OUT.items()})
+    values = [rows[step] for step in sorted(rows)]
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
-    return {name: [without_nan(rows[step].get(name, math.nan)) for step in sorted(rows)] for name in names}
-
-
-def summary(before, after, evaluations, constants) -> dict[str, Any]:
-    """The figures on top of the page: a table, and a sentence below it."""
-    results = {when: result for when, result in (("before", before), ("after", after)) if result}
-    if not results:
-        return {"header": [], "rows": [], "notes": []}
-    questions = next(iter(results.values()))["questions"]
-    note = evaluation.best([e for e in evaluations if e["step"]])
-    return {
-        "header": [f"{questions} test questions, {constants['EVAL_CONFIG']} sampling", *results],
-        "rows": evaluation.comparison(list(results.values())),
-        "notes": [note] if note else [],
+    return {  # JSON has no NaN
+        name: [row[name] if math.isfinite(row.get(name, math.nan)) else None for row in values]
+        for name in names
     }
 
 
 # %% The page of some answers -------------------------------------------------------------------------------
-def answers_data(
-    groups: list[dict[str, Any]], about: str, compared: bool, notes: list[str]
-) -> dict[str, Any]:
+def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str]) -> dict[str, Any]:
     """What the page of inference.py shows: groups of answers that no update follows.
 
     Args:
-        groups: lines as in answers.jsonl; `graded` is False where the right answer is not known.
+        groups: lines as in answers.jsonl; `graded` is False where the right answer isn't known.
         about: one line that says what was asked.
         compared: whether they have log-probs of two models.
         notes: sentences on top of the page.
@@ -227,7 +215,6 @@ def answers_data(
         "columns": {},
         "groups": [to_group(group) for group in groups],
         "compared": compared,
-        "sources": len({group["data_source"] for group in groups}),
         "evaluations": [],
         "before": None,
         "after": None,

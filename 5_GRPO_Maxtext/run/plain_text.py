@@ -1,7 +1,7 @@
-"""Text that a model or a stranger wrote, for the terminal and for Markdown: shown, never obeyed.
+"""Makes text that a model or a stranger wrote safe to show on the terminal and in Markdown.
 
-A terminal obeys escape sequences: they move the cursor, retitle the window, hide lines. Bidirectional
-characters make a line read otherwise than it is. A lone surrogate cannot be printed at all.
+Escape sequences move a terminal's cursor, retitle its window, hide lines. Bidirectional characters make a
+line read differently than it is. A lone surrogate can't be printed at all.
 """
 
 import re

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import re
 import signal
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import psutil
 from tqdm import tqdm
 
@@ -26,10 +26,7 @@ PROFILED_STEP = 3  # of a process: the first two compile
 
 
 def keep_compiled() -> None:
-    """Keeps compiled programs from run to run: an unchanged setting is not compiled again.
-
-    They are kept in COMPILED, or where the environment variable JAX_COMPILATION_CACHE_DIR says.
-    """
+    """Keeps compiled programs from run to run, in COMPILED or where JAX_COMPILATION_CACHE_DIR says."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(COMPILED))
     jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
@@ -39,7 +36,7 @@ def keep_compiled() -> None:
 
 
 def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
-    """Not of a compiled program that a killed run left half written: it goes, and is kept anew."""
+    """Hides one warning: a compiled program that a killed run left half written is deleted instead."""
     damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
     if not damaged:
         return show(message, *where)
@@ -91,7 +88,7 @@ def full_disk(folder) -> Iterator[None]:
 
 
 def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
-    """Yields `steps`, with jax's profiler on while the PROFILED_STEP-th of them runs.
+    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th.
 
     Args:
         steps: what the loop goes over; a step has ended when the next one is asked for.
@@ -105,9 +102,8 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each Python call would make the file a hundred times as large
     for count, step in enumerate(steps, start=1):
-        with contextlib.ExitStack() as stack:
-            if folder and count == PROFILED_STEP:
-                stack.enter_context(jax.profiler.trace(folder, profiler_options=options))
+        now = folder and count == PROFILED_STEP
+        with jax.profiler.trace(folder, profiler_options=options) if now else contextlib.nullcontext():
             yield step
 
 
@@ -119,19 +115,16 @@ def seconds_since_start() -> float:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a device: what the runtime has given out, and its largest value so far (TPU, GPU). A CPU's runtime
-    keeps no such count: there it is the arrays that are alive, without the temporaries inside a program.
+    On a TPU or GPU: what the runtime has given out, and its largest value so far. A CPU's runtime keeps no
+    such count: there it is the live arrays, without the temporaries inside a program.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
-    alive = dict.fromkeys(jax.local_devices(), 0)
-    if next(iter(alive)).memory_stats() is None:
-        for array in jax.live_arrays():
-            if not array.is_deleted():
-                piece = int(np.prod(array.sharding.shard_shape(array.shape))) * array.dtype.itemsize
-                for device in array.sharding.addressable_devices:
-                    alive[device] += piece
-    for device in alive:
-        stats = device.memory_stats() or {"bytes_in_use": alive[device]}
+    for device in jax.local_devices():
+        stats = device.memory_stats()
+        if stats is None:
+            arrays = [x for x in jax.live_arrays() if not x.is_deleted() and device in x.devices()]
+            sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays]
+            stats = {"bytes_in_use": sum(sizes)}
         used[f"memory_device_{device.id}_gib"] = stats["bytes_in_use"] / 2**30
         if "peak_bytes_in_use" in stats:
             used[f"memory_device_{device.id}_peak_gib"] = stats["peak_bytes_in_use"] / 2**30

@@ -18,10 +18,8 @@ def newest_run() -> Path | None:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a `train_log.csv`, none without the file; one that is cut short or garbage is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    """The rows of a `train_log.csv`, none without the file; what is cut short or garbage is left out."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]  # a number that is cut short is another number
     rows = []
     for row in csv.DictReader(whole.splitlines()):
@@ -31,10 +29,9 @@ def read_log(path: Path) -> list[dict[str, float]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of answers.jsonl or evaluations.jsonl; a line that is cut short or garbage is left out."""
+    """The rows of answers.jsonl or evaluations.jsonl; what is cut short or garbage is left out."""
     rows = []
-    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
+    for line in path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
@@ -42,19 +39,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file, or no such object in it."""
-    try:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else None
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
-    """The constants that a run was started with, by name.
-
-    Args:
-        folder: RUN_DIR.
-        constant: the constant or argument that names it, for messages.
+    """The constants that the run in `folder` was started with; `constant` names the folder in messages.
 
     Raises:
         UserError: the folder of no run, or its constants.json is damaged.

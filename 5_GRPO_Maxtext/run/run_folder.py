@@ -56,7 +56,7 @@ class Run:
         """Checks by their SHA-256 that the questions are those the run was started with.
 
         Args:
-            data: as `read_data` gives it; names and places of the files may change.
+            data: from `read_data`; the names and places of the files may change.
 
         Raises:
             UserError: they are others.
@@ -76,15 +76,10 @@ class Run:
         settings.write_whole(path, json.dumps(mine) + "\n")
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
-        """The evaluation that `ask()` makes, kept in `name`.json: a resumed run does not ask again.
-
-        Args:
-            name: "before" or "after".
-            ask: asks the test questions.
-            trained: steps that are done, of a run that is to be asked before the first.
+        """The evaluation "before" or "after" training: `ask()`, kept in `name`.json for a resumed run.
 
         Raises:
-            UserError: what was asked before training is lost, and the model has been trained since.
+            UserError: what was asked before training is lost, and the model has been `trained` since.
         """
         path = self.logs / f"{name}.json"
         kept = read_object(path)
@@ -108,36 +103,50 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
 
     Args:
         c: the constants of the run.
-        arguments: those the script was started with; kept for the report.
+        arguments: those of the command line; kept for the report.
 
     Raises:
-        UserError: other constants; a folder that cannot be written, that another process is using, or whose
+        UserError: other constants; a folder that can't be written, that another process is using, or whose
             constants.json is damaged; another run's checkpoints.
         Stopped: Ctrl-C in the block.
     """
     folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
     root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
+    mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
     with contextlib.ExitStack() as stack:
         try:
             logs.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(logs, folder))
             new = not (logs / "constants.json").exists()
             command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
-            mine = {"run_id": secrets.token_hex(8), "command": command} if new else read_run_file(logs, root)
+            run = {"run_id": secrets.token_hex(8), "command": command}
+            if not new and "run_id" not in (run := read_object(logs / "run.json") or {}):
+                raise UserError(
+                    f"RUN_DIR={logs}: its run.json is lost or damaged; copy {root}/run.json over it"
+                )
             if devices.is_first():
-                checkpoints.claim(root, mine["run_id"], folder, c.CHECKPOINT_DIR)
+                checkpoints.claim(root, run["run_id"], folder, c.CHECKPOINT_DIR)
             if new:
-                kept = {k: v for k, v in dataclasses.asdict(c).items() if k not in FREE_TO_CHANGE}
-                settings.write_whole(logs / "run.json", json.dumps(mine) + "\n")
-                settings.write_whole(logs / "constants.json", json.dumps(kept, indent=1) + "\n")
+                settings.write_whole(logs / "run.json", json.dumps(run) + "\n")
+                settings.write_whole(logs / "constants.json", json.dumps(mine, indent=1) + "\n")
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
         except OSError as error:
             raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
-        if saved["NUM_BATCHES"] < c.NUM_BATCHES:
-            train_longer(c.NUM_BATCHES, saved, logs)
+        if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
+            # It isn't the run that it would have been with so many steps from the start: its first steps
+            # followed the shorter schedule. The optimizer has counted its updates and goes on from there.
+            print(
+                f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from the next step on, the learning "
+                f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
+                "it had fallen to 0"
+            )
+            for name in ("after.json", "result.json"):
+                (logs / name).unlink(missing_ok=True)
+            longer = saved | {"NUM_BATCHES": c.NUM_BATCHES}
+            settings.write_whole(logs / "constants.json", json.dumps(longer, indent=1) + "\n")
         try:
             yield Run(folder, logs, root)
         except KeyboardInterrupt:
@@ -145,82 +154,44 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
 
 
 def new_folder(script: str) -> Path:
-    """Makes a folder named after the time that no other run has: two may start in the same second.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """Makes a folder named after the time that no other run has: two may start in the same second."""
     started = time.localtime(devices.of_first(int(time.time())))
     name = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started)
     count = 1
     while devices.is_first():
-        try:
+        with contextlib.suppress(FileExistsError):
             Path(f"{name}_{count}" if count > 1 else name).mkdir(parents=True)
             break
-        except FileExistsError:
-            count += 1
-        except OSError as error:
-            raise UserError(f"{name}: {error.strerror}; choose a RUN_DIR that can be written") from None
+        count += 1
     count = devices.of_first(count)
     return Path(f"{name}_{count}" if count > 1 else name)
 
 
-def read_run_file(logs: Path, root: str) -> dict[str, str]:
-    """What run.json says: `run_id`, `command`, and `questions_sha256`.
-
-    Raises:
-        UserError: it is lost or damaged.
-    """
-    found = read_object(logs / "run.json")
-    if found is None or "run_id" not in found:
-        raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; copy {root}/run.json over it")
-    return found
-
-
 @contextlib.contextmanager
 def locked(logs: Path, folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a run's folder while the block runs; the kernel forgets it with a kill.
+    """Keeps other processes out of `logs` while the block runs; the kernel drops the lock of a killed one.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process has it; the message names RUN_DIR, `folder`.
     """
-    lock = os.open(logs, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise UserError(
-            f"RUN_DIR={folder}: another process is running in it; wait for its end, or choose another folder"
-        ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+        lock = os.open(logs, os.O_RDONLY)
+        stack.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"RUN_DIR={folder}: another process is running in it; wait for its end, or choose another "
+                "folder"
+            ) from None
         yield
-    finally:
-        os.close(lock)
-
-
-def train_longer(steps: int, saved: Mapping[str, Any], logs: Path) -> None:
-    """Gives a run more steps than it was started with, and forgets what was asked after the old last one.
-
-    The optimizer has counted its updates, so the new schedule goes on at the step in progress. It is another
-    run than one that was as long from the start: its first steps followed the shorter schedule.
-    """
-    print(
-        f"NUM_BATCHES raised from {saved['NUM_BATCHES']} to {steps}: from the next step on, the learning "
-        f"rate (and TEMPERATURE_END) follows the schedule of {steps} steps; at the old end it had fallen to 0"
-    )
-    for name in ("after.json", "result.json"):
-        (logs / name).unlink(missing_ok=True)
-    constants = dict(saved) | {"NUM_BATCHES": steps}
-    settings.write_whole(logs / "constants.json", json.dumps(constants, indent=1) + "\n")
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to go on with a run that was started with other constants, or by another version.
-
-    NUM_BATCHES may be more.
+    """Refuses to resume with other constants than the run was `saved` with; NUM_BATCHES may be larger.
 
     Raises:
-        UserError: names the constant and both values.
+        UserError: names the constant and both values, or what another version of the script had.
     """
     mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
     if odd := sorted(mine.keys() ^ saved.keys()):
@@ -230,7 +201,7 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         )
     for name, value in mine.items():
         old = saved[name]
-        if name == "MODEL" and ("@" in old) != ("@" in value):  # a dry run does not know the hub's commit
+        if name == "MODEL" and ("@" in old) != ("@" in value):  # a dry run doesn't know the hub's commit
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
             raise UserError(

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import itertools
 import math
 import time
@@ -16,11 +17,10 @@ from tensorboardX.proto.event_pb2 import Event
 from tqdm import tqdm
 
 from model import devices
-from run import answers as kept_answers
-from run import health
+from run import answers, health
 from run.evaluation import HELD_OUT
 from run.run_files import read_log
-from settings import UserError
+from settings import UserError, write_whole
 from task.task import GRADED
 
 COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `memory_...`
@@ -31,36 +31,31 @@ COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `m
 )  # fmt: skip
 
 
-# %% Figures of a step --------------------------------------------------------------------------------------
-def answer_figures(grader, samples, seconds: float) -> dict[str, float]:
-    """What a step's answers say, by column.
+# %% Metrics of a step --------------------------------------------------------------------------------------
+def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
+    """What the answers of a step, `Samples`, say, by column; `seconds`: how long the step took.
 
     `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer,
-    hence advantage 0 and no gradient: their generation was paid for nothing. `distinct`: different answers in
-    a group, 1 to G; it tells whether such answers were all alike.
-
-    Args:
-        grader: of the run.
-        samples: `Samples`.
-        seconds: that the step took.
+    so their advantage is 0 and they give no gradient: time spent generating them is wasted. `distinct`: how
+    many different answers a group has, 1 to G; it tells whether the answers of such a group were all alike.
     """
-    groups, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
-    answers = flat.answers
+    rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
+    written = flat.answers
     columns = {name: flat.questions[name] for name in GRADED}
     return {
-        "reward": groups.mean(),
-        "reward_std": groups.std(axis=1, ddof=1).mean(),  # G - 1, as the advantage
-        "correct": np.mean(grader.score(answers.texts, **columns) >= 1),
-        "format_ok": np.mean([grader.format_right(text) for text in answers.texts]),
-        "zero_variance": np.mean(np.ptp(groups, axis=1) == 0),
-        "length": answers.lengths.mean(),
-        "distinct": np.mean([len(set(group)) for group in samples.answers.texts]),
-        "cut_off": np.mean(~answers.ended),
-        "correct_lenient": np.mean(grader.right_lenient(answers.texts, **columns)),
-        "answers": groups.size,
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(axis=1, ddof=1).mean(),  # G - 1, as in the advantage
+        "correct": np.mean(grader.score(written.texts, **columns) >= 1),
+        "format_ok": np.mean([grader.format_right(text) for text in written.texts]),
+        "zero_variance": np.mean(np.ptp(rewards, axis=1) == 0),
+        "length": written.lengths.mean(),
+        "distinct": np.mean([len(set(texts)) for texts in samples.answers.texts]),
+        "cut_off": np.mean(~written.ended),
+        "correct_lenient": np.mean(grader.right_lenient(written.texts, **columns)),
+        "answers": rewards.size,
         "seconds": seconds,
-        "tokens_per_second": answers.lengths.sum() / seconds,
-    } | {f"reward_{name}": points.mean() for name, points in samples.reward_parts.items()}
+        "tokens_per_second": written.lengths.sum() / seconds,
+    } | {f"reward_{name}": part.mean() for name, part in samples.reward_parts.items()}
 
 
 def in_words(result: Mapping[str, float]) -> str:
@@ -100,61 +95,48 @@ class TrainingLog:
     """
 
     def __init__(self, logs: Path, c, first_step: int):
-        self._c, self._constants = c, dataclasses.asdict(c)
-        self._path = logs / "train_log.csv"
+        self._c, self._path, self._evaluations = c, logs / "train_log.csv", logs / "evaluations.jsonl"
         self.rows = [row for row in read_log(self._path) if row["step"] <= first_step]
-        if len(self.rows) < first_step:
-            lost = first_step - len(self.rows)
+        if (lost := first_step - len(self.rows)) > 0:
             print(f"{self._path} has lost the rows of {lost:,} steps; the run goes on, its curves lack them")
-        self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self.rows)))
-        self._rewrite()
-        self._evaluations = logs / "evaluations.jsonl"
-        self._evaluated = kept_answers.keep_lines(self._evaluations, first_step)
+        self._write()
+        self._evaluated = answers.keep_lines(self._evaluations, first_step)
         (logs / "tensorboard").mkdir(exist_ok=True)
-        # Not tensorboardX's SummaryWriter: that is a thread, which a full disk ends without a word. Here the
-        # disk's error reaches the thread that trains.
+        # Not tensorboardX's SummaryWriter: a full disk ends its thread without a word. Here the disk's error
+        # reaches the thread that trains.
         self._events = EventsWriter(str(logs / "tensorboard" / "events"))
         self._unhealthy: dict[str, str] = {}
         self._progress = tqdm(
-            total=c.NUM_BATCHES, initial=first_step, desc="GRPO", unit="step",
-            disable=devices.no_bar(),
-        )  # fmt: skip
+            total=c.NUM_BATCHES, initial=first_step, desc="GRPO", unit="step", disable=devices.no_bar()
+        )
 
-    def _rewrite(self) -> None:
-        """The whole file anew, with a column for everything that has been logged so far."""
-        partial = self._path.with_suffix(".partial")
-        with open(partial, "w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="nan")
-            writer.writeheader()
-            writer.writerows(map(in_whole_numbers, self.rows))
-        partial.rename(self._path)
+    def _write(self) -> None:
+        """Writes the whole file: a later step, or more devices after a resume, can bring new columns."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow(row | {name: int(row[name]) for name in ("step", "answers") if name in row})
+        write_whole(self._path, text.getvalue())
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Takes the figures of a step: they are on the disk when this returns."""
+        """Takes the metrics of a step: they are on the disk when this returns."""
         row = {name: float(value) for name, value in row.items()}
         self.rows.append(row)
-        new = [name for name in row if name not in self._columns]
-        self._columns += new
-        if new:
-            self._rewrite()
-        else:
-            with open(self._path, "a", newline="") as file:
-                csv.DictWriter(file, self._columns, restval="nan").writerow(in_whole_numbers(row))
+        self._write()
         for name, value in row.items():
+            if math.isnan(value):  # not measured
+                continue
             scalar = summary.scalar(name, np.asarray(value))
             self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
-        self._say_what_is_wrong()
+        found = health.check(self.rows, dataclasses.asdict(self._c))
+        for kind in found.keys() - self._unhealthy.keys():  # a line is printed when it begins to hold
+            tqdm.write(f"health   step {row['step']:.0f}: {found[kind]}")
+        self._unhealthy = found
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
-
-    def _say_what_is_wrong(self) -> None:
-        """Prints each health line when it begins to hold."""
-        found = health.check(self.rows, self._constants)
-        for kind in found.keys() - self._unhealthy.keys():
-            tqdm.write(f"health   step {self.rows[-1]['step']:.0f}: {found[kind]}")
-        self._unhealthy = found
 
     def evaluation_due(self, done: int) -> bool:
         """Whether to evaluate after so many steps: before the first, after the last, after every N-th."""
@@ -163,8 +145,8 @@ class TrainingLog:
         return devices.all_agree(bool(wanted and done not in self._evaluated))
 
     def add_evaluation(self, done: int, result: dict[str, Any]) -> dict[str, float]:
-        """Writes an evaluation into evaluations.jsonl; its columns for the row of that step."""
-        kept_answers.append_lines(self._evaluations, [{"step": done} | result])
+        """Writes an evaluation into evaluations.jsonl; returns its columns for the row of that step."""
+        answers.append_lines(self._evaluations, [{"step": done} | result])
         self._evaluated.add(done)
         if devices.is_first():
             tqdm.write(f"held out step {done}: {in_words(result)}")
@@ -176,11 +158,6 @@ class TrainingLog:
         self._events.close()
 
 
-def in_whole_numbers(row: Mapping[str, float]) -> dict[str, float]:
-    """A row for the CSV file: counts as 1, 2, not as 1.0, 2.0."""
-    return row | {name: int(row[name]) for name in ("step", "answers") if name in row}
-
-
 def seconds_before(log: Sequence[Mapping[str, float]], first_step: int) -> float:
-    """How long the steps took that earlier processes of a run have done."""
+    """How long the steps of a run took that earlier processes have done."""
     return sum(row.get("seconds", 0.0) for row in log if row["step"] <= first_step)

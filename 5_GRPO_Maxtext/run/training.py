@@ -104,7 +104,7 @@ class TrainingRun:
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
         seconds = time.perf_counter() - self._started
-        row |= train_log.answer_figures(self.task.grader, samples.sampled or samples, seconds)
+        row |= train_log.answer_metrics(self.task.grader, samples.sampled or samples, seconds)
         if answers.keeps(c, done):
             log_prob = {
                 "before": old_log_prob, "after": self.llm.log_probs(batch), "reference": batch.ref_log_prob

@@ -15,11 +15,7 @@ from settings import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the health lines of the run folder that is named, and writes its page.
-
-    Raises:
-        UserError: not the folder of a run.
-    """
+    """Prints the health lines of a run and writes its page; UserError if the folder isn't one's."""
     folder = Path(arguments[0]) if arguments else run_files.newest_run()
     if folder is None or len(arguments) > 1 or str(folder).startswith("-"):
         raise UserError(f"show_run {' '.join(arguments)}: give one run's folder, such as runs/mine")
@@ -27,10 +23,6 @@ def main(arguments: list[str]) -> None:
     lines = list(health.history(rows, constants))
     print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
     print(f"page     {page.write(folder)}")
-    if constants.get("ENVIRONMENT"):
-        from run import episodes  # needs jax, which takes a second to import
-
-        print(f"turns    {episodes.write(folder)}")
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ function silence(g) {
 
 function drawGroup() {
   const g = group(), silent = isSilent(g);
-  const deltas = g.completions.flatMap((a, i) => (a.after ?? []).map((value, t) => [Math.abs(value - a.before[t]), i, t]));
+  const deltas = g.completions.flatMap((a, i) => (a.log_prob_after ?? []).map((value, t) => [isWorlds(a, t) ? 0 : Math.abs(value - a.log_prob[t]), i, t]));
   const most = deltas.reduce((a, b) => (b[0] > a[0] ? b : a), [0, 0, 0]);
   [, state.answer, state.token] = most;
   state.open &&= wide.matches; // on a phone the formula comes with a tap on a token, never unasked
@@ -228,7 +228,7 @@ function drawGroup() {
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
     el("p", {}, "right answer: ", el("b", {}, ...(g.answer === null ? ["not known"] : written(g.answer))),
-      ...(data.sources > 1 ? [", data source: ", ...written(g.data_source)] : [])),
+      ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [", data source: ", ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
       `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
       (how.std === undefined ? "" : `, std = ${number(how.std)}`))]),
@@ -248,6 +248,10 @@ function drawGroup() {
   drawFormula();
 }
 
+// Of an episode: what the world wrote is read and not trained, and each turn can have an advantage of its own.
+const isWorlds = (a, t) => a.turn !== undefined && a.turn[t] < 0;
+const advantageOf = (a, t) => a.advantages?.[t] ?? a.advantage;
+
 function verdict(a, graded = true) {
   const badge = (good, text) => el("span", { class: `badge ${good ? "good" : "bad"}` }, text);
   return [
@@ -262,20 +266,23 @@ function verdict(a, graded = true) {
 function drawAnswer(g, equal) {
   const [i] = equal, a = g.completions[i], graded = g.graded !== false;
   const tokens = a.pieces.map((piece, t) => {
-    const change = a.after ? a.after[t] - a.before[t] : 0;
+    const world = isWorlds(a, t), change = a.log_prob_after && !world ? a.log_prob_after[t] - a.log_prob[t] : 0;
+    const begins = a.turn && !world && a.turn[t] !== a.turn[t - 1];
     const token = el("span", {
-      class: `token ${change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
+      class: `token ${world ? "world" : change > 0 ? "up" : change < 0 ? "down" : ""}`, role: "option", "data-answer": i, "data-token": t,
       tabindex: -1, "aria-selected": false,
       // not mouseenter: that also comes when the page moves under a mouse that rests
       onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
     token.style.setProperty("--strength", `${(55 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(1)}%`);
-    return [token, el("wbr")];
+    return [begins ? el("span", { class: "begins" }, `turn ${a.turn[t] + 1}, A = ${signed(a.advantages[t], 2)}`) : "", token, el("wbr")];
   });
   return el("article", { class: a.counts === false ? "uncounted" : "", "data-answer": i },
     el("h3", {}, `Answer${equal.length > 1 ? "s" : ""} ${equal.map((k) => k + 1).join(", ")}`,
       ...(equal.length > 1 ? [el("span", { class: "equal" }, `× ${equal.length}`)] : []), ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
     el("div", { class: "written", role: "listbox", "aria-label": `tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
+    // an image runs no script and loads nothing, whatever the world has drawn
+    ...(a.picture ? [el("img", { alt: "what the world draws of this episode", src: `data:image/svg+xml,${encodeURIComponent(a.picture.toWellFormed().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '))}` })] : []),
     ...(graded ? [drawPoints(g, i)] : []));
 }
 
@@ -344,7 +351,7 @@ const KL = {
 };
 
 function weight(g, a) {
-  const N = g.completions_in_step, n = a.pieces.length, T = c.TOTAL_GENERATION_STEPS;
+  const N = g.completions_in_step, n = a.pieces.filter((_, t) => !isWorlds(a, t)).length, T = c.TOTAL_GENERATION_STEPS;
   return {
     "seq-mean-token-mean": [`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
     "token-mean": [`1 / ${g.tokens_in_step} tokens of the step`, 1 / g.tokens_in_step],
@@ -354,23 +361,23 @@ function weight(g, a) {
 }
 
 function lossLines(g, a, t) {
-  const A = a.advantage, change = a.after[t] - a.before[t];
+  const A = advantageOf(a, t), change = a.log_prob_after[t] - a.log_prob[t];
   const low = 1 - c.EPSILON, high = 1 + (c.EPSILON_HIGH || c.EPSILON);
   const gspo = c.LOSS_ALGO === "gspo-token";
-  const log = gspo ? mean(a.after.map((value, k) => value - a.before[k])) : change;
+  const log = gspo ? mean(a.log_prob_after.map((value, k) => value - a.log_prob[k]).filter((_, k) => !isWorlds(a, k))) : change;
   const ratio = Math.exp(log), clipped = Math.min(high, Math.max(low, ratio));
   const objective = Math.min(ratio * A, clipped * A);
   const bound = clipped * A < ratio * A;
   const [inWords, w] = weight(g, a);
   const lines = [
     (gspo ? `ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})`
-      : `ratio = exp(log π − log π_old) = exp(${number(a.after[t])} − ${inner(a.before[t])})`) + ` = ${number(ratio)}`,
+      : `ratio = exp(log π − log π_old) = exp(${number(a.log_prob_after[t])} − ${inner(a.log_prob[t])})`) + ` = ${number(ratio)}`,
     `min(ratio × A, clip(ratio, ${number(low, 2)}, ${number(high, 2)}) × A) = min(${number(ratio)} × ${inner(A)}, ${number(clipped)} × ${inner(A)}) = ${number(objective)}` +
       (bound ? "   ← the clip binds: another update on this batch would have no gradient here" : ""),
   ];
-  if (a.reference) {
-    const d = a.reference[t] - a.after[t], [formula, value] = KL[c.KL_LOSS_MODE];
-    lines.push(`d = log π_ref − log π = ${number(a.reference[t])} − ${inner(a.after[t])} = ${number(d)};  KL = ${formula} = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}`);
+  if (a.log_prob_reference) {
+    const d = a.log_prob_reference[t] - a.log_prob_after[t], [formula, value] = KL[c.KL_LOSS_MODE];
+    lines.push(`d = log π_ref − log π = ${number(a.log_prob_reference[t])} − ${inner(a.log_prob_after[t])} = ${number(d)};  KL = ${formula} = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}`);
   } else lines.push("β = 0: no KL, no reference model");
   lines.push(`weight in J: ${a.counts ? inWords : "0: this answer is not in the loss"} = ${number(a.counts ? w : 0, 5)}`);
   return lines;
@@ -391,17 +398,19 @@ function drawFormula() {
   const head = el("p", {}, el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
-  if (graded) {
+  if (isWorlds(a, t)) lines.push("The world wrote this token: it is read, and not trained.");
+  else if (advantageOf(a, t) !== a.advantage) lines.push(`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (RETURN_TO_GO)`);
+  else if (graded) {
     const how = advantage(g, state.answer);
     lines.push(`${how.name} = ${isSilent(g) ? "0: all rewards are equal" : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
       (c.ADVANTAGE_CLIP && Math.abs(a.advantage) >= c.ADVANTAGE_CLIP ? `, clipped to ${number(a.advantage)}` : ""));
   }
-  if (a.after) {
+  if (a.log_prob_after) {
     const words = data.kind === "run" ? ["before the update", "after it"] : ["before training", "after it"];
-    lines.push(`${words[0]} log π_old = ${number(a.before[t])} (${probability(a.before[t])}), ${words[1]} log π = ${number(a.after[t])} (${probability(a.after[t])}): ${signed(a.after[t] - a.before[t])}`);
-    if (data.kind === "run") lines.push(...lossLines(g, a, t));
-  } else lines.push(`log π = ${number(a.before[t])} (${probability(a.before[t])})`);
-  const note = data.kind !== "run" || !a.after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
+    lines.push(`${words[0]} log π_old = ${number(a.log_prob[t])} (${probability(a.log_prob[t])}), ${words[1]} log π = ${number(a.log_prob_after[t])} (${probability(a.log_prob_after[t])}): ${signed(a.log_prob_after[t] - a.log_prob[t])}`);
+    if (data.kind === "run" && !isWorlds(a, t)) lines.push(...lossLines(g, a, t));
+  } else lines.push(`log π = ${number(a.log_prob[t])} (${probability(a.log_prob[t])})`);
+  const note = data.kind !== "run" || !a.log_prob_after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
     ? `The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch. The optimizer's momentum and the other answers move a token, too.`
     : "While the gradient was taken the ratio was 1 (one update per batch): these are the numbers after it. The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
   at("formula").replaceChildren(button, head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
