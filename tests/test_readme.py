@@ -63,7 +63,12 @@ def test_the_constants_tables_equal_the_script(language):
     tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
     laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
     hints = typing.get_type_hints(demo.Constants)
-    blocks = ([demo.Constants], [constants.Variants], [constants.Arrays, constants.Machine])
+    blocks = (
+        [demo.Constants],
+        [constants.Variants],
+        [constants.Extras],
+        [constants.Arrays, constants.Machine],
+    )
     for rows, block in zip(tables, blocks, strict=True):
         named = [name for part in block for name in inspect.get_annotations(part)]
         assert [name for name, *_ in rows] == named

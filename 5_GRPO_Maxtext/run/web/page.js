@@ -399,7 +399,7 @@ function drawFormula() {
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
   if (isWorlds(a, t)) lines.push("The world wrote this token: it is read, and not trained.");
-  else if (advantageOf(a, t) !== a.advantage) lines.push(`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (RETURN_TO_GO)`);
+  else if (advantageOf(a, t) !== a.advantage) lines.push(`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
   else if (graded) {
     const how = advantage(g, state.answer);
     lines.push(`${how.name} = ${isSilent(g) ? "0: all rewards are equal" : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
