@@ -167,8 +167,8 @@ function drawStep() {
   const silent = groups.filter(isSilent).length;
   at("kept").textContent = data.kind === "run"
     ? `Step ${step}: ${groups.length} questions, ${groups[0].completions.length} answers each; ` +
-      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first, the last and every ` +
-      `${c.LOG_ANSWERS_EVERY}th step${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
+      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first step, the last ` +
+      `and one in ${c.LOG_ANSWERS_EVERY}${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
     : "";
   at("groups").replaceChildren(...groups.map((g, i) => el(
     "button", {
