@@ -74,7 +74,8 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     text = f"fine\n```\n# taken over\n{EVIL}"
     shares = dict.fromkeys([*report.BARS, *evaluation.ROWS], 0.5) | {"questions": 2}
     result = shares | {
-        "completions": [text] * 2, "correct": [True, False], "asked": [{"question": text, "answer": text}] * 2,
+        "completions": [text] * 2, "correct": [True, False],
+        "asked": [{"question": text, "answer": text}] * 2,
         "by_data_source": {f"a | b | <b>\n{EVIL}": shares, "x": shares},
     }  # fmt: skip
     run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))

@@ -1,7 +1,7 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = { columns: {}, evaluations: [], ...JSON.parse(document.getElementById("data").textContent) };
 const c = data.constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
