@@ -222,9 +222,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     objective, clipped = use.objective(pi, batch)  # [N, T] each
     kl = jnp.zeros_like(objective)
     if batch.ref_log_prob is not None:
-        kl = use.kl(
-            (batch.ref_log_prob - pi.log_prob) * batch.mask
-        )  # [N, T]; exp of padding's could overflow
+        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)  # [N, T]; the mask: exp may overflow
     J = (batch.weight * (objective - batch.beta * kl)).sum()  # []
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 

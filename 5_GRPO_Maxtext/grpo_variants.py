@@ -302,7 +302,7 @@ def refilled(rollouts, c, llm, task, run):
             if has_signal(samples).sum() >= c.BATCH_SIZE:
                 break
             more = sample(c, llm, task, others[i], step)
-            samples = jax.tree.map(lambda *arrays: np.concatenate(arrays), samples, more)
+            samples = samples.joined(more)
         first = np.argsort(~has_signal(samples), kind="stable")[: c.BATCH_SIZE]
         yield step, samples.groups(first)._replace(sampled=samples)
 

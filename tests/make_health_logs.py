@@ -24,43 +24,41 @@ from task.run_grader import COURSE_REWARDS
 def changed_questions(change) -> list[str]:
     """The training questions, each answer changed, as the constants that name the new file."""
     rows = (ROOT / "5_GRPO_Maxtext" / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()
-    rows = [row for row in map(change, map(json.loads, rows)) if row]
-    Path("changed.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, change(list(map(json.loads, rows))))) + "\n")
     return ["DATASET=changed.jsonl", "TEST_DATASET=tiny_gsm8k"]
 
 
 def wrong_answers() -> list[str]:
     """Gold answers that no answer of the model equals, nor comes near."""
-    return changed_questions(lambda row: row | {"answer": "#### 100000"})
-
-
-def unreadable_answers() -> list[str]:
-    """The same, and rewards that look at nothing else."""
-    import reward_func
-
-    for name in COURSE_REWARDS:
-        setattr(reward_func, name, reward_func.check_numbers)
-    return changed_questions(lambda row: row | {"answer": "#### 100000"})
+    return changed_questions(lambda rows: [row | {"answer": "#### 100000"} for row in rows])
 
 
 def easy_questions() -> list[str]:
     """One kind of question that the model is good at, over and over."""
-    rows = []
-    return changed_questions(lambda row: rows.append(row) or row if len(rows) < 16 else None)
+    return changed_questions(lambda rows: rows[:16])
+
+
+def unreadable_answers() -> list[str]:
+    """Wrong answers, and rewards that look at nothing else."""
+    import reward_func
+
+    for name in COURSE_REWARDS:
+        setattr(reward_func, name, reward_func.check_numbers)
+    return wrong_answers()
 
 
 def another_end_of_sequence() -> list[str]:
     """A tokenizer that names another token the end of a sequence than the one the model was trained with."""
     shutil.copytree(ROOT / "5_GRPO_Maxtext" / "tiny_llama", "model")
     path = Path("model/tokenizer_config.json")
-    written = json.loads(path.read_text())
     tokens = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
-    path.write_text(json.dumps(written | {"eos_token": max(tokens, key=tokens.get)}))
+    written = json.loads(path.read_text()) | {"eos_token": max(tokens, key=tokens.get)}
+    path.write_text(json.dumps(written))
     return ["MODEL=model"]
 
 
 def pay_for_length(sign: int = 1) -> list[str]:
-    """Rewards that grow with the answer, and look at nothing else."""
+    """Rewards that grow with the answer's length (sign -1: fall), and look at nothing else."""
     import reward_func
 
     def length(prompts, completions, **columns):
@@ -69,11 +67,6 @@ def pay_for_length(sign: int = 1) -> list[str]:
     for name in COURSE_REWARDS:
         setattr(reward_func, name, length)
     return []
-
-
-def pay_for_brevity() -> list[str]:
-    """Rewards that fall with the answer's length."""
-    return pay_for_length(sign=-1)
 
 
 # What is spoilt (a function above, which returns constants), and the constants of the run.
@@ -91,7 +84,7 @@ CASES = {
     "longer": (pay_for_length, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
     "kl": (None, ["LEARNING_RATE=0.01"]),
     "format_only": (wrong_answers, ["NUM_BATCHES=30"]),
-    "entropy": (pay_for_brevity, ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
+    "entropy": (lambda: pay_for_length(-1), ["LEARNING_RATE=0.003", "BETA=0.0", "NUM_BATCHES=40"]),
     "clipped": (None, ["NUM_ITERATIONS=8", "LEARNING_RATE=0.005"]),
     "gradient": (None, ["MAX_GRAD_NORM=0.01"]),
     "mismatch": (None, ["TEMPERATURE=3.0", "TOP_K=5", "BETA=0.0"]),

@@ -257,19 +257,14 @@ def test_lines_of_undone_steps_go_and_a_torn_line_too(tmp_path):
     path.write_text(path.read_text()[:-5])
     assert answers.keep_lines(path, 4) == {0, 1, 4}
     assert [row["step"] for row in answers.read_lines(path)] == [0, 1, 1, 4]
-    assert [p.name for p in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
 TEXTS = [
-    "plain words, and 8-6=2",
-    "中文也可以 mixed in",
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 a family, \U0001f1f9\U0001f1fc a flag",
-    "é e\u0301 ñ ☃\u200d",
-    "\t\n  spaces  ",
-    "\u0645\u0631\u062d\u0628\u0627 7 \u05e9\u05dc\u05d5\u05dd",  # right to left
-    "x" * 50,
+    "plain words, and 8-6=2", "中文也可以 mixed in", "é e\u0301 ñ ☃\u200d", "\t\n  spaces  ", "x" * 50,
     "好" * 40,
-]
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 a family, \U0001f1f9\U0001f1fc a flag",
+    "\u0645\u0631\u062d\u0628\u0627 7 \u05e9\u05dc\u05d5\u05dd",  # right to left
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

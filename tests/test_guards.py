@@ -35,7 +35,7 @@ from model import devices, llama, versions
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.rollout import sampling
-from run import answers, checks, process, run_folder, train_log
+from run import answers, process, run_folder, train_log
 from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
@@ -70,28 +70,18 @@ def read(*arguments):
     ("argument", "words"),
     [
         ("NUM_BATCH=3", ["NUM_BATCH=3", "NUM_BATCHES"]),
-        ("LERNING_RATE=1e-3", ["LEARNING_RATE"]),
         ("help", ["NAME=value"]),
         ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
         ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "valid integer"]),
-        ("NUM_BATCHES=2.5", ["NUM_BATCHES=2.5", "valid integer"]),
-        ("NUM_BATCHES=[", ["NUM_BATCHES=[", "valid integer"]),
         ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "valid number"]),
-        ("BETA=yes", ["BETA=yes", "valid number"]),
         ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "boolean"]),
         ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "equal to 2"]),
-        ("TEMPERATURE=0", ["TEMPERATURE=0", "greater than 0"]),
-        ("TOP_P=1.5", ["TOP_P=1.5"]),
         ("TOP_K=0", ["TOP_K=0", "-1"]),
         ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
-        ("LEARNING_RATE=-1.0", ["LEARNING_RATE=-1.0"]),
         ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: must be 'greedy', 'standard' or 'liberal'"]),
         ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
-        ("HBM_UTILIZATION_VLLM=2.0", ["HBM_UTILIZATION_VLLM=2.0"]),
         ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
         ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "less than 1"]),
-        ("DTYPE=float7", ["DTYPE=float7: must be 'float32' or 'bfloat16'"]),
-        ("REMAT_POLICY=some", ["REMAT_POLICY=some", "minimal"]),
         ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
         ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
     ],
@@ -111,10 +101,6 @@ def test_what_maxtext_refuses_is_one_line():
         match=r"^DTYPE=float7, .*refuses one of these \(Input should be 'bfloat16'.*\); see its base.yml$",
     ):
         llama.to_maxtext_config(hf, rows=1, prompt_tokens=1, new_tokens=1, dtype="float7")
-
-
-def test_a_flag_may_be_written_as_a_number():
-    assert read("SCAN_LAYERS=1").SCAN_LAYERS is read("SCAN_LAYERS=True").SCAN_LAYERS is True
 
 
 def test_help_shows_every_constant_as_it_stands_on_its_page(capsys):
@@ -149,36 +135,8 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     assert done.returncode == code and len(said) == (code != 0)
     assert not said or said[0].startswith(words)
     assert "run.checks" in imported
-    heavy = {
-        "jax",
-        "numpy",
-        "flax",
-        "maxtext",
-        "tunix",
-        "transformers",
-        "grain",
-        "scipy",
-        "matplotlib",
-        "tensorflow",
-    }
-    assert not imported & heavy
+    assert not imported & {"jax", "numpy", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("NUM_GENERATIONS=1", "error: NUM_GENERATIONS=1: must be greater than or equal to 2"),
-        ("EVAL_CONFIG=wild", "error: EVAL_CONFIG=wild: must be 'greedy'"),
-        ("RUN_DIR=gs://bucket/run", "error: RUN_DIR="),
-    ],
-)
-def test_a_wrong_constant_ends_the_script_where_its_imports_begin(argument, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["grpo.py", argument])
-    with pytest.raises(SystemExit) as stopped:
-        settings.refuse_early(demo.Constants, checks.refuse)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.startswith(words) and said.count("\n") == 1
 
 
 # %% Stopping, and going on
@@ -199,28 +157,17 @@ def raising(error):
     return main
 
 
-def test_ctrl_c_before_there_is_a_run_names_no_folder(monkeypatch, capsys):
+def test_what_ends_a_script_has_its_line_and_its_exit_code(monkeypatch, capsys):
+    assert run_script(monkeypatch, raising(UserError("SEED=-1: use 0 or more"))) == 2
+    assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
     assert run_script(monkeypatch, raising(KeyboardInterrupt()), "SEED=1", "RUN_DIR=mine") == 130
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err  # before there is a run
     assert "stopped" in err and "RUN_DIR" not in err and "python" not in err
-
-
-def test_ctrl_c_in_a_run_prints_a_command_that_a_shell_understands(monkeypatch, capsys):
     arguments = ["DATASET=my files/a.jsonl", "RUN_DIR=", "TEMPLATE={question} 'now'"]
     assert run_script(monkeypatch, raising(settings.Stopped(Path("my runs/one"))), *arguments) == 130
     command = capsys.readouterr().err.splitlines()[-1].removeprefix("stopped. To go on: ")
-    assert shlex.split(command) == [
-        "python",
-        "my scripts/grpo.py",
-        arguments[0],
-        arguments[2],
-        "RUN_DIR=my runs/one",
-    ]
-
-
-def test_an_error_of_the_user_is_one_line_and_exit_code_2(monkeypatch, capsys):
-    assert run_script(monkeypatch, raising(UserError("SEED=-1: use 0 or more"))) == 2
-    assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
+    expected = ["python", "my scripts/grpo.py", arguments[0], arguments[2], "RUN_DIR=my runs/one"]
+    assert shlex.split(command) == expected
 
 
 @pytest.mark.parametrize("where", ["read_data", "make_prompts"])
@@ -281,13 +228,11 @@ def other_version(monkeypatch, package):
     )
 
 
-@pytest.mark.parametrize("package", versions.VERSIONS)
-def test_another_version_is_refused_at_every_start(monkeypatch, package):
+def test_another_version_is_refused_at_every_start(monkeypatch):
     versions.check_versions()
+    package, wanted = next(iter(versions.VERSIONS.items()))
     other_version(monkeypatch, package)
-    with pytest.raises(
-        UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={versions.VERSIONS[package]}$"
-    ):
+    with pytest.raises(UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"):
         demo.main([])
     assert not Path("runs").exists()
 
@@ -296,28 +241,6 @@ def test_another_version_is_refused_at_every_start(monkeypatch, package):
 def test_the_versions_are_the_pinned_ones(name):
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (HERE.parent / name).read_text(), re.M))
     assert {package: pins[package] for package in versions.VERSIONS} == versions.VERSIONS
-
-
-class Library:
-    """Of which another version may call things by another name."""
-
-    def helper(self):
-        return "theirs"
-
-    def caller(self):
-        return next(self.helper() for _ in range(1))
-
-
-def test_a_patch_holds_for_its_block_alone():
-    original = Library.helper
-    with versions.patched(Library, "helper", lambda self: "ours"):
-        assert Library().caller() == "ours"
-    with (
-        pytest.raises(ZeroDivisionError),
-        versions.patched(Library, "helper", lambda self: 1 / 0),
-    ):
-        Library().caller()
-    assert Library.helper is original and Library().caller() == "theirs"
 
 
 # %% Data and model

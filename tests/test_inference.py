@@ -148,13 +148,13 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     # the untrained model's own page gives its log-probs to the same text the same number
     inference.main(["CHECKPOINT=base", "PAGE=True", "SAMPLES=32", "BATCH_SIZE=8", question])
     [base] = page_of("answers.html")["groups"]
-    untrained = {"".join(answer["pieces"]): answer["before"] for answer in base["completions"]}
+    untrained = {"".join(answer["pieces"]): answer["log_prob"] for answer in base["completions"]}
     shared = [answer for answer in group["completions"] if "".join(answer["pieces"]) in untrained]
     assert shared and base["graded"] is False and base["answer"] is None
     for answer in shared:
         # five decimals; other batches round otherwise
-        np.testing.assert_allclose(answer["before"], untrained["".join(answer["pieces"])], atol=5e-5)
-        assert np.abs(np.subtract(answer["after"], answer["before"])).max() > 1e-3
+        np.testing.assert_allclose(answer["log_prob"], untrained["".join(answer["pieces"])], atol=5e-5)
+        assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
 
 @pytest.mark.parametrize(

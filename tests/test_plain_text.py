@@ -14,7 +14,7 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import health, page, plain_text, report, run_folder
+from run import evaluation, health, page, plain_text, report, run_folder
 from settings import HERE, UserError
 from task import code_grading
 from tools import model_card, show_run
@@ -35,18 +35,11 @@ def obeyed(text):
     }
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, EVIL], ids=range(len(HOSTILE) + 1))
-def test_nothing_is_obeyed_and_everything_is_shown(text):
-    said = plain_text.shown(text)
-    assert said.encode() and not obeyed(said)
-    turned = obeyed(text)
-    assert said == "".join(c.encode("unicode_escape").decode() if c in turned else c for c in text)
-
-
 def test_every_character_of_the_first_plane_is_judged_as_unicode_has_it():
     for c in map(chr, range(0x10000)):
-        assert (plain_text.shown(c) != c) == bool(obeyed(c)), hex(ord(c))
-    assert plain_text.shown("\x1b[0m \u202e \ud800") == "\\x1b[0m \\u202e \\ud800"
+        assert plain_text.shown(c) == (c.encode("unicode_escape").decode() if obeyed(c) else c), hex(ord(c))
+    for text in (*HOSTILE, EVIL):
+        assert plain_text.shown(text) == "".join(map(plain_text.shown, text))
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "a\n```\n# heading\n````\n", "`````", "~~~\n```"])
@@ -69,20 +62,6 @@ def test_a_table_cell_stays_one_cell(text, cell):
 # ---------------------------------------------------------------- where it is used
 
 
-def evaluation(text, source):
-    """What `evaluate_both` returns, as far as the report looks at it."""
-    shares = dict.fromkeys(
-        ("answer_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy", "cut_off",
-         "greedy_answer_accuracy", "greedy_lenient_accuracy", "greedy_format_accuracy"), 0.5
-    )  # fmt: skip
-    by_source = {"questions": 1} | shares
-    return shares | {
-        "questions": 2, "completion_length": 3.0, "completions": [text] * 2, "correct": [True, False],
-        "asked": [{"question": text, "answer": text}] * 2,
-        "by_data_source": {source: by_source, "x": by_source},
-    }  # fmt: skip
-
-
 def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_cell(
     tmp_path, monkeypatch, capsys
 ):
@@ -93,7 +72,12 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
         {"step": 1.0, "reward": 1.0, "reward_std": 1.0, "kl": math.nan, "zero_variance": 0.0, "length": 1.0}
     ]
     text = f"fine\n```\n# taken over\n{EVIL}"
-    result = evaluation(text, f"a | b | <b>\n{EVIL}")
+    shares = dict.fromkeys([*report.BARS, *evaluation.ROWS], 0.5) | {"questions": 2}
+    result = shares | {
+        "completions": [text] * 2, "correct": [True, False],
+        "asked": [{"question": text, "answer": text}] * 2,
+        "by_data_source": {f"a | b | <b>\n{EVIL}": shares, "x": shares},
+    }  # fmt: skip
     run = run_folder.Run(tmp_path, tmp_path, str(tmp_path))
     report.write(c, run, result, result, log, "test.jsonl", [], 0)
     for said in (capsys.readouterr().out, (tmp_path / "report.md").read_text(encoding="utf-8")):
@@ -106,13 +90,9 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     assert block.count("# taken over") == markdown.count("# taken over") == 4
 
 
-@pytest.fixture
-def grader():
-    return inference.make_grader(settings.read(inference.Constants, []), [])
-
-
 @pytest.mark.parametrize("compared", [False, True])
-def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, grader, capsys):
+def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, capsys):
+    grader = inference.make_grader(settings.read(inference.Constants, []), [])
     row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
     inference.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
@@ -120,26 +100,19 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
 
-def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
-    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
-    inference.main(["CHECKPOINT=base", "How many cards are there now?"])
-    assert capsys.readouterr().out.endswith("\n\\x1b[2J\\u202efine\n\n")
-
-
-def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path, monkeypatch, capsys):
+def test_the_first_lines_of_inference_and_a_streamed_answer_do_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
-    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
+    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
     monkeypatch.setattr(inference, "chosen_step", lambda *_: (EVIL, 7))
     monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
     monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
+    assert said.endswith("\n\\x1b[2J\\u202efine\n\n")
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):

@@ -82,21 +82,14 @@ def run_data(folder: Path) -> dict[str, Any]:
     evaluations = read_lines(folder / "evaluations.jsonl")
     tests = {when: read_object(folder / f"{when}.json") for when in ("before", "after")}
     tests = {when: result for when, result in tests.items() if result}
-    head, rows = [], []
-    if tests:
-        asked = next(iter(tests.values()))["questions"]
-        head = [f"{asked} test questions, {constants['EVAL_CONFIG']} sampling", *tests]
-        rows = evaluation.comparison(list(tests.values()))
+    tested = len(next(iter(tests.values()))["asked"]) if tests else 0
     best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     columns = with_evaluations(log, evaluations)
     asked = evaluations[0]["asked"] if evaluations else []
     questions, *shown = fewer_questions(
         [{"asked": asked}, *({name: e[name] for name in PER_EVALUATION} for e in evaluations)]
     )
-    in_all, both = {"asked": len(asked)}, [None, None]
-    if len(tests) == 2:
-        in_all["tested"] = len(tests["before"]["asked"])
-        both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests.values()])
+    both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests.values()])
     data = {
         "kind": "run",
         "title": "GRPO: every answer",
@@ -107,23 +100,25 @@ def run_data(folder: Path) -> dict[str, Any]:
         "constants": {name: constants[name] for name in NEEDED_CONSTANTS},
         "written": [f"{name}={value}" for name, value in constants.items()],
         "command": (read_object(folder / "run.json") or {}).get("command", ""),
-        "summary": {"header": head, "rows": rows, "notes": [best] if best else []},
+        "summary": {
+            "header": [f"{tested} test questions, {constants['EVAL_CONFIG']} sampling", *tests],
+            "rows": evaluation.comparison(list(tests.values())) if tests else [],
+            "notes": [best] if best else [],
+        },
         "health": list(health.history(log, constants)),
         "columns": columns,
         "intervals": {
-            name: [
-                share if share is None else evaluation.wilson(share, len(asked)) for share in columns[name]
-            ]
-            for name in evaluation.HELD_OUT
-            if name in columns and asked
+            name: [None if share is None else evaluation.wilson(share, len(asked)) for share in shares]
+            for name, shares in columns.items()
+            if name in evaluation.HELD_OUT and asked
         },
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
-        "in_all": in_all,
-        "before": both[0],
-        "after": both[1],
+        "in_all": {"asked": len(asked), "tested": tested},
     }
+    if len(tests) == 2:
+        data |= dict(zip(tests, both))
     draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
     groups = [to_group(row, draw) for row in read_lines(folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
@@ -211,11 +206,7 @@ def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str
         "inspector_title": "One question, its answers" + (", and what training did" if compared else ""),
         "about": about,
         "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-        "summary": {"header": [], "rows": [], "notes": notes},
-        "columns": {},
+        "summary": {"rows": [], "notes": notes},
         "groups": [to_group(group) for group in groups],
         "compared": compared,
-        "evaluations": [],
-        "before": None,
-        "after": None,
     }

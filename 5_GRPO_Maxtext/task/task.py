@@ -24,11 +24,22 @@ class Samples(NamedTuple):
 
     def groups(self, chosen: np.ndarray) -> "Samples":
         """The groups with these indices."""
-        return jax.tree.map(lambda x: x[chosen], self)
+        return each(lambda x: x[chosen], self)
 
     def flat(self) -> "Samples":
         """The same as arrays [N, ...], the G answers to a question side by side."""
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
+        return each(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
+
+    def joined(self, more: "Samples") -> "Samples":
+        """These groups, then those of `more`."""
+        return each(lambda *arrays: np.concatenate(arrays), self, more)
+
+
+def each(function: Callable[..., np.ndarray], *samples: Samples) -> Samples:
+    """`jax.tree.map`, but the reward functions keep their order, which the log's columns have."""
+    mapped = jax.tree.map(function, *samples)
+    in_order = {name: mapped.reward_parts[name] for name in samples[0].reward_parts}
+    return mapped._replace(reward_parts=in_order)
 
 
 class Task(NamedTuple):
@@ -59,7 +70,7 @@ class Task(NamedTuple):
         parts = {reward.__name__: np.array(reward(**given)) for reward in self.rewards}  # [B * G] each
         rewards = np.sum(list(parts.values()), axis=0)
         samples = Samples(questions, answers, parts, rewards, mask=answers.turn >= 0)
-        return jax.tree.map(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
+        return each(lambda x: x.reshape(-1, self.num_generations, *x.shape[1:]), samples)
 
     def right(self, samples: Samples) -> np.ndarray:
         """Whether an answer is right: bool [B, G]."""

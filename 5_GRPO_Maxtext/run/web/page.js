@@ -1,7 +1,7 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = { columns: {}, evaluations: [], ...JSON.parse(document.getElementById("data").textContent) };
 const c = data.constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
@@ -167,8 +167,8 @@ function drawStep() {
   const silent = groups.filter(isSilent).length;
   at("kept").textContent = data.kind === "run"
     ? `Step ${step}: ${groups.length} questions, ${groups[0].completions.length} answers each; ` +
-      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first, the last and every ` +
-      `${c.LOG_ANSWERS_EVERY}th step${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
+      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first step, the last ` +
+      `and one in ${c.LOG_ANSWERS_EVERY}${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
     : "";
   at("groups").replaceChildren(...groups.map((g, i) => el(
     "button", {
