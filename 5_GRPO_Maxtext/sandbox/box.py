@@ -42,14 +42,8 @@ OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # the one behind the .venv
 
-# Loading the warden as a module uses its compiled file; running the file would compile it for every program.
-_WARDEN = """
-import sys
-from importlib.machinery import SourceFileLoader
-warden = type(sys)("warden")
-SourceFileLoader("warden", {path!r}).exec_module(warden)
-sys.exit(warden.guard({settings!r}))
-"""
+# Importing the warden uses its compiled file; running the file would compile it for every program.
+_WARDEN = "import sys; sys.path.append({folder!r}); import warden; sys.exit(warden.guard({settings!r}))"
 
 
 def processors(root: str = "/sys/fs/cgroup") -> int:
@@ -58,11 +52,10 @@ def processors(root: str = "/sys/fs/cgroup") -> int:
     A container with two cores on a large machine sees all of them in os.cpu_count(). `root` is a folder.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (Path(root, "cpu.max"), Path(root, "cpu/cpu.cfs_quota_us"), Path(root, "cpu/cpu.cfs_period_us"))
-    with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
-        files = quota[:1] if quota[0].exists() else quota[1:]  # of version 2 and 1 of cgroups
-        share, period = " ".join(file.read_text() for file in files).split()
-        count = min(count, max(1, int(share) // int(period))) if int(share) > 0 else count
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroups 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
+            quota, period = map(int, " ".join(Path(root, file).read_text() for file in files).split())
+            count = min(count, max(1, quota // period)) if quota > 0 else count
     return count
 
 
@@ -85,8 +78,8 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
     Raises:
         RuntimeError: the program could not be started (one line); raised at the end of the block.
     """
-    names = ("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE")
-    limits = dict(zip(names, (CPU_SECONDS, MEMORY_BYTES, PROCESSES, DISK_BYTES, OPEN_FILES, 0), strict=True))
+    limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "NPROC": PROCESSES, "NOFILE": OPEN_FILES, "CORE": 0}
+    limits |= {"FSIZE": DISK_BYTES}
     folder = tempfile.mkdtemp(prefix="answer_")
     with contextlib.ExitStack() as stack:
         stack.callback(remove, folder)
@@ -95,7 +88,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
         settings |= {"program": file.fileno(), "parent": os.getpid(), "python": _PYTHON}
         stdout = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
-            [_PYTHON, "-I", "-S", "-c", _WARDEN.format(path=warden.__file__, settings=settings)],
+            [_PYTHON, "-I", "-S", "-c", _WARDEN.format(folder=os.path.dirname(__file__), settings=settings)],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,

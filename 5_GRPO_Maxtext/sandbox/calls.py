@@ -161,6 +161,7 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 faults = []  # why the statement that runs now must fail, whatever it catches; "" if it is the answer's fault
 numbers = itertools.count()  # of the objects that the tests made
+wire = []  # the file of the requests, that of the replies, and how many characters a reply may have
 
 
 def fail(fault=""):
@@ -316,8 +317,7 @@ def check(tests, names, helpers, requests: int, replies: int, most: int) -> None
         requests, replies: file descriptors to write and to read.
         most: characters of a reply; the answer writes them.
     """
-    global wire
-    wire = open(requests, "w"), open(replies), most  # noqa: SIM115
+    wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115
     ours = Builtins({name: value for name, value in vars(builtins).items() if name not in names})
     namespace = {"__name__": "__main__", "__builtins__": ours}
     for name, (module, attribute) in helpers.items():

@@ -188,11 +188,12 @@ def _unfolded(
 ) -> list[ast.stmt]:
     """The statements with the body of `check` in its place; adds to `names` what check is called with."""
     check = functions.get("check")
-    returns = (ast.Return, ast.Yield, ast.Await)
-    if check is not None and len(check.args.args) == 1 and not _parts(check, returns):
-        given = {s: s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)}
-        calls = {s: call for s, call in given.items() if getattr(call.func, "id", None) == "check"}
-        calls = {s: call.args[0] for s, call in calls.items() if len(call.args) == 1}
+    if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
+        calls = {}  # by statement: what it calls check with
+        for statement in body:
+            match statement:
+                case ast.Expr(ast.Call(ast.Name("check"), [given])):
+                    calls[statement] = given
         if len(calls) > 1 or not (calls or entry):
             raise ValueError("ground_truth: defines check(); call it once or give entry_point")
         candidate = [*calls.values(), entry][0]
@@ -236,13 +237,12 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
 
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
-    parts = _parts(body, ast.Attribute)
-    attributes = {part.attr for part in parts if getattr(part.value, "id", None) == name}
+    attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
     is_module = name in sys.stdlib_module_names
-    if name in library_functions():
-        of_module = is_module and attributes and attributes <= set(dir(importlib.import_module(name)))
-        return (name, "") if of_module else (library_functions()[name], name)
-    return (name, "") if is_module else None
+    if name not in library_functions():
+        return (name, "") if is_module else None
+    means_module = is_module and attributes and attributes <= set(dir(importlib.import_module(name)))
+    return (name, "") if means_module else (library_functions()[name], name)
 
 
 @functools.cache
@@ -399,9 +399,8 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         running = (pool.map if at_once > 1 else map)(in_time, answers)
-        scores = list(
-            tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
-        )
+        bar = tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
+        scores = list(bar)
     if late:
         tqdm.write(
             f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "
