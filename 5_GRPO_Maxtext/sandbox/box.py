@@ -2,15 +2,11 @@
 
     training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
-| protection   | isolated by                       | needs                                                   |
-|--------------|-----------------------------------|---------------------------------------------------------|
-| `bubblewrap` | `bwrap`                           | Linux, `bwrap` on the PATH                              |
-| `namespaces` | `warden.py`, in the same way      | Linux 5.12, user namespaces allowed (or real root)      |
-| `limits`     | nothing: only the limits below    | any Unix; only on request, see PROTECTION               |
-
-`docs/code_answers.md` says what each protects against, and what not. The warden and the init process are
-trusted and hold no secrets. The warden exits once everything it started has exited. When the init process of
-a pid namespace exits, the kernel kills all others in it, even after `setsid`.
+`bubblewrap` and `namespaces` isolate it, the first by the program `bwrap`, the second by `warden.py` (Linux
+5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each protects
+against, and what not. The warden and the init process are trusted and hold no secrets. The warden exits once
+everything it started has exited. When the init process of a pid namespace exits, the kernel kills all others
+in it, even after `setsid`.
 
 Memory is limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe
 and about 200 KiB for each pair of sockets add to it.

@@ -170,6 +170,10 @@ def fail(fault=""):
     raise NotData(fault)
 
 
+def _failing(fault):
+    return lambda *_: fail(fault)
+
+
 def ask(verb: str, target: list, arguments=(), named=()) -> list:
     """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
 
@@ -244,18 +248,13 @@ class Remote:
             return type(self)
         return look([*place_of(self)[0], name], calls=type(self) is not Function)
 
-    def _change(self, *_):
-        fail("sets an attribute of the answer's object")
-
-    def _judge(self, *_):
-        fail("compares the answer's object, or takes it for true")
-
-    __setattr__ = __delattr__ = _change
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _judge
+    __setattr__ = __delattr__ = _failing("sets an attribute of the answer's object")
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _failing(
+        "compares the answer's object, or takes it for true"
+    )
 
 
-def _refuse(*_):
-    fail("asks the answer's function or class for more than its attributes")
+_refuse = _failing("asks the answer's function or class for more than its attributes")
 
 
 class Closed(type):
@@ -271,8 +270,8 @@ class Function(Remote, metaclass=Closed):
         if name != "__class__":
             return Remote.__getattribute__(self, name)
         kinds = {"function": type(fail), "type": type}  # the others have no name here
-        own = look([*place_of(self)[0], "__class__", "__name__"])
-        return kinds[own] if own in kinds else _refuse()
+        own = look([*place_of(self)[0], "__class__", "__name__"])  # whatever the answer makes of it
+        return kinds.get(str(own)) or _refuse()
 
     def __call__(self, /, *arguments, **named):
         target, calls = place_of(self)
