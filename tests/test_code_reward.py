@@ -1,4 +1,4 @@
-"""Programs that cheat (hostile_programs.py) and programs that solve the task: only the second kind scores."""
+"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn points."""
 
 import csv
 import fcntl
