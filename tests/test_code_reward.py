@@ -1,4 +1,4 @@
-"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn points."""
+"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
 
 import csv
 import fcntl
