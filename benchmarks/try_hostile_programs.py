@@ -1,4 +1,4 @@
-"""What the hostile programs of tests/hostile_programs.py achieve under every protection that works here.
+"""What the hostile programs of tests/hostile_programs.toml achieve under every protection that works here.
 
     python benchmarks/try_hostile_programs.py               # prints, 1.5 minutes
     python benchmarks/try_hostile_programs.py TABLE=path    # and keeps the table

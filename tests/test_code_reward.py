@@ -1,4 +1,4 @@
-"""Programs that cheat (hostile_programs.py) and programs that solve the task: only the second kind scores."""
+"""Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
 
 import csv
 import fcntl
@@ -8,13 +8,14 @@ import subprocess
 import sys
 import termios
 import time
+import tomllib
 from pathlib import Path
 
 import hostile_programs
 import pages
 import pytest
 import try_hostile_programs
-from hostile_programs import HANG_SECONDS, KINDS, OUTPUT, PROGRAMS, SECRET
+from hostile_programs import HANG_SECONDS, KINDS, PROGRAMS, SECRET, filled
 
 from sandbox import box, warden
 from settings import UserError
@@ -109,8 +110,8 @@ def test_only_on_request_trying_them_writes_the_committed_table(tmp_path, monkey
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
 def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     """The cheats are real: outside a sandbox the same program prints the expected output."""
-    (tmp_path / "tests.json").write_text(OUTPUT.replace("{SECRET}", SECRET))
-    program = PROGRAMS[name].program.replace("{PUBLIC}", str(tmp_path))
+    (tmp_path / "tests.json").write_text(filled("{OUTPUT}", SECRET=SECRET))
+    program = filled(PROGRAMS[name].program, PUBLIC=tmp_path)
     command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
@@ -156,7 +157,7 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
 from tools import code_reward
 import settings
 from sandbox import warden
-warden._REFUSED, warden._REFUSED_WITH = "unshare 272 97", "clone 56 220 0&0x7E020000"
+warden._REFUSED = "unshare 272 97, clone 56 220 0&0x7E020000"
 if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
@@ -187,11 +188,9 @@ def test_an_unknown_protection_is_refused():
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
     """Compares the tables with the kernel's headers where they are installed, and with Python's constants."""
-    with_arguments = [line.split() for line in warden._REFUSED_WITH.strip().splitlines()]
-    table = [call.split() for call in warden._REFUSED.replace(",", "\n").strip().splitlines()]
-    assert all(len(row) == 3 for row in table) and all(len(row) > 3 for row in with_arguments)
-    table += [row[:3] for row in with_arguments]
-    assert all(row[1].isdigit() and row[2].isdigit() for row in table)
+    table = warden.refused_calls()
+    with_arguments = [row for row in table if len(row) > 3]
+    assert len(table) > 50 and all(row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
         if Path(header).exists():
@@ -217,264 +216,17 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
 # ---------------------------------------------------------------- programs that solve the task
 
 ADD = "def add(a, b):\n    return a + b"
-STACK = """
-class Stack:
-    def __init__(self):
-        self.items = []
-    def push(self, item):
-        self.items.append(item)
-    def pop(self):
-        return self.items.pop()
-    def __len__(self):
-        return len(self.items)
-"""
-HONEST = {
-    "assert": (ADD, "assert add(1, 2) == 3", None, 1.0),
-    "list of asserts": (ADD, ["assert add(1, 2) == 3", "assert add(1, 1) == 2"], None, 1.0),
-    "half of the asserts": (
-        "def add(a, b):\n    return a + b if a == 1 else 0",
-        "assert add(1, 2) == 3\nassert add(2, 2) == 4",
-        None,
-        0.5,
-    ),
-    "an error in one call": (
-        "def f(x):\n    return 6 // x",
-        "assert f(2) == 3\nassert f(0) == 1\nassert f(3) == 2\nassert f(6) == 1",
-        None,
-        0.75,
-    ),
-    "hangs in the last of three": (
-        "def f(x):\n    while x > 2:\n        pass\n    return x",
-        "assert f(1) == 1\nassert f(2) == 2\nassert f(3) == 3",
-        None,
-        2 / 3,
-    ),
-    "HumanEval's check": (
-        ADD,
-        "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(1, 2) == 4",
-        {"entry_point": "add"},
-        0.5,
-    ),
-    "check, called": (ADD, "def check(f):\n    assert f(1, 2) == 3\ncheck(add)", None, 1.0),
-    "pytest's form": (
-        ADD,
-        "from solution import add\ndef test_one():\n    assert add(1, 2) == 3\n"
-        "def test_two():\n    assert add(1, 2) == 4",
-        None,
-        0.5,
-    ),
-    "a loop of asserts": (ADD, "for i in range(9):\n    assert add(i, 1) == i + 1", None, 1.0),
-    "a class": (
-        STACK,
-        "s = Stack()\ns.push(1)\nassert len(s) == 1\nassert s.pop() == 1\nassert len(s) == 0",
-        None,
-        1.0,
-    ),
-    "an expected error": (
-        STACK,
-        "try:\n    Stack().pop()\n    assert False\nexcept IndexError:\n    pass",
-        None,
-        1.0,
-    ),
-    "in place": ("def f(x):\n    x.sort()", "x = [2, 1]\nf(x)\nassert x == [1, 2]", None, 1.0),
-    "a generator": ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2]", None, 1.0),
-    "the name of a builtin": (
-        "def sum(a, b):\n    return a + b",
-        "assert sum(1, 2) == 3",
-        {"entry_point": "sum"},
-        1.0,
-    ),
-    "math without an import": ("def f(x):\n    return x / 3", "assert math.isclose(f(1), 1 / 3)", None, 1.0),
-    "every kind of value": (
-        "def f(x):\n    return x",
-        "for x in (None, True, -1, 10**5000, 1.5, float('inf'), 1j, 'é\\n', b'x', [1, [2]], (1,), {1}, "
-        "frozenset({2}), {(1, 2): {'a': None}}, range(3)):\n    assert f(x) == x and type(f(x)) is type(x)",
-        None,
-        1.0,
-    ),
-    "a fence in an answer pair": (
-        f"<reasoning>```\nx\n```</reasoning><answer>\n```python\n{ADD}\n```\n</answer>",
-        "assert add(1, 2) == 3",
-        None,
-        1.0,
-    ),
-    "prints while it works": ("def f(x):\n    print('debug')\n    return x", "assert f(1) == 1", None, 1.0),
-    "a main block": (
-        ADD + "\nif __name__ == '__main__':\n    print(add(*map(int, input().split())))",
-        [["1 2", "3"], ["2 2\n", "4\n"]],
-        None,
-        1.0,
-    ),
-    "JSON pairs": ("print(int(input()) + 1)", '[["1", "2"], ["5", "6"], ["7", "9"]]', None, 2 / 3),
-    "JSON inputs and outputs": (
-        "print(int(input()) + 1)",
-        '{"inputs": ["1", "2"], "outputs": ["2 \\n\\n", "x"]}',
-        None,
-        0.5,
-    ),
-    "objects that change": (
-        """
-class Counter:
-    unit = 1
-    def __init__(self, left):
-        self.left = left
-    def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return self.left
-    def __call__(self, self_=0, *, more):
-        self.left += more
-        return self.left
-    def __iter__(self):
-        return iter(range(self.left))
-    def __len__(self):
-        return self.left
-    def __getitem__(self, i):
-        return list(self)[i]
-    def __setitem__(self, i, value):
-        self.left = value
-    def __repr__(self):
-        return f"Counter({self.left})"
-    @staticmethod
-    def twice(x):
-        return 2 * x
-def empty(counter):
-    counter.left = 0
-""",
-        "c = Counter(3)\nassert c.left == len(c) == 3 and callable(c) and hasattr(c, 'left')\n"
-        "assert next(c) == 2 and c.left == 2 and c[1] == 1 and not hasattr(c, 'right')\n"
-        "assert c(more=5) == 7 == c.left and 6 in c and list(c) == [*range(7)] and repr(c) == 'Counter(7)'\n"
-        "empty(c)\nassert c.left == 0 and list(c) == []\nassert next(c, None) is None\nc[0] = 2\n"
-        "assert len(c) == 2 and Counter.twice(4) == 8 and Counter.unit == 1\nassert Counter(5).left == 5\n"
-        "for other in (c, Counter(1)):\n"
-        "    empty(other)\n    assert other.left == 0",
-        {"entry_point": "Counter, empty"},
-        1.0,
-    ),
-    "a class made of another": (
-        "from collections import OrderedDict\nclass Cache(OrderedDict):\n    def put(self, key, value):\n"
-        "        self[key] = value\n        self.move_to_end(key)",
-        "c = Cache()\nc.put(1, 2)\nassert c[1] == 2 and c.get(3) is None and len(c) == 1 and 1 in c",
-        None,
-        1.0,
-    ),
-    "several names": (
-        "def encode(x):\n    return x + 1\ndef decode(x):\n    return x",
-        "assert decode(encode(3)) == 3\nassert encode(3) == 4",
-        {"entry_point": "encode, decode"},
-        0.5,
-    ),
-    "one of two names": (
-        "def encode(x):\n    return x + 1",
-        "from solution import encode, decode as back\nassert back(encode(3)) == 3\nassert encode(3) == 4",
-        None,
-        0.5,
-    ),
-    "one of two names, and the other a builtin's": (
-        ADD,
-        "assert add(1, 2) == 3\nassert sum([1, 2]) == 3",
-        {"entry_point": "add, sum"},
-        0.5,
-    ),
-    "a missing name where an error is expected": (
-        ADD,
-        "assert add(1, 2) == 3\ntry:\n    g(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
-        {"entry_point": "add, g"},
-        0.5,
-    ),
-    "a function with a capital": ("def Fib(n):\n    return n", "assert Fib(5) == 5", None, 1.0),
-    "a method for check": (
-        "class Solution:\n    def add(self, a, b):\n        return a + b",
-        "def check(add):\n    assert True\n    assert add(1, 2) == 3\n    assert add(1, 2) == 4",
-        {"entry_point": "Solution().add"},
-        0.5,
-    ),
-    "the name of a builtin, for check": (
-        "def sum(x):\n    return len(x)",
-        "def check(f):\n    assert f([1, 1]) == sum([1, 1])\n    assert f([2]) == sum([2])",
-        {"entry_point": "sum"},
-        0.5,
-    ),
-    "tests of its own file": (
-        ADD,
-        "def test():\n    assert add(1, 2)\ntest()\nif __name__ == '__main__':\n    assert add(1, 2) == 4",
-        None,
-        0.5,
-    ),
-    "an expected error, by its kind": (
-        "def f(x):\n    return x.decode()",
-        "try:\n    f(b'\\xff')\n    assert False\nexcept UnicodeDecodeError:\n    pass",
-        None,
-        1.0,
-    ),
-    "next and in": (
-        "def f(n):\n    yield from range(n)",
-        "g = f(5)\nassert next(g) == 0 and next(g) == 1\nassert 3 in f(5) and 7 not in f(5)\n"
-        "try:\n    next(f(0))\n    assert False\nexcept StopIteration:\n    pass",
-        None,
-        1.0,
-    ),
-    "numbers and queues of the library": (
-        "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
-        "def f(x):\n    return [deque(x), Fraction(1, 3), Decimal('0.10'), slice(1, 3)]",
-        "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
-        "q, third, tenth, part = f([1, 2, 3])\nassert q == deque([1, 2, 3]) and q.popleft() == 1\n"
-        "assert third == Fraction(1, 3) and str(tenth) == '0.10'\nassert [0, 1, 2, 3][part] == [1, 2]\n"
-        "assert f(deque([1]))[0] == deque([1])",
-        None,
-        1.0,
-    ),
-    "the library's names without an import": (
-        "def f(x):\n    return x / 2",
-        "assert isclose(f(3), 1.5)\nassert f(4) == sqrt(4)\nassert Counter('aa')['a'] == f(4)",
-        None,
-        1.0,
-    ),
-    "a name of the library's": (
-        "def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)",
-        "assert gcd(4, 6) == 2",
-        None,
-        1.0,
-    ),
-    "one of the library's names, named": (
-        "def sqrt(x):\n    return 3",
-        "assert isclose(sqrt(9), 3)",
-        {"entry_point": "sqrt"},
-        1.0,
-    ),
-    "much input": ("import sys\nprint(sum(map(int, sys.stdin)))", [["1\n" * 300000, "300000"]], None, 1.0),
-    "threads and asyncio": (
-        "import asyncio, threading\nt = threading.Thread(target=print, args=(1,))\n"
-        "t.start()\nt.join()\nasyncio.run(asyncio.sleep(0))",
-        [["", "1"]],
-        None,
-        1.0,
-    ),
-    "the standard library": (
-        "import collections, heapq, itertools, json, math, random, re, string, decimal, dataclasses\n"
-        "@dataclasses.dataclass\nclass P:\n    x: int = 1\nprint(P())",
-        [["", "P(x=1)"]],
-        None,
-        1.0,
-    ),
-    "deep recursion": (
-        "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n    return n and 1 + f(n - 1)",
-        "assert f(50000) == 50000",
-        None,
-        1.0,
-    ),
-    "objects of its own": (
-        "class a:\n    val = 7\ndef f(x):\n    return a()\ndef g(x):\n    return f",
-        "from solution import a, f, g\nassert f(1).val == 7\nassert g(1)(2).val\nassert a()\nassert g(1)",
-        None,
-        0.0,
-    ),
-    "no program": ("I don't know.", "assert add(1, 2) == 3", None, 0.0),
-    "nothing at all": ("", "assert add(1, 2) == 3", None, 0.0),
-    "half a character and a zero byte": ("\ud800\x00", "assert add(1, 2) == 3", None, 0.0),
-    "wrong": (ADD.replace("+", "-"), "assert add(1, 2) == 3", None, 0.0),
-}
+HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_text()) | {
+    "much input": {
+        "program": "import sys\nprint(sum(map(int, sys.stdin)))",
+        "tests": [["1\n" * 300000, "300000"]],
+        "score": 1.0,
+    },
+    "half a character and a zero byte": {
+        "program": "\ud800\x00", "tests": "assert add(1, 2) == 3", "score": 0.0,
+    },
+    "nothing at all": {"program": "", "tests": "assert add(1, 2) == 3", "score": 0.0},
+}  # fmt: skip
 
 
 RETURNED = {  # unusual, but plain: what a function returns, and what holds of it
@@ -564,8 +316,9 @@ def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, mo
         monkeypatch.setattr(box, "CPU_SECONDS", 1)
     if kind == "limits" and name.startswith("threads") and os.geteuid():
         monkeypatch.setattr(box, "PROCESSES", 1 << 20)  # counts all of the user's
-    program, tests, extra, expected = HONEST[name]
-    assert compute_score(program, tests, extra) == pytest.approx(expected)
+    honest = HONEST[name]
+    score = compute_score(honest["program"], honest["tests"], {"entry_point": honest.get("entry_point")})
+    assert score == pytest.approx(honest["score"])
 
 
 def test_a_completion_is_searched_for_its_last_program():
@@ -727,6 +480,24 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
     done = [i for i, score in enumerate(scores) if score]
     assert done == list(range(1, len(done) + 1)) and 16 <= len(done) < 100
     assert f"graded {len(done) + 1} of 100 answers in 1 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, 6), ({"cpu.max": "max 100000"}, 6), ({"cpu.max": "900000 100000"}, 6),
+        ({"cpu.max": "200000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)  # fmt: skip
+def test_no_more_answers_at_once_than_the_container_has_processors(files, count, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert box.processors(str(tmp_path)) == count
 
 
 def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():

@@ -1,39 +1,26 @@
-r"""Runs an untrusted Python program in isolation. Standard library only; isolation needs Linux.
+"""Runs an untrusted Python program in isolation. Standard library only; isolation needs Linux.
 
     training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
-| protection   | isolated by                       | needs                                                   |
-|--------------|-----------------------------------|---------------------------------------------------------|
-| `bubblewrap` | `bwrap`                           | Linux, `bwrap` on the PATH                              |
-| `namespaces` | `warden.py`, in the same way      | Linux 5.12, user namespaces allowed (or real root)      |
-| `limits`     | nothing: only the limits below    | any Unix; only on request, see PROTECTION               |
+`bubblewrap` and `namespaces` isolate it, the first by the program `bwrap`, the second by `warden.py` (Linux
+5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each protects
+against, and what not. The warden and the init process are trusted and hold no secrets. The warden exits once
+everything it started has exited. When the init process of a pid namespace exits, the kernel kills all others
+in it, even after `setsid`.
 
-An isolated program has no network, sees no other process and no /proc, and reads only what lies in Python's
-`sys.base_prefix` (of Debian's own Python: all of /usr), /lib and /usr/lib. Its one writable folder starts
-empty, is kept in memory and holds DISK_BYTES. On Linux (x86_64, aarch64), under every protection, a seccomp
-filter also refuses system calls that no honest program needs: sockets but pairs, signals, tracing, leaving
-the process group, new namespaces, memory outside the limits.
-
-`python 5_GRPO_Maxtext/tool.py code_reward` prints the protection that this machine gives.
-
-The warden and the init process are trusted and hold no secrets. The warden exits once everything it started
-has exited. When the init process of a pid namespace exits, the kernel kills all others in it, even after
-`setsid`.
-
-Not protected against: kernel bugs, timing side channels, and load on the machine within the limits. Memory is
-limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe and about
-200 KiB for each pair of sockets add to it.
+Memory is limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe
+and about 200 KiB for each pair of sockets add to it.
 """
 
 import contextlib
 import functools
 import os
-import selectors
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from sandbox import warden
 
@@ -47,50 +34,57 @@ MEMORY_BYTES = 512 << 20  # address space per process; Python itself takes 20 Mi
 PROCESSES = 8  # and threads; `limits` counts all of the user's, so there only root's program can start any
 DISK_BYTES = 16 << 20  # all files together; under `limits` each file
 OPEN_FILES = 64
-OUTPUT_BYTES = 1 << 20  # a program that prints more is stopped
+OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # the one behind the .venv
 
-# Loading the warden as a module uses its compiled file; running the file would compile it for every program.
-_WARDEN = """
-import sys
-from importlib.machinery import SourceFileLoader
-warden = type(sys)("warden")
-SourceFileLoader("warden", {path!r}).exec_module(warden)
-sys.exit(warden.guard({settings!r}))
-"""
+# Importing the warden uses its compiled file; running the file would compile it for every program.
+_WARDEN = "import sys; sys.path.append({folder!r}); import warden; sys.exit(warden.guard({settings!r}))"
 
-# ---------------------------------------------------------------- starting, reading, ending
+
+def processors(root: str = "/sys/fs/cgroup") -> int:
+    """How many processors this process may use: by its affinity, and by the quota of the container's cgroup.
+
+    A container with two cores on a large machine sees all of them in os.cpu_count(). `root` is a folder.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroups 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
+            quota, period = map(int, " ".join(Path(root, file).read_text() for file in files).split())
+            count = min(count, max(1, quota // period)) if quota > 0 else count
+    return count
+
+
+# ---------------------------------------------------------------- starting and ending
 
 
 @contextlib.contextmanager
-def started(program: str, protection: str, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=()):
+def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()):
     """Starts `program` in its own process; nothing of it is left when the block ends.
 
     Args:
         program (str): runs as `__main__` in a fresh `python -I -S`: standard library, no packages.
         protection (str): "bubblewrap", "namespaces" or "limits", as returned by `protection()`.
-        stdin, stdout: as for subprocess.Popen; stderr is discarded.
+        stdin: as for subprocess.Popen; stderr is discarded.
         pass_fds (tuple of int): file descriptors that it inherits, under the same numbers.
 
     Yields:
-        subprocess.Popen: the warden, whose exit status is the program's.
+        (subprocess.Popen, file): the warden, whose exit status is the program's; what the program prints.
 
     Raises:
         RuntimeError: the program could not be started (one line); raised at the end of the block.
     """
+    limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "NPROC": PROCESSES, "NOFILE": OPEN_FILES, "CORE": 0}
+    limits |= {"FSIZE": DISK_BYTES}
+    folder = tempfile.mkdtemp(prefix="answer_")
     with contextlib.ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix="answer_")
         stack.callback(remove, folder)
         file = stack.enter_context(read_only(program.encode(errors="replace")))
-        limits = {
-            **{"RLIMIT_CPU": CPU_SECONDS, "RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NPROC": PROCESSES},
-            **{"RLIMIT_FSIZE": DISK_BYTES, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0},
-        }
         settings = {"protection": protection, "limits": limits, "disk": DISK_BYTES, "folder": folder}
         settings |= {"program": file.fileno(), "parent": os.getpid(), "python": _PYTHON}
+        stdout = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
-            [_PYTHON, "-I", "-S", "-c", _WARDEN.format(path=warden.__file__, settings=settings)],
+            [_PYTHON, "-I", "-S", "-c", _WARDEN.format(folder=os.path.dirname(__file__), settings=settings)],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -99,22 +93,34 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, stdout=subp
             cwd="/",
         )
         try:
-            yield process
+            yield process, stdout
         finally:
             process.terminate()  # the warden ends the rest
             try:
-                process.wait(10)
+                _, said = process.communicate(timeout=10)  # empty if it was stopped before it began
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            if process.stdout:
-                process.stdout.close()
-            os.set_blocking(process.stderr.fileno(), False)
-            said = process.stderr.read() or b""  # empty if it was stopped before it began
-            process.stderr.close()
+                _, said = process.communicate()
         if said and warden.READY not in said:
             reason = said.decode(errors="replace").strip().splitlines()[-1]
             raise RuntimeError(f"protection {protection}: {reason}")
+
+
+def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
+    """What a program printed, and whether it ended within OUTPUT_BYTES and before `deadline`.
+
+    Args:
+        process, stdout: as `started` yields them.
+        deadline (float): time.monotonic() at which the waiting stops, in seconds.
+    """
+    ended = True
+    try:  # its pipe closes when the last of its processes has ended; `wait` would look every 50 ms only
+        process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        ended = False
+    # A file, so that nobody has to empty a pipe; DISK_BYTES limits it. pread: the program moves our position.
+    data = os.pread(stdout.fileno(), OUTPUT_BYTES + 1, 0)
+    return data[:OUTPUT_BYTES].decode(errors="replace"), ended and len(data) <= OUTPUT_BYTES
 
 
 @contextlib.contextmanager
@@ -129,39 +135,17 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder (str) with all that an answer left in it.
+    """Removes a folder (str) with all that an answer left in it under `limits`.
 
-    `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. Under `limits` the answer may
-    be this user; then a folder without permissions is in the way of rm.
+    `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. An answer that runs as this
+    user can take away permissions that rm needs.
     """
     try:
         os.rmdir(folder)
     except OSError:
-        remedies = [["rm", "-rf", "--", folder]]
         if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
-            remedies.insert(0, ["chmod", "-R", "u+rwx", "--", folder])
-        for remedy in remedies:
-            subprocess.run(remedy, check=False, stderr=subprocess.DEVNULL)
-
-
-def read(process: subprocess.Popen, deadline: float) -> tuple[bytes, bool]:
-    """The output of `process`, and whether it ended within OUTPUT_BYTES and before `deadline`.
-
-    Args:
-        process (subprocess.Popen): with stdout=subprocess.PIPE.
-        deadline (float): time.monotonic() at which reading stops, in seconds.
-    """
-    data = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0 and selector.select(left):
-            piece = os.read(process.stdout.fileno(), 1 << 16)
-            if not piece:
-                return bytes(data), True
-            data += piece
-            if len(data) > OUTPUT_BYTES:
-                break
-    return bytes(data), False
+            subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 # ---------------------------------------------------------------- which protection works here
@@ -181,19 +165,19 @@ def describe(kind: str) -> str:
     return SENTENCES[kind]
 
 
-def _works(kind: str) -> str:
-    """Tries the protection `kind`; returns why it does not work here, or "" if it does."""
+def _fault(kind: str) -> str:
+    """Tries the protection `kind`; returns why it doesn't work here, or "" if it does."""
     if kind != "limits" and warden.seccomp_filter() is None:
         machines = " or ".join(warden.MACHINES)
         return f"only on Linux on {machines}, this is {sys.platform} on {os.uname().machine}"
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
         return "no bwrap on the PATH"
     try:
-        with started("print('it runs')", kind, stdout=subprocess.PIPE) as process:
-            printed, _ = read(process, time.monotonic() + 10)
+        with started("print('it runs')", kind) as running:
+            printed, _ = output(*running, time.monotonic() + 10)
     except RuntimeError as error:
         return str(error).partition(": ")[2]
-    return "" if printed == b"it runs\n" else "a program that prints one line did not"
+    return "" if printed == "it runs\n" else "a program that prints one line did not"
 
 
 @functools.cache
@@ -204,18 +188,20 @@ def protection(wanted: str = PROTECTION) -> str:
         wanted (str): "auto", "bubblewrap", "namespaces" or "limits".
 
     Raises:
-        ValueError: it does not work here; one line with the reason and the remedy.
+        ValueError: it doesn't work here; one line with the reason and the remedy.
     """
-    kinds = {"auto": ("bubblewrap", "namespaces")}.get(wanted, (wanted,))
+    kinds = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
     if not set(kinds) <= set(SENTENCES):
         raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")
-    reasons = {}
+    reasons = []
     for kind in kinds:
-        reasons[kind] = _works(kind)
-        if not reasons[kind]:
+        reason = _fault(kind)
+        if not reason:
             return kind
+        reasons.append(f"{kind}: {reason}")
     remedy = "install bubblewrap, or allow user namespaces"
     if wanted == "auto":
         remedy += ", or set the environment variable CODE_PROTECTION=limits: answers then see your files"
-    tried = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-    raise ValueError(f"CODE_PROTECTION={wanted}: no answer runs unprotected. {tried}. Remedy: {remedy}")
+    raise ValueError(
+        f"CODE_PROTECTION={wanted}: no answer runs unprotected. {'; '.join(reasons)}. Remedy: {remedy}"
+    )

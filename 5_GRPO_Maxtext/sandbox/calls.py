@@ -1,4 +1,4 @@
-r"""Assert statements about functions in another process, out of reach of the program under test.
+"""Assert statements about functions in another process, out of reach of the program under test.
 
     checker: runs the tests,      --- look, call, make, as JSON --->   server: runs the answer,
     knows the expected values     <-- plain data or an exception ---   sees the arguments of each call
@@ -8,23 +8,21 @@ r"""Assert statements about functions in another process, out of reach of the pr
 `add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer. Whatever the
 answer does to its own process, it can only reply; it never sees the expected value.
 
-Only plain data cross: None, bool, int, float, complex, str, bytes, bytearray, slice, list, tuple, set,
-frozenset, deque, dict and its views, Fraction, Decimal, the values of datetime; of a range or an iterator at
-most ITEMS items. They cross by value: what a test does to them, it does to a copy. A subclass crosses as its
-base. A list, set or dict that is passed to a function that returns None comes back with the function's
-changes, as after `sort`.
+Only plain data cross: None, bool, float, str, the types in TYPES and LIBRARY, and objects that a test made.
+They cross by value: what a test does to them, it does to a copy. A subclass crosses as its base. A list, set
+or dict that a test passes to a function that returns None comes back changed, as after `sort`.
 
 Whatever else an answer returns could claim to be what the test asks for. So the test fails, even one that
 catches every exception; it fails, too, where the answer lacks a name or its process has ended.
 
 A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
-in the server; its methods, attributes and OPERATIONS give plain data. It cannot be compared or tested for
-truth, because that would be code of the answer.
+in the server; its methods, attributes and OPERATIONS give plain data. It can't be compared or tested for
+truth, because that would be code of the answer. A function or a class can be called. Anything else that a
+test asks of it (`f.__doc__`, `hasattr(f, "args")`) is answered by the answer's own, or fails the test.
 """
 
 import builtins
 import collections.abc
-import functools
 import importlib
 import itertools
 import json
@@ -39,85 +37,79 @@ OPERATIONS = (  # of an object, where its class defines them
 
 # ---------------------------------------------------------------- values
 
-KINDS = {  # by name: the type, and a function that makes one of a list of its items
-    **{kind.__name__: (kind, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
-    "dict_keys": (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
-    "dict_values": (type({}.values()), lambda items: dict(enumerate(items)).values()),
-    "dict_items": (type({}.items()), lambda items: dict(items).items()),
-    "generator": (collections.abc.Generator, lambda items: (item for item in items)),
-    "iterator": (collections.abc.Iterator, iter),
-}
-LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
-LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
-
 
 class NotData(BaseException):
     """What was to cross is no plain data. Not an Exception, because tests catch those."""
 
 
-def encode(value, refuse):
-    """Plain data, or an object that a test made, in a form that JSON can hold; refuse(value) of all else."""
+def _limits_of(value):
+    return value.start, value.stop, value.step
+
+
+def _items(iterator):
+    items = list(itertools.islice(iterator, ITEMS + 1))
+    if len(items) > ITEMS:
+        raise NotData(type(iterator).__name__)
+    return items
+
+
+TYPES = {  # by name: the type, the parts of a value, which are values too, and how to make it of them
+    "int": (int, lambda n: [hex(n)], lambda text: int(text, 16)),  # decimal is quadratic, up to 4300 digits
+    "complex": (complex, lambda z: [z.real, z.imag], complex),
+    "bytes": (bytes, lambda data: [data.hex()], bytes.fromhex),
+    "bytearray": (bytearray, lambda data: [data.hex()], bytearray.fromhex),
+    "range": (range, _limits_of, range),
+    "slice": (slice, _limits_of, slice),
+    "list": (list, list, lambda *items: list(items)),
+    "tuple": (tuple, list, lambda *items: items),
+    "set": (set, list, lambda *items: set(items)),
+    "frozenset": (frozenset, list, lambda *items: frozenset(items)),
+    "deque": (collections.deque, list, lambda *items: collections.deque(items)),
+    "dict": (dict, dict.items, lambda *items: dict(items)),
+    "dict_keys": (type({}.keys()), list, lambda *items: dict.fromkeys(items).keys()),
+    "dict_values": (type({}.values()), list, lambda *items: dict(enumerate(items)).values()),
+    "dict_items": (type({}.items()), list, lambda *items: dict(items).items()),
+    "generator": (collections.abc.Generator, _items, lambda *items: (item for item in items)),
+    "iterator": (collections.abc.Iterator, _items, lambda *items: iter(items)),
+}
+LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
+LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
+
+
+def encode(value):
+    """Plain data, or an object that a test made, in a form that JSON can hold; raises NotData of all else."""
     if isinstance(value, Remote):
-        return value._target
+        return ["object", *place_of(value)[0]]
     if value is None or isinstance(value, (bool, float, str)):
         return value
-    if isinstance(value, int):
-        return ["int", hex(value)]  # decimal takes quadratic time, and Python stops at 4300 digits
-    if isinstance(value, complex):
-        return ["complex", value.real, value.imag]
-    if isinstance(value, (bytes, bytearray)):
-        return ["bytes" if isinstance(value, bytes) else "bytearray", value.hex()]
-    if isinstance(value, (range, slice)):
-        parts = (value.start, value.stop, value.step)
-        return [type(value).__name__, *(encode(part, refuse) for part in parts)]
-    if isinstance(value, dict):
-        return ["dict", *([encode(key, refuse), encode(part, refuse)] for key, part in value.items())]
-    for name, (kind, _) in KINDS.items():
+    for name, (kind, parts, _) in TYPES.items():
         if isinstance(value, kind):
-            endless = isinstance(value, collections.abc.Iterator)
-            items = list(itertools.islice(value, ITEMS + 1 if endless else None))
-            if endless and len(items) > ITEMS:
-                return refuse(value)
-            return [name, *(encode(item, refuse) for item in items)]
+            return [name, *map(encode, parts(value))]
     for name, module in LIBRARY.items():
-        # Not imported for it: that takes longer than most tests. Who has not imported it has no such value.
+        # Not imported for it: that takes longer than most tests. Without the import there is no such value.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
-            return [name, *(encode(part, refuse) for part in value.__reduce__()[1])]
-    return refuse(value)
+            return [name, *map(encode, value.__reduce__()[1])]
+    raise NotData(type(value).__name__)
 
 
 def decode(data, find=None):
-    """Inverse of `encode`; find(data) returns the object that a test made.
+    """Inverse of `encode`; find(target) returns the object that a test made.
 
     Raises:
         ValueError: `data` is not an encoded value, or, without `find`, no plain data.
     """
+    if data is None or isinstance(data, (bool, float, str)):
+        return data
     if not isinstance(data, list):
-        if data is None or isinstance(data, (bool, float, str)):
-            return data
         raise ValueError("not an encoded value")
     kind, *parts = data
-    if kind == "int":
-        return int(parts[0], 16)
-    if kind == "complex":
-        return complex(*parts)
-    if kind in ("bytes", "bytearray"):
-        return {"bytes": bytes, "bytearray": bytearray}[kind].fromhex(parts[0])
-    if kind == "dict":
-        return {decode(key, find): decode(part, find) for key, part in parts}
     if kind == "object" and find:
-        return find(data)
-    parts = [decode(part, find) for part in parts]
-    if kind == "slice":
-        return slice(*parts)
-    if kind == "range":
-        value = range(*parts)
-        if find is None and len(value) > ITEMS:  # the answer's: it would hold every number
-            raise ValueError("too many items")
-        return value
-    if kind in KINDS:
-        return KINDS[kind][1](parts)
-    return getattr(importlib.import_module(LIBRARY[kind]), kind)(*parts)
+        return find(parts)
+    make = TYPES[kind][2] if kind in TYPES else getattr(importlib.import_module(LIBRARY[kind]), kind)
+    value = make(*(decode(part, find) for part in parts))
+    if kind == "range" and not find and len(value) > ITEMS:  # the answer's: it would hold every number
+        raise ValueError("too many items")
+    return value
 
 
 # ---------------------------------------------------------------- the server: the answer's process
@@ -131,30 +123,28 @@ def serve(answer: str, requests: int, replies: int) -> None:
         requests (int): file descriptor to read, one JSON list per line.
         replies (int): file descriptor to write, one JSON list per request.
     """
-    module = type(sys)("answer")
-    sys.modules["answer"] = module
+    module = sys.modules["answer"] = type(sys)("answer")
     made = []  # the objects that the tests made
 
-    def find(data):
-        _, owner, *attribute = data
+    def find(target):
+        owner, *attributes = target
         value = getattr(module, owner) if isinstance(owner, str) else made[owner]
-        return getattr(value, *attribute) if attribute else value
-
-    def refuse(value):
-        raise NotData
+        for name in attributes:
+            value = getattr(value, name)
+        return value
 
     def reply_to(verb, target, arguments, named):
         value, arguments, named = find(target), decode(arguments, find), decode(named, find)
         if verb == "look":
-            return ["callable", None] if callable(value) else ["value", encode(value, refuse)]
+            return ["callable", None] if callable(value) else ["value", encode(value)]
         result = value(*arguments, **named)
         if verb == "make" and isinstance(value, type):
             made.append(result)
             defined = {name for kind in type(result).__mro__ for name in vars(kind)}
             return ["made", *defined.intersection(OPERATIONS)]
         kinds = (list, set, dict) if result is None else ()
-        changed = [encode(a, refuse) if isinstance(a, kinds) else None for a in arguments]
-        return ["value", encode(result, refuse), *changed]
+        changed = [encode(a) if isinstance(a, kinds) else None for a in arguments]
+        return ["value", encode(result), *changed]
 
     exec(compile(answer, "answer.py", "exec"), module.__dict__)
     with open(requests) as lines, open(replies, "w") as out:
@@ -169,127 +159,152 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 # ---------------------------------------------------------------- the checker: the tests' process
 
+faults = []  # why the statement that runs now must fail, whatever it catches; "" if it is the answer's fault
+numbers = itertools.count()  # of the objects that the tests made
+wire = []  # the file of the requests, that of the replies, and how many characters a reply may have
 
-class Wire:
-    """Sends requests and reads replies of at most `most` characters, because the answer writes them.
 
-    Attributes:
-        fault (str or None): why the statement that runs now must fail, whatever it catches; "" if it is the
-            answer's fault, None if it may hold.
+def fail(fault=""):
+    """Fails the statement that runs now."""
+    faults.append(fault)
+    raise NotData(fault)
+
+
+def _failing(fault):
+    return lambda *_: fail(fault)
+
+
+def ask(verb: str, target: list, arguments=(), named=()) -> list:
+    """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
+
+    Args:
+        verb (str): "look", "call" or "make".
+        target (list): a name in the answer, or the number of an object; then perhaps attributes.
+        arguments, named: what a call passes.
+
+    Raises:
+        Exception: what the answer raised.
+        NotData: it replied anything else.
     """
+    try:
+        request = [verb, target, encode(list(arguments)), encode(dict(named))]
+    except NotData as error:
+        fail(f"hands a value of type {error} to the answer")
+    out, lines, most = wire
+    raised = None
+    try:
+        print(json.dumps(request), file=out, flush=True)
+        verdict, *parts = json.loads(lines.readline(most))
+        if verdict != "error":
+            value, *rest = map(decode, parts)
+            return [verdict, value, *rest]
+        kind, text = getattr(builtins, parts[0]), parts[1]
+        # Not SystemExit, which would end the checker, nor StopIteration, which would end a loop of the test
+        # before it has looked at everything.
+        if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
+            raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
+    except Exception:  # cut off, too long, not JSON, no plain data
+        pass
+    if raised is None:
+        fail()
+    raise raised
 
-    def __init__(self, requests: int, replies: int, most: int):
-        self.out, self.lines, self.most = open(requests, "w"), open(replies), most  # noqa: SIM115
-        self.fault, self.made = None, 0
 
-    def fail(self, fault: str = ""):
-        """Fails the statement that runs now."""
-        self.fault = self.fault or fault
-        raise NotData(fault)
-
-    def ask(self, verb: str, target: list, arguments=(), named=()) -> list:
-        """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
-
-        Args:
-            verb (str): "look", "call" or "make".
-            target (list): "object"; a name in the answer, or the number of an object; perhaps an attribute.
-            arguments, named: what a call passes.
-
-        Raises:
-            Exception: what the answer raised.
-            NotData: it replied anything else.
-        """
-        encoded = [encode(list(arguments), self._refuse), encode(dict(named), self._refuse)]
-        raised = None
-        try:
-            print(json.dumps([verb, target, *encoded]), file=self.out, flush=True)
-            verdict, *parts = json.loads(self.lines.readline(self.most))
-            if verdict != "error":
-                value, *rest = map(decode, parts)
-                return [verdict, value, *rest]
-            kind, text = getattr(builtins, parts[0]), parts[1]
-            # Not SystemExit, which would end the checker, nor StopIteration, which would end a loop of the
-            # test before it has looked at everything.
-            if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
-                raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
-        except Exception:  # cut off, too long, not JSON, no plain data
-            pass
-        if raised is None:
-            self.fail()
-        raise raised
-
-    def _refuse(self, value):
-        self.fail(f"hands a value of type {type(value).__name__} to the answer")
-
-    def look(self, target: list):
-        """What `target` is to the tests: plain data, a class, or something to call."""
-        verdict, value, *_ = self.ask("look", target)
-        if verdict != "callable":
-            return value
-        name = target[-1] if len(target) == 2 else ""
-        return Class(self, target) if name[:1].isupper() else functools.partial(self.call, target)
-
-    def call(self, target: list, /, *arguments, **named):
-        """Calls a function or a method; returns plain data."""
-        _, value, *changed = self.ask("call", target, arguments, named)
-        # A function that returns something changes nothing here: the answer could reply anything.
-        for argument, new in zip(arguments, changed if value is None else ()):
-            if isinstance(argument, list) and isinstance(new, list):
-                argument[:] = new
-            elif isinstance(argument, (set, dict)) and type(argument) is type(new):
-                argument.clear()
-                argument.update(new)
+def look(target: list, calls: bool = True):
+    """What `target` is to the tests: plain data, a class, or a function, which they may call or not."""
+    verdict, value, *_ = ask("look", target)
+    if verdict != "callable":
         return value
+    is_class = len(target) == 1 and target[0][:1].isupper()  # by its name
+    return Class(target) if is_class else Function(target, calls)
+
+
+def call(target: list, /, *arguments, **named):
+    """Calls a function or a method; returns plain data."""
+    _, value, *changed = ask("call", target, arguments, named)
+    # A function that returns something changes nothing here: the answer could reply anything.
+    for argument, new in zip(arguments, changed if value is None else ()):
+        if isinstance(new, list) and isinstance(argument, list):
+            argument[:] = new
+        elif isinstance(new, (set, dict)) and type(argument) is type(new):
+            argument.clear()
+            argument.update(new)
+    return value
+
+
+def place_of(remote) -> tuple[list, bool]:
+    """The place in the answer of what `remote` stands for, and whether tests may call it."""
+    return object.__getattribute__(remote, "_place")
 
 
 class Remote:
-    """An object in the answer's process that a test made; with its OPERATIONS, a class of its own."""
+    """Stands for an object that a test made; with its OPERATIONS, a class of its own."""
 
-    def __init__(self, wire: Wire, target: list):
-        vars(self).update(_wire=wire, _target=target)
+    def __init__(self, target: list, calls: bool = True):
+        object.__setattr__(self, "_place", (target, calls))
 
-    def __getattr__(self, name):
-        return self._wire.look([*self._target, name])
+    def __getattribute__(self, name):
+        if name == "__class__":
+            return type(self)
+        return look([*place_of(self)[0], name], calls=type(self) is not Function)
 
-    def __setattr__(self, name, value):
-        self._wire.fail("sets an attribute of the answer's object")
-
-    def _judge(self, *other):
-        self._wire.fail("compares the answer's object, or takes it for true")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _judge
+    __setattr__ = __delattr__ = _failing("sets an attribute of the answer's object")
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _failing(
+        "compares the answer's object, or takes it for true"
+    )
 
 
-class Class(Remote):
-    """A class of the answer's; or, by its name, what should be one."""
+_refuse = _failing("asks the answer's function or class for more than its attributes")
+
+
+class Closed(type):
+    """The class of Function and Class: what a test would see of those two is ours."""
+
+    __getattribute__ = __eq__ = __hash__ = __repr__ = _refuse
+
+
+class Function(Remote, metaclass=Closed):
+    """Stands for a function of the answer's, or a method. The answer gives its attributes, which are data."""
+
+    def __getattribute__(self, name):
+        if name != "__class__":
+            return Remote.__getattribute__(self, name)
+        kinds = {"function": type(fail), "type": type}  # the others have no name here
+        own = look([*place_of(self)[0], "__class__", "__name__"])  # whatever the answer makes of it
+        return kinds.get(str(own)) or _refuse()
 
     def __call__(self, /, *arguments, **named):
-        verdict, *values = self._wire.ask("make", self._target, arguments, named)
+        target, calls = place_of(self)
+        return call(target, *arguments, **named) if calls else _refuse()
+
+    __hash__ = __repr__ = __dir__ = __reduce_ex__ = _refuse
+
+
+class Class(Function):
+    """Stands for a class of the answer's; or, by its name, what should be one."""
+
+    def __call__(self, /, *arguments, **named):
+        target, _ = place_of(self)
+        verdict, *values = ask("make", target, arguments, named)
         if verdict != "made":
             return values[0]
 
         def operation(name):
-            return lambda thing, /, *a, **named: self._wire.call([*thing._target, name], *a, **named)
+            return lambda made, /, *a, **named: call([*place_of(made)[0], name], *a, **named)
 
         operations = {name: operation(name) for name in OPERATIONS if name in values}
-        self._wire.made += 1
-        target = ["object", self._wire.made - 1]
-        return type(self._target[1], (Remote,), operations)(self._wire, target)
+        return type(target[0], (Remote,), operations)([next(numbers)])
 
 
 class Builtins(dict):
     """The builtins, without those whose names are the answer's."""
 
-    def __init__(self, wire: Wire, names):
-        super().__init__({name: value for name, value in vars(builtins).items() if name not in names})
-        self.wire = wire
-
     def __missing__(self, name):
-        self.wire.fail()  # a NameError would pass for the error that a test expects
+        fail()  # a NameError would pass for the error that a test expects
 
 
-def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:
-    """Runs the statements and writes a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
+def check(tests, names, helpers, requests: int, replies: int, most: int) -> None:
+    """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
 
     The line also says why no answer could pass. For an answer that defines none of the names there are none.
 
@@ -298,35 +313,32 @@ def check(tests, names, helpers, wire: Wire, verdicts: int) -> None:
             A preparing statement that fails ends the run, since later tests would see stale values.
         names (dict of str): names in the tests that are the answer's, each with its name there.
         helpers (dict): names that the tests use without importing them: (module, name in it, or "").
-        wire (Wire): connection to the server.
-        verdicts (int): file descriptor to write.
+        requests, replies: file descriptors to write and to read.
+        most: characters of a reply; the answer writes them.
     """
-    namespace = {"__name__": "__main__", "__builtins__": Builtins(wire, names)}
+    wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115
+    ours = Builtins({name: value for name, value in vars(builtins).items() if name not in names})
+    namespace = {"__name__": "__main__", "__builtins__": ours}
     for name, (module, attribute) in helpers.items():
         found = importlib.import_module(module)
         namespace[name] = getattr(found, attribute) if attribute else found
     lacking = 0
     for name, theirs in names.items():
         try:
-            namespace[name] = wire.look(["object", theirs])
-        except BaseException:  # the answer does not define it
+            namespace[name] = look([theirs])
+        except BaseException:  # the answer doesn't define it
             lacking += 1
-    with open(verdicts, "w") as out:
+    with open(os.dup(1), "w") as out:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # tests may print
         for statement, is_test in tests if lacking < len(names) else ():
-            wire.fault = None
+            faults.clear()
             try:
                 exec(compile(statement, "tests.py", "exec"), namespace)
-                passed = wire.fault is None  # a test may have caught it
+                passed = not faults  # a test may have caught it
             except BaseException:
                 passed = False
-            reason = f"{wire.fault}: {statement}".replace("\n", " ") if wire.fault else ""
+            fault = next(filter(None, faults), "")
+            reason = f"{fault}: {statement}".replace("\n", " ") if fault else ""
             print(f"{passed:d}" if is_test else "-", reason, file=out, flush=True)
             if not (is_test or passed):
                 break
-
-
-def silence() -> int:
-    """Sends stdout to /dev/null, because tests may print, and returns a copy of its file descriptor."""
-    copy = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return copy

@@ -14,40 +14,39 @@ import sys
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-# Name, number on x86_64, number on aarch64, from the kernel's headers. In this order: network (asyncio needs
-# socketpair, so it stays); reading, signalling and slowing down other processes; leaving the process group,
-# which is the unit that is killed; namespaces and mounts (a new namespace could mount unlimited memory);
-# memory that RLIMIT_AS does not count, as that of larger socket buffers; large parts of the kernel that no
-# answer needs.
+# Name, number on x86_64, number on aarch64, from the kernel's headers; then conditions, if it is refused with
+# some arguments only: the argument, "=" or "&", a constant that it equals or shares a bit with. Line by line:
+# - network; asyncio needs socketpair, so it stays, but its packets reach no address;
+# - reading, signalling and slowing down other processes, also through the owner or the lease of a descriptor
+#   (F_SETOWN, F_SETSIG, F_SETLEASE, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP, FIOASYNC); prlimit of anybody but the
+#   caller, pid 0; PR_SET_PDEATHSIG; leaving the process group, which is the unit that the warden kills;
+# - namespaces (clone: CLONE_NEW*) and mounts: a new namespace could mount unlimited memory;
+# - memory that RLIMIT_AS doesn't count, such as larger buffers of sockets and pipes (F_SETPIPE_SZ);
+# - large parts of the kernel that no answer needs.
 _REFUSED = """
 socket 41 198, bind 49 200, connect 42 203, sendmsg 46 211, sendmmsg 307 269
+sendto 44 206 4&0xFFFFFFFF 4.5&0xFFFFFFFF
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
 pidfd_open 434 434, pidfd_getfd 438 438, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138
 rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, setpriority 141 140, ioprio_set 251 30
 sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
-setsid 112 157, setpgid 109 154
+fcntl 72 25 1=8 1=10 1=15 1=1024 1=1031, ioctl 16 29 1=0x8901 1=0x8902 1=0x5452
+prlimit64 302 261 0&0xFFFFFFFF, prctl 157 167 0=1, setsid 112 157, setpgid 109 154
 unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51
 open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432, mount_setattr 442 442
+clone 56 220 0&0x7E020000
 memfd_create 319 279, memfd_secret 447 447, setsockopt 54 208
 shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
 add_key 248 217, request_key 249 218, keyctl 250 219
 io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
 """
-# Refused with some arguments only. Name, numbers; then the argument, "=" or "&", a constant: refused if they
-# are equal, or have a bit in common. No CLONE_NEW* for clone; prlimit only for the caller, pid 0; no
-# PR_SET_PDEATHSIG; no owner (F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, FIOASYNC) whom a ready
-# descriptor would signal; no lease (F_SETLEASE), for which others who open the file wait; no pipe that grows
-# (F_SETPIPE_SZ), since RLIMIT_AS does not count its memory; no packet to an address.
-_REFUSED_WITH = """
-clone 56 220 0&0x7E020000
-prlimit64 302 261 0&0xFFFFFFFF
-prctl 157 167 0=1
-fcntl 72 25 1=8 1=10 1=15 1=1024 1=1031
-ioctl 16 29 1=0x8901 1=0x8902 1=0x5452
-sendto 44 206 4&0xFFFFFFFF 4.5&0xFFFFFFFF
-"""
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+
+
+def refused_calls() -> list[list[str]]:
+    """The rows of the table: name, two numbers, conditions."""
+    return [row.split() for row in _REFUSED.replace(",", "\n").strip().splitlines()]
 
 
 def seccomp_filter() -> bytes | None:
@@ -55,28 +54,21 @@ def seccomp_filter() -> bytes | None:
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         return None
     column, machine = MACHINES[os.uname().machine]
-    calls = _REFUSED.replace(",", "\n").strip().splitlines()
-    numbers = [int(call.split()[1 + column]) for call in calls]
-
     # An instruction: opcode, instructions to skip if true, to skip if false, constant.
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, _KILL)]  # 32-bit calls differ
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
-    # clone3 passes its flags by pointer, which a filter cannot read; without it the C library uses clone.
+    # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
-    for number in numbers:
-        program += [(equal, 0, 1, number), (answer, 0, 0, _EPERM)]
-    for line in _REFUSED_WITH.strip().splitlines():
-        _, *rest = line.split()
+    for _, *numbers, in_table in ((*row[:3], row[3:]) for row in refused_calls()):
         body = []
-        for condition in rest[2:]:
-            test = "=" if "=" in condition else "&"
-            argument, _, constant = condition.partition(test)
+        for condition in in_table:
+            argument, test, constant = condition.partition("=" if "=" in condition else "&")
             # 16: the low half of the first argument; the high half of argument 4 is 4.5
             body += [(load, 0, 0, 16 + int(8 * float(argument)))]
             body += [(equal if test == "=" else any_bit, 0, 1, int(constant, 0)), (answer, 0, 0, _EPERM)]
-        body += [(answer, 0, 0, _ALLOW)]
-        program += [(equal, 0, len(body), int(rest[column])), *body]
+        body += [(answer, 0, 0, _ALLOW if in_table else _EPERM)]
+        program += [(equal, 0, len(body), int(numbers[column])), *body]
     program += [(answer, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -85,8 +77,8 @@ def seccomp_filter() -> bytes | None:
 
 READY = b"ready\n"
 
-# Runs in the fresh interpreter, already isolated. RLIMIT_NPROC and file permissions do not bind root, so root
-# becomes a user that nobody else has.
+# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't bind root,
+# so root becomes a user that nobody else has.
 _INSIDE = """
 import os, resource, sys
 if os.geteuid() == 0:
@@ -103,7 +95,7 @@ if os.geteuid() == 0:
     if not os.access(os.__file__, os.R_OK):
         sys.exit(f"running as root: the answer's user cannot read {os.__file__}")
 for name, value in settings["limits"].items():
-    number = getattr(resource, name)
+    number = getattr(resource, "RLIMIT_" + name)
     hard = resource.getrlimit(number)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     try:
@@ -126,9 +118,9 @@ def _python(settings: dict) -> list[str]:
     return [settings["python"], "-I", "-S", "-X", "utf8", "-c", text]
 
 
-# ---------------------------------------------------------------- the warden
+# ---------------------------------------------------------------- isolation
 
-HOME = "/.answer"  # the one folder that it can write; a name that no interpreter lies under
+HOME = "/.answer"  # the one folder that the program can write; no interpreter lies under this name
 
 # linux/prctl.h, linux/mount.h
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
@@ -158,62 +150,6 @@ def _read_only_paths(python: str) -> list[str]:
     return [p for p in paths if not any(p.startswith(other.rstrip("/") + "/") for other in paths)]
 
 
-def _mount_in_memory(folder: str, size: int) -> None:
-    """A folder of `size` bytes and 1,024 files: empty ones without end would fill the kernel's memory."""
-    options = f"size={size},nr_inodes=1024,mode=777"
-    _call("mount", "tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
-
-
-def _make_root(folder: str, size: int, python: str) -> None:
-    """Makes `folder` the root, with Python, /dev/null and an empty HOME; in the current mount namespace.
-
-    Args:
-        folder (str): empty.
-        size (int): bytes that HOME holds.
-        python (str): the interpreter.
-    """
-    _call("mount", "tmpfs", folder, "tmpfs", 0, "size=1m,mode=755")
-    targets = []
-    for path in [*_read_only_paths(python), "/dev/null"]:
-        target = folder + path
-        os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
-        if not os.path.isdir(path):
-            _write(target, "")
-        targets.append((path, target))
-    os.mkdir(folder + HOME)
-    for path, target in targets[:-1]:
-        _call("mount", path, target, None, _MS_BIND | _MS_REC, None)
-    # Unlike a remount, this keeps the restrictions that a mount already has.
-    attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
-    _call("mount", *targets[-1], None, _MS_BIND, None)  # a device, so after nodev
-    _mount_in_memory(folder + HOME, size)
-    os.chdir(folder)
-    _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
-    _call("umount2", ".", _MNT_DETACH)
-    os.chdir(HOME)
-
-
-def _bubblewrap(settings: dict, filter_fd: int) -> list[str]:
-    # Real root needs no user namespace and must not have one: its processes would not be counted in it.
-    capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    user = ["--unshare-user"] if os.geteuid() else capabilities
-    command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--seccomp", str(filter_fd)]
-    for path in [*_read_only_paths(settings["python"]), "/dev/null"]:
-        parts = path.split("/")[1:-1]
-        for depth in range(len(parts)):  # the answer's user cannot enter those that bwrap makes
-            command += ["--perms", "0755", "--dir", "/" + "/".join(parts[: depth + 1])]
-        command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
-    try:  # bwrap's own --tmpfs has no limit of files
-        _own_mounts()
-        _mount_in_memory(settings["folder"], settings["disk"])
-        command += ["--bind", settings["folder"], HOME]
-    except OSError:  # a machine where bwrap may make namespaces, and others may not
-        command += ["--perms", "0777", "--size", str(settings["disk"]), "--tmpfs", HOME]
-    return [*command, "--chdir", HOME, "--remount-ro", "/", "--", *_python(settings)]
-
-
 def _own_mounts(more: int = 0) -> None:
     """Gives this process a mount namespace of its own, and the namespaces of the CLONE_* flags in `more`."""
     uid, gid = os.geteuid(), os.getegid()
@@ -225,8 +161,60 @@ def _own_mounts(more: int = 0) -> None:
     _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
+def _mount_in_memory(folder: str, size: int) -> None:
+    """A folder of `size` bytes and 1,024 files: empty ones without end would fill the kernel's memory."""
+    options = f"size={size},nr_inodes=1024,mode=777"
+    _call("mount", "tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def _make_root(folder: str, size: int, python: str) -> None:
+    """Makes the empty `folder` the root, with `python`, /dev/null and a HOME of `size` bytes."""
+    _call("mount", "tmpfs", folder, "tmpfs", 0, "size=1m,mode=755")
+    for path in [*_read_only_paths(python), "/dev/null"]:
+        target = folder + path
+        os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
+        if not os.path.isdir(path):
+            _write(target, "")
+        if path != "/dev/null":
+            _call("mount", path, target, None, _MS_BIND | _MS_REC, None)
+    os.mkdir(folder + HOME)
+    # Unlike a remount, this keeps the restrictions that a mount already has.
+    attributes = struct.pack("=QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
+    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, folder, _AT_RECURSIVE, attributes, len(attributes))
+    _call("mount", "/dev/null", folder + "/dev/null", None, _MS_BIND, None)  # a device, so after nodev
+    _mount_in_memory(folder + HOME, size)
+    os.chdir(folder)
+    _call("pivot_root", ".", ".")  # stacks the old root on the new one; unmount it
+    _call("umount2", ".", _MNT_DETACH)
+    os.chdir(HOME)
+
+
+def _bubblewrap(settings: dict) -> list[str]:
+    """The command that isolates by `bwrap` what `_make_root` isolates by itself, and starts the program."""
+    filter_fd, end = os.pipe()
+    os.write(end, seccomp_filter())
+    os.set_inheritable(filter_fd, True)
+    # Real root needs no user namespace and must not have one: its processes would not be counted in it.
+    capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    user = ["--unshare-user"] if os.geteuid() else capabilities
+    command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--seccomp", str(filter_fd)]
+    for path in [*_read_only_paths(settings["python"]), "/dev/null"]:
+        parts = path.split("/")[1:-1]
+        for depth in range(len(parts)):  # the answer's user can't enter those that bwrap makes
+            command += ["--perms", "0755", "--dir", "/" + "/".join(parts[: depth + 1])]
+        command += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
+    try:  # bwrap's own --tmpfs has no limit of files
+        _own_mounts()
+        _mount_in_memory(settings["folder"], settings["disk"])
+        command += ["--bind", settings["folder"], HOME]
+    except OSError:  # a machine where bwrap may make namespaces, and others may not
+        command += ["--perms", "0777", "--size", str(settings["disk"]), "--tmpfs", HOME]
+    return [*command, "--chdir", HOME, "--remount-ro", "/", "--", *_python(settings)]
+
+
 def install(program: bytes) -> None:
-    """Applies a filter from `seccomp_filter` to this process and its future children; it cannot be undone."""
+    """Applies a filter from `seccomp_filter` to this process and its future children; it can't be undone."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     instructions = ctypes.create_string_buffer(program)
     length_and_address = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
@@ -239,12 +227,8 @@ def _become_the_program(settings: dict) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(settings["folder"])
-    program = seccomp_filter()
     if settings["protection"] == "bubblewrap":
-        filter_fd, end = os.pipe()
-        os.write(end, program)
-        os.set_inheritable(filter_fd, True)
-        command = _bubblewrap(settings, filter_fd)
+        command = _bubblewrap(settings)
         os.execvp(command[0], command)
     if sys.platform == "linux":
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -257,18 +241,21 @@ def _become_the_program(settings: dict) -> None:
             os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
     elif os.geteuid() == 0:
         os.chown(settings["folder"], settings["uid"], -1)
-    if program is not None:
+    if (program := seccomp_filter()) is not None:
         install(program)
     command = _python(settings)
     os.execv(command[0], command)
+
+
+# ---------------------------------------------------------------- the warden
 
 
 def guard(settings: dict) -> int:
     """Starts the program, waits for its end or for SIGTERM, ends all its processes; returns its exit status.
 
     Args:
-        settings (dict): of `box.started`: "protection"; "limits" (RLIMIT_* name to value); "disk" (bytes);
-            "folder" (empty); "program" (file descriptor of its text); "parent" (process id); "python".
+        settings (dict): of `box.started`: "protection"; "limits" (value by name, without RLIMIT_); "disk"
+            (bytes); "folder" (empty); "program" (file descriptor of its text); "parent" (its id); "python".
     """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
@@ -291,7 +278,7 @@ def guard(settings: dict) -> int:
     while signal.sigwait(signals) == signal.SIGCHLD:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-    # Before the child is reaped: until then its process id cannot be reused.
+    # Before the child is reaped: until then its process id can't be reused.
     os.kill(child, signal.SIGKILL)
     try:  # noqa: SIM105 (importing contextlib takes time)
         os.killpg(child, signal.SIGKILL)

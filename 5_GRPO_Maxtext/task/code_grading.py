@@ -14,12 +14,12 @@ No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says
 import ast
 import builtins
 import concurrent.futures
+import contextlib
 import functools
 import importlib
 import json
 import os
 import re
-import subprocess
 import symtable
 import sys
 import time
@@ -34,6 +34,7 @@ from task.grading import SOLUTION_END, extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
+AT_ONCE = box.processors()  # answers; more would share processors, and lose by the clock
 
 # Whose names tests may use without an import. Not operator: its `add` would be the library's.
 HELPERS = (
@@ -47,7 +48,7 @@ OF_PACKAGES = {
     "pytest",
     "raises",
     "torch",
-}  # never the answer's, and not to be had here
+}  # never the answer's, and not installed here
 
 # ---------------------------------------------------------------- the answer and its tests
 
@@ -86,29 +87,31 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise ValueError("ground_truth: needs as many inputs as outputs")
         tests = [list(pair) for pair in zip(tests["inputs"], tests["outputs"])]
-    if not isinstance(tests, str) and hasattr(tests, "__len__") and len(tests) > 0:
-        if all(isinstance(test, str) for test in tests):
-            tests = "\n".join(tests)
-        else:
-            keys = ("input", "output")
-            pairs = [[t.get(key) for key in keys] if isinstance(t, dict) else t for t in tests]
-            pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
-            if all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
-                return pairs
-    if not isinstance(tests, str):
+    if isinstance(tests, str):
+        return tests
+    tests = list(tests) if hasattr(tests, "__len__") else []
+    if tests and all(isinstance(test, str) for test in tests):
+        return "\n".join(tests)
+    pairs = [(t.get("input"), t.get("output")) if isinstance(t, dict) else t for t in tests]
+    pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
+    if not pairs or any(len(p) != 2 or not all(isinstance(part, str) for part in p) for p in pairs):
         start = str(ground_truth)[:60]
         raise ValueError(f"ground_truth={start!r}: must be assert statements, or pairs of input and output")
-    return tests
+    return pairs
 
 
-def _has_assert(node: ast.AST, helpers: set[str] = frozenset()) -> bool:
-    """Whether `node` contains an assert statement or names one of `helpers`, functions that assert."""
-    return any(isinstance(part, ast.Assert) for part in ast.walk(node)) or bool(_named(node) & helpers)
+def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
+    """All nodes of type `kind` in `body`, a node or statements."""
+    return [
+        part
+        for part in ast.walk(ast.Module(body) if isinstance(body, list) else body)
+        if isinstance(part, kind)
+    ]
 
 
 def _named(node: ast.AST) -> set[str]:
     """All variables in `node`."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {part.id for part in _parts(node, ast.Name)}
 
 
 def read_statements(
@@ -144,31 +147,37 @@ def read_statements(
     except (SyntaxError, ValueError, RecursionError, TypeError) as error:
         named = f" or entry_point={entry_point!r:.60}" if entry_point else ""
         raise ValueError(f"{start}{named}: not valid Python ({error})") from None
-    if not any(map(_has_assert, body)):
+    if not _parts(body, ast.Assert):
         raise ValueError(f"{start}: no assert statement in it")
     imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
-    names = {alias.asname or alias.name: alias.name for s in imports for alias in s.names}
+    names = {
+        alias.asname or alias.name: alias.name for s in imports for alias in s.names if alias.name != "*"
+    }
     names |= {name: name for name in _named(entry)} if entry else {}
-    names.pop("*", None)
     body = [s for s in body if s not in imports]
-    _check_imports(body, start)
+    for part in _parts(body, (ast.Import, ast.ImportFrom)):
+        imported = {alias.name for alias in part.names}
+        modules = imported if isinstance(part, ast.Import) else {str(part.module)}
+        if "*" in imported or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
+            what = f"{start}: {ast.unparse(part)!r:.60}"
+            raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
     functions = {s.name: s for s in body if isinstance(s, ast.FunctionDef)}
-    asserting = {name for name, function in functions.items() if _has_assert(function)}
+    asserting = {name for name, function in functions.items() if _parts(function, ast.Assert)}
     body = _unfolded(body, functions, entry, names)
     names, library = _owners(body, names, start)
 
-    variables = {
-        n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    variables = {name.id for name in _parts(body, ast.Name) if isinstance(name.ctx, ast.Store)}
     touched = set(names)  # with what holds, or calls, something of the answer's
     statements = []
     for statement in body:
         is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        touches = bool(_named(statement) & touched)
+        used = _named(statement)
+        touches = bool(used & touched)
         if touches:
-            touched |= {statement.name} if is_definition else _named(statement) & variables
-        is_test = touches and not is_definition and _has_assert(statement, asserting)
-        statements.append((ast.unparse(ast.fix_missing_locations(statement)), is_test))
+            touched |= {statement.name} if is_definition else used & variables
+        asserts = bool(_parts(statement, ast.Assert)) or bool(used & asserting)
+        text = ast.unparse(ast.fix_missing_locations(statement))
+        statements.append((text, touches and asserts and not is_definition))
     if not any(is_test for _, is_test in statements):
         raise ValueError(f"{start}: no assert statement uses the answer")
     return statements, names, library
@@ -179,11 +188,15 @@ def _unfolded(
 ) -> list[ast.stmt]:
     """The statements with the body of `check` in its place; adds to `names` what check is called with."""
     check = functions.get("check")
-    if check is not None and len(check.args.args) == 1 and not any(map(_returns, ast.walk(check))):
-        calls = [s for s in body if _is_call_of_check(s)]
+    if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
+        calls = {}  # by statement: what it calls check with
+        for statement in body:
+            match statement:
+                case ast.Expr(ast.Call(ast.Name("check"), [given])):
+                    calls[statement] = given
         if len(calls) > 1 or not (calls or entry):
             raise ValueError("ground_truth: defines check(); call it once or give entry_point")
-        candidate = calls[0].value.args[0] if calls else entry
+        candidate = [*calls.values(), entry][0]
         parameter = check.args.args[0].arg
         bind = [ast.Assign([ast.Name(parameter, ast.Store())], candidate)]
         if isinstance(candidate, ast.Name) and candidate.id not in _globals(body)[0]:
@@ -212,23 +225,11 @@ def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[di
         names, unknown = {could[0]: could[0]}, []
         del places[could[0]]
     if unknown:
-        which = ", ".join(foreign or unknown)
         raise ValueError(
-            f"{start}: {which} is neither defined there nor in Python's library; define it, or add it to "
-            "entry_point if the answer defines it"
+            f"{start}: {', '.join(foreign or unknown)} is neither defined there nor in Python's library; "
+            "define it, or add it to entry_point if the answer defines it"
         )
     return {name: theirs for name, theirs in sorted(names.items()) if name in used}, places
-
-
-def _check_imports(body: list[ast.stmt], start: str) -> None:
-    """Raises ValueError if the tests import what the sandbox lacks, or names that cannot be seen."""
-    for part in (part for statement in body for part in ast.walk(statement)):
-        if isinstance(part, (ast.Import, ast.ImportFrom)):
-            names = {alias.name for alias in part.names}
-            modules = names if isinstance(part, ast.Import) else {str(part.module)}
-            if "*" in names or not {m.partition(".")[0] for m in modules} <= sys.stdlib_module_names:
-                what = f"{start}: {ast.unparse(part)!r:.60}"
-                raise ValueError(f"{what}: tests have Python's library only; import its names one by one")
 
 
 def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
@@ -236,13 +237,12 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
 
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
-    parts = (part for statement in body for part in ast.walk(statement) if isinstance(part, ast.Attribute))
-    attributes = {part.attr for part in parts if getattr(part.value, "id", None) == name}
-    if name in library_functions():
-        of_module = name in sys.stdlib_module_names and dir(importlib.import_module(name))
-        if not (of_module and attributes and attributes <= set(of_module)):
-            return library_functions()[name], name
-    return (name, "") if name in sys.stdlib_module_names else None
+    attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
+    is_module = name in sys.stdlib_module_names
+    if name not in library_functions():
+        return (name, "") if is_module else None
+    means_module = is_module and attributes and attributes <= set(dir(importlib.import_module(name)))
+    return (name, "") if means_module else (library_functions()[name], name)
 
 
 @functools.cache
@@ -256,22 +256,11 @@ def library_functions() -> dict[str, str]:
     return found
 
 
-def _returns(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Return, ast.Yield, ast.Await))
-
-
-def _is_call_of_check(statement: ast.stmt) -> bool:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and getattr(call.func, "id", None) == "check" and len(call.args) == 1
-
-
 def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
     """The global names that statements define, and those that they use without defining them."""
-    text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
-    top = symtable.symtable(text, "tests.py", "exec")
+    top = symtable.symtable(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))), "tests.py", "exec")
     defined, used, tables = set(), set(), [top]
-    while tables:
-        table = tables.pop()
+    for table in tables:  # grows while it runs
         tables += table.get_children()
         for symbol in table.get_symbols():
             if table is top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
@@ -310,13 +299,10 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
     """Whether the program prints `expected` and exits by itself with status 0."""
     with (
         box.read_only(given.encode()) as stdin,  # a file, not a pipe: writing it never blocks
-        box.started(code, protection, stdin=stdin, stdout=subprocess.PIPE) as process,
+        box.started(code, protection, stdin) as (process, stdout),
     ):
-        printed, ended = box.read(process, deadline)
-        if not ended:
-            return False
-        process.wait()  # returns at once: the output ends with the warden
-    return process.returncode == 0 and same_output(printed.decode(errors="replace"), expected)
+        printed, ended = box.output(process, stdout, deadline)
+    return ended and process.returncode == 0 and same_output(printed, expected)
 
 
 @functools.cache
@@ -329,26 +315,20 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
     """Which assert statements hold: one bool per test, False for those that were not reached."""
     statements, names, library = read_statements(tests, entry_point)
     source = Path(box.__file__).with_name("calls.py").read_text()
-    requests, replies = os.pipe(), os.pipe()
-    most = box.OUTPUT_BYTES
-    wire = f"Wire({requests[1]}, {replies[0]}, {most})"
-    checker = f"{source}\ncheck({statements!r}, {names!r}, {library!r}, {wire}, silence())\n"
-    server = f"{source}\nserve({code!r}, {requests[0]}, {replies[1]})\n"
-    pipe = {"stdout": subprocess.PIPE, "pass_fds": (requests[1], replies[0])}
-    try:
-        with (
-            box.started(checker, protection, **pipe) as process,
-            box.started(server, protection, pass_fds=(requests[0], replies[1])),
-        ):
-            for end in (*requests, *replies):  # theirs now; ours would hide the end of a process that exits
-                os.close(end)
-            requests, replies = (), ()
-            printed, _ = box.read(process, deadline)
-    finally:
-        for end in (*requests, *replies):
-            os.close(end)
+    asked, asks = os.pipe()
+    replies, replied = os.pipe()
+    arguments = statements, names, library, asks, replies, box.OUTPUT_BYTES
+    checker = f"{source}\ncheck(*{arguments!r})\n"
+    server = f"{source}\nserve({code!r}, {asked}, {replied})\n"
+    with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as ends:
+            for end in (asked, asks, replies, replied):
+                ends.callback(os.close, end)  # ours would hide the end of a process that exits
+            running = stack.enter_context(box.started(checker, protection, pass_fds=(asks, replies)))
+            stack.enter_context(box.started(server, protection, pass_fds=(asked, replied)))
+        printed, _ = box.output(*running, deadline)
     passed = []
-    for line in printed.decode(errors="replace").splitlines():
+    for line in printed.splitlines():
         verdict, _, fault = line.partition(" ")
         passed += [verdict == "1"] if verdict != "-" else []
         if fault:
@@ -419,9 +399,8 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         running = (pool.map if at_once > 1 else map)(in_time, answers)
-        scores = list(
-            tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
-        )
+        bar = tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
+        scores = list(bar)
     if late:
         tqdm.write(
             f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "

@@ -18,7 +18,6 @@ import importlib.util
 import inspect
 import json
 import numbers
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +59,7 @@ WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
 MAX_REWARD = 1e15  # either sign: sums and squares of it stay within float32
 KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
 IN_TIME = (  # graders that may take long; how many answers at once, and seconds for those of one step
-    (code_grading.compute_score, os.cpu_count(), code_grading.BATCH_SECONDS),
+    (code_grading.compute_score, code_grading.AT_ONCE, code_grading.BATCH_SECONDS),
     (task_rewards.math_score, 1, 60.0),  # one: its limit is a signal; most answers take a few hundredths
 )
 

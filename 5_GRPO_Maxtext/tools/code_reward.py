@@ -22,27 +22,6 @@ class Constants:
     TESTS: str = ""  # file with assert statements, or with JSON pairs of input and output; "" = none
 
 
-def read_text(name: str, path: str) -> str:
-    """The text of the file `path`, which the constant `name` gives.
-
-    Raises:
-        UserError: it cannot be read as text.
-    """
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise settings.UserError(f"{name}={path}: cannot be read ({error}); give a text file") from None
-
-
-def tests_of(text: str) -> list[str]:
-    """Each test as one line."""
-    tests = code_grading.read_tests(text)
-    if isinstance(tests, str):
-        statements, _, _ = code_grading.read_statements(tests, None)
-        return [source for source, is_test in statements if is_test]
-    return [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
-
-
 def main(arguments: list[str]) -> None:
     """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
@@ -51,17 +30,28 @@ def main(arguments: list[str]) -> None:
             f"ANSWER={c.ANSWER!r} TESTS={c.TESTS!r}: give both files to score an answer, or neither to see "
             "which protection this machine gives"
         )
-    files = [read_text("ANSWER", c.ANSWER), read_text("TESTS", c.TESTS)] if c.ANSWER else []
+    files = []
+    for name, path in {"ANSWER": c.ANSWER, "TESTS": c.TESTS}.items() if c.ANSWER else ():
+        try:
+            files.append(Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise settings.UserError(f"{name}={path}: cannot be read ({error}); give a text file") from None
     try:
         print(f"protection: {box.describe(box.protection())}")
-        if files:
-            passed = code_grading.verdicts(*files)
-            print(f"score: {sum(passed) / len(passed):.3f}")
-            for test, held in zip(tests_of(files[1]), passed, strict=True):
-                if not held:
-                    print(shown(f"failed: {test}"))
+        if not files:
+            return
+        passed = code_grading.verdicts(*files)
+        tests = code_grading.read_tests(files[1])
+        if isinstance(tests, str):
+            texts = [text for text, is_test in code_grading.read_statements(tests)[0] if is_test]
+        else:
+            texts = [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
     except (ValueError, RuntimeError) as error:
         raise settings.UserError(str(error)) from None
+    print(f"score: {sum(passed) / len(passed):.3f}")
+    for text, held in zip(texts, passed, strict=True):
+        if not held:
+            print(shown(f"failed: {text}"))
 
 
 if __name__ == "__main__":
