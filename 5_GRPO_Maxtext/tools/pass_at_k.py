@@ -15,13 +15,13 @@ Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy it
 model that was counted is not asked again: the same command goes on after a stop.
 """
 
-import csv
 import hashlib
+import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 from pydantic import Field
@@ -56,14 +56,17 @@ if __name__ == "__main__":  # a constant that is wrong is refused here, before s
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
 import inference
 import reward_func
 from model import llama
+from model.rollout import rollout_config
 from model.versions import check_versions
-from run import process, run_files
-from task import prompts, questions, run_grader
+from run import process, run_files, trained
+from run.trained import place_of
+from task import prompts, run_grader, task_rewards
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
@@ -106,25 +109,28 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     Returns:
         By reading ("strict", "lenient"), the count for each question.
     """
-    run = checkpoint.constants
-    dataset = run["TEST_DATASET"] or run["DATASET"]
-    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"])
-    rows = rows[: c.NUM_QUESTIONS]
-    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
-    folder, hf = llama.load_hf_config(ask.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    rows = prompts.make_prompts(ask, rows, source, tokenizer, grader.think_tags, too_long=None)
-    rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    run = SimpleNamespace(**checkpoint.constants)  # questions and rewards are read as the run read them
+    data = prompts.read_data(run, None if run.REWARD_FUNC else task_rewards.ground_truth_fault)
+    everything = [row for rows, _ in data.values() for row in rows]
+    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
+    rows, source = data["test"]
+    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
+    rows = prompts.make_prompts(ask, rows[: c.NUM_QUESTIONS], source, tokenizer, grader.think_tags, None)
+    rollout = trained.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
-        inference.restore(rollout, *inference.chosen_step(ask, checkpoint))
+        trained.restore(rollout, *place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
-        key = jax.random.fold_in(jax.random.key(c.SEED), start)
-        sampling = inference.sampling(ask, inference.POLICY, key)
+        sampling = rollout_config(
+            trained.POLICY,
+            prompt_tokens=ask.MAX_PROMPT_LENGTH,
+            new_tokens=ask.TOTAL_GENERATION_STEPS,
+            seed=jax.random.fold_in(jax.random.key(c.SEED), start),
+        )
         texts = rollout.generate([rows[i]["prompts"] for i in part], sampling).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
@@ -135,7 +141,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     """`count_right`, kept in RUN_DIR: what was counted is not asked again.
 
-    The file is found by everything that the counts depend on: model, step, questions, how they were asked.
+    The file's name follows from everything that the counts depend on: model, step, questions, prompts.
 
     Raises:
         UserError: no such run.
@@ -146,7 +152,7 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     )
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    step = inference.chosen_step(ask, checkpoint)[1] if trained else 0
+    step = place_of(checkpoint)[1] if trained else 0
     asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
     mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
     mine |= {"step": step, "run": str(checkpoint.run.resolve()) if trained else ""}
@@ -160,45 +166,38 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 
 
 # %% Table and picture --------------------------------------------------------------------------------------
-def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> list[dict[str, str | int | float]]:
-    """One row per model, reading and k, shares with 95 % intervals over the questions.
+def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
+    """One row per model, reading and k, with shares and their 95 % intervals over the questions.
 
     Args:
         counts: by model ("untrained", or a run's folder), from `count_right`.
     """
     rows = []
-    for model, readings in counts.items():
-        for reading, right in readings.items():
-            for k in (2**i for i in range(int(math.log2(c.SAMPLES)) + 1)):
-                values = pass_at_k(np.array(right), c.SAMPLES, k)
-                low, high = interval(values, c.SEED)
-                rows.append(
-                    {"model": model, "reading": reading, "k": k, "pass_at_k": round(values.mean(), 5),
-                     "low": round(low, 5), "high": round(high, 5),
-                     "never_right": int((np.array(right) == 0).sum()), "questions": len(right),
-                     "samples": c.SAMPLES}
-                )  # fmt: skip
-    return rows
+    for (model, readings), reading in itertools.product(counts.items(), READINGS):
+        right = np.array(readings[reading])
+        for k in (2**i for i in range(c.SAMPLES.bit_length())):
+            values = pass_at_k(right, c.SAMPLES, k)
+            shares = dict(zip(("pass_at_k", "low", "high"), (values.mean(), *interval(values, c.SEED))))
+            rows.append({"model": model, "reading": reading, "k": k} | shares
+                        | {"never_right": (right == 0).sum(), "questions": len(right), "samples": c.SAMPLES}
+            )  # fmt: skip
+    return pd.DataFrame(rows).round(5)
 
 
-def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
+def draw(path: Path, rows: pd.DataFrame) -> None:
     """The curves: untrained against trained, strict on the left, lenient on the right."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
     for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
-        for model in dict.fromkeys(row["model"] for row in rows):
+        for model, mine in rows[rows.reading == reading].groupby("model", sort=False):
             kind = "untrained" if model == "untrained" else "trained"
-            mine = [row for row in rows if (row["model"], row["reading"]) == (model, reading)]
-            ks, shares = ([row[name] for row in mine] for name in ("k", "pass_at_k"))
-            low, high = ([row[end] for row in mine] for end in ("low", "high"))
-            panel.plot(ks, shares, color=COLORS[kind], marker="o", ms=3, label=kind)
-            panel.fill_between(ks, low, high, color=COLORS[kind], alpha=0.15, lw=0)
+            panel.plot(mine.k, mine.pass_at_k, color=COLORS[kind], marker="o", ms=3, label=kind)
+            panel.fill_between(mine.k, mine.low, mine.high, color=COLORS[kind], alpha=0.15, lw=0)
         panel.set_xscale("log", base=2)
-        panel.set_xticks(ks, map(str, ks))
+        panel.set_xticks(mine.k, map(str, mine.k))
         panel.set(xlabel="k, answers per question", title=words)
     panels[0].set(ylabel="questions with a right one among them")
     figure.suptitle("Trained: right at the first try. Untrained: right after enough tries", fontsize=11)
-    handles, labels = panels[0].get_legend_handles_labels()
-    once = dict(zip(labels, handles))  # several trained models have one entry
+    once = dict(zip(*reversed(panels[0].get_legend_handles_labels())))  # several trained models: one entry
     panels[0].legend(once.values(), once.keys(), frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -216,12 +215,9 @@ def main(arguments: Sequence[str]) -> None:
     counts = {"untrained": kept_counts(c, runs[0], trained=False)}
     counts |= {run: kept_counts(c, run, trained=True) for run in runs}
     rows = table(c, counts)
-    with open(folder / "pass_at_k.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    rows.to_csv(folder / "pass_at_k.csv", index=False, lineterminator="\r\n")
     draw(folder / "pass_at_k.png", rows)
-    for row in rows:
+    for row in rows.to_dict("records"):
         print("{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row))
     print(f"table: {folder}/pass_at_k.csv, picture: {folder}/pass_at_k.png")
 
