@@ -160,9 +160,10 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
 
 def output_path(c: Constants) -> Path | None:
     """Where the answers go, if anywhere; raises UserError if something is there already, or cannot be."""
-    path = Path(c.OUTPUT or (c.INPUT and Path(c.INPUT).with_suffix(".answers.jsonl")))
-    if not path.name:
+    name = c.OUTPUT or (c.INPUT and str(Path(c.INPUT).with_suffix(".answers.jsonl")))
+    if not name:
         return None
+    path = Path(name)
     if path.exists():
         raise UserError(f"OUTPUT={path}: exists already; choose another name, or remove it")
     if not path.resolve().parent.is_dir():

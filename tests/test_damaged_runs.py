@@ -25,7 +25,7 @@ import inference
 import reward_func
 import settings
 from model import llama
-from run import checkpoints, process, run_folder, train_log
+from run import checkpoints, process, run_folder, train_log, trained
 from run.run_files import read_log
 from settings import UserError
 from task import prompts, run_grader
@@ -274,13 +274,13 @@ def test_a_checkpoint_that_a_run_prunes_while_inference_starts_is_one_line(toy):
     shutil.rmtree(toy / "1")
     rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match=r"^checkpoint 1 in .* cannot be read"):
-        inference.restore(rollout, str(toy), 1)
+        trained.restore(rollout, str(toy), 1)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_inference(toy):
     rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match=r"^checkpoint 2 in .* cannot be read as this MODEL's"):
-        inference.restore(rollout, str(toy), 2)
+        trained.restore(rollout, str(toy), 2)
 
 
 def test_a_damaged_checkpoint_neither_answers_nor_is_exported_but_the_one_before_can_be_named(run, capsys):

@@ -14,7 +14,7 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import health, page, plain_text, report, run_folder
+from run import asked, health, page, plain_text, report, run_folder, trained
 from settings import HERE, UserError
 from task import code_grading
 from tools import model_card, show_run
@@ -115,7 +115,7 @@ def grader():
 def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, grader, capsys):
     row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
-    inference.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
+    asked.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
@@ -123,7 +123,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
 def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
-    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
+    monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
     inference.main(["CHECKPOINT=base", "How many cards are there now?"])
     assert capsys.readouterr().out.endswith("\n\\x1b[2J\\u202efine\n\n")
 
@@ -134,9 +134,9 @@ def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
     stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
-    monkeypatch.setattr(inference, "chosen_step", lambda *_: (EVIL, 7))
-    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
-    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
+    monkeypatch.setattr(trained, "place_of", lambda *_: (EVIL, 7))
+    monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
+    monkeypatch.setattr(trained, "restore", lambda *_, **__: None)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
