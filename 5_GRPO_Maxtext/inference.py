@@ -120,11 +120,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
 
 
 def find_checkpoint(c: Constants) -> Checkpoint | None:
-    """The checkpoint that CHECKPOINT names; None for base.
-
-    Raises:
-        UserError: no such run, or one whose constants.json cannot be read.
-    """
+    """The checkpoint that CHECKPOINT names; None for base; raises UserError if there's no such run."""
     newest = None if c.CHECKPOINT or c.MODEL else run_files.newest_run()
     if c.CHECKPOINT == "base" or not (c.CHECKPOINT or newest):
         return None
@@ -143,11 +139,7 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
 
 
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
-    """The questions to ask, as from `questions.read_inputs`: INPUT's, `question`, or the built-in ones.
-
-    Raises:
-        UserError: INPUT cannot be read; names file, line and remedy.
-    """
+    """The questions to ask, as from `questions.read_inputs`: INPUT's, `question`, or the built-in ones."""
     if c.INPUT:
         return questions.read_inputs(c.INPUT)
     asked = ((question, c.ANSWER or None),) if question else QUESTIONS
@@ -171,22 +163,21 @@ def output_path(c: Constants) -> Path | None:
     return path
 
 
-def refuse(arguments: Sequence[str]) -> None:
-    """Reads everything that is read before the imports, and raises UserError if something is wrong."""
-    c, question, _ = read_arguments(arguments)
-    read_rows(c, question)
-    output_path(c)
+def read_all(arguments: Sequence[str]):
+    """All that can be read before the imports: `read_arguments`, `read_rows`, `output_path`."""
+    c, question, checkpoint = read_arguments(arguments)
+    return c, question, checkpoint, read_rows(c, question), output_path(c)
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # what is wrong is refused here, before seconds of imports
-    settings.answer_early(refuse)
+    settings.answer_early(read_all)
 
 import jax
 
 import reward_func
 from model import llama
-from model.rollout import GENERATION_CONFIGS, rollout_config
+from model.rollout import GENERATION_CONFIGS
 from model.versions import check_versions
 from run import asked, process, trained
 
@@ -199,11 +190,7 @@ def make_grader(c: Constants, rows: list[dict[str, Any]]):
 
 
 def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list[dict[str, Any]]:
-    """The rows with their `prompts`, made as in a run; prints which words the tokenizer doesn't know.
-
-    Raises:
-        UserError: a question is too long.
-    """
+    """The rows with `prompts` as in a run; names unknown words, and raises UserError if one is too long."""
     system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     numbered = [row | {"line": str(i)} for i, row in enumerate(rows, start=1)]
     rows, too_long = prompts.with_prompts(
@@ -226,12 +213,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
 
 def sampling(c: Constants):
     """How to sample, as a `RolloutConfig`: as SAMPLING says, else as it fits SAMPLES."""
-    return rollout_config(
-        GENERATION_CONFIGS[c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")],
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        seed=jax.random.key(c.SEED),
-    )
+    name = c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")
+    return trained.sampling(c, GENERATION_CONFIGS[name], jax.random.key(c.SEED))
 
 
 def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
@@ -245,8 +228,7 @@ def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
     """Asks; see the module's docstring."""
-    c, question, checkpoint = read_arguments(arguments)
-    rows, path = read_rows(c, question), output_path(c)
+    c, question, checkpoint, rows, path = read_all(arguments)
     settings.quiet()
     check_versions()
     process.keep_compiled()

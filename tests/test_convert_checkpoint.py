@@ -34,6 +34,12 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def metadata(checkpoint):
+    """What Orbax knows of each array of a checkpoint."""
+    tree = ocp.PyTreeCheckpointer().metadata(Path(checkpoint).resolve()).item_metadata.tree
+    return jax.tree.leaves(tree, is_leaf=lambda x: hasattr(x, "shape"))
+
+
 def load_weights(folder):
     """Every tensor of a Hugging Face folder, by name, whatever the number of files."""
     weights = {}
@@ -156,7 +162,7 @@ def test_large_models_are_split_into_files_with_an_index(monkeypatch):
         assert name in safetensors.numpy.load_file(Path("hf") / file)
     assert_same_bits(model, "hf")
     convert.main(["SOURCE=hf", "TARGET=again"])  # and such a folder can be read
-    for _, leaf in convert.stored_leaves(convert.find_checkpoints(Path("again"))[0][0]).values():
+    for leaf in metadata("again/0/items"):
         assert np.prod(leaf.storage.chunk_shape) * 4 <= 4096
     described = json.loads(Path("again/0/_CHECKPOINT_METADATA").read_text())
     assert described["custom_metadata"] == {"scan_layers": True}
@@ -164,32 +170,43 @@ def test_large_models_are_split_into_files_with_an_index(monkeypatch):
     assert_same_bits(model, "hf2")
 
 
+def test_shards_that_the_index_does_not_name_are_not_read(monkeypatch):
+    """An earlier export's shards may lie beside the model's own, under other names."""
+    monkeypatch.setattr(convert, "SHARD", "40KB")
+    for source, target in ((in_bfloat16(LLAMA8B_LAYOUT), "mt"), ("mt", "hf")):
+        convert.main([f"SOURCE={source}", f"TARGET={target}", *(["MODEL=model"] if source == "mt" else [])])
+    stale = {name: weight * 2 for name, weight in load_weights("hf").items()}
+    safetensors.numpy.save_file(stale, "hf/model-00001-of-00009.safetensors")
+    convert.main(["SOURCE=hf", "TARGET=again"])
+    convert.main(["SOURCE=again", "MODEL=model", "TARGET=hf2"])
+    assert_same_bits("model", "hf2")
+    index = json.loads(Path("hf/model.safetensors.index.json").read_text())
+    Path("hf", sorted(index["weight_map"].values())[-1]).unlink()
+    with pytest.raises(UserError, match=r"^SOURCE=hf: has no model-0000\d-of-0000\d.safetensors; fetch"):
+        convert.main(["SOURCE=hf", "TARGET=t"])
+    Path("hf/model.safetensors.index.json").write_text("{")
+    with pytest.raises(UserError, match=r"^SOURCE=hf: its model.safetensors.index.json is damaged; fetch it"):
+        convert.main(["SOURCE=hf", "TARGET=t"])
+
+
+def test_a_slash_at_the_end_of_target_and_a_conversion_that_was_killed_do_no_harm():
+    model = GOLDEN / LLAMA8B_LAYOUT
+    Path("mt.partial/0").mkdir(parents=True)  # what a kill leaves
+    convert.main([f"SOURCE={model}", "TARGET=mt/"])
+    assert [path.name for path in Path().iterdir()] == ["mt"]
+    convert.main(["SOURCE=mt/", f"MODEL={model}", "TARGET=new/hf/"])
+    assert load_weights("new/hf").keys() == load_weights(model).keys()
+    for target in ("mt", "mt/", "mt/../mt"):
+        with pytest.raises(UserError, match=rf"TARGET={target}: exists already"):
+            convert.main([f"SOURCE={model}", f"TARGET={target}"])
+
+
 def test_the_type_that_is_asked_for_is_written():
     convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
-    leaves = convert.stored_leaves(convert.find_checkpoints(Path("mt"))[0][0])
-    assert {str(leaf.dtype) for _, leaf in leaves.values()} == {"bfloat16"}
+    assert {str(leaf.dtype) for leaf in metadata("mt/0/items")} == {"bfloat16"}
     convert.main(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
     assert {str(weight.dtype) for weight in load_weights("hf").values()} == {"float16"}
     assert json.loads(Path("hf/config.json").read_text())["dtype"] == "float16"
-
-
-def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(monkeypatch):
-    made, waiting = 0, []
-    lazy, write = convert.maxtext_converter.LazyTensor, convert.OneAtATime._open_and_write
-
-    def make(self, *args, original=lazy.__array__):
-        nonlocal made
-        made += 1
-        return original(self, *args)
-
-    async def watched(self, *args):  # Orbax's last step with one array
-        waiting.append(made - len(waiting))
-        return await write(self, *args)
-
-    monkeypatch.setattr(lazy, "__array__", make)
-    monkeypatch.setattr(convert.OneAtATime, "_open_and_write", watched)
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
-    assert made == 12 and waiting == [1] * 12
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
@@ -208,7 +225,6 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     assert Path("run/checkpoints/10/moments").is_dir()
 
     convert.main(["SOURCE=run", "TARGET=hf"])
-    assert max(convert.find_checkpoints(Path("run"))[0]) == 10
     golden = np.load(GOLDEN / "tiny_llama.npz")
     exported = logits_of(*load("hf"), golden)
     atol = 1e-4 * golden["logits"].std()
@@ -275,11 +291,3 @@ def test_the_command_line():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr == "error: TARGET is empty; give it on the command line: TARGET=folder\n"
-
-
-def test_orbaxs_own_handlers_stay_as_they_were():
-    lazy = convert.maxtext_converter.LazyTensor
-    before = ocp.type_handlers.get_type_handler(lazy)
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
-    assert ocp.type_handlers.get_type_handler(lazy) is before
-    assert not isinstance(before, convert.OneAtATime)

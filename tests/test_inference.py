@@ -322,7 +322,7 @@ LONG = "Tom has 2 apples and " * 9
         (["ANSWER=seven", "3 + 4?"], ["ANSWER=seven", "graded by its number"]),
         (["PAGE=True", "SAMPLING=greedy"], ["PAGE=True: greedy"]),
         (["--page"], ["'--page': no such constant; write NAME=value, nearest names: PAGE"]),
-        (["INPUT=cooking.jsonl"], ["cooking.jsonl, row 1: ", "unknown data_source"]),
+        (["INPUT=cooking.jsonl"], ["cooking.jsonl, row 1: data_source 'cooking'"]),
         (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
     ],
 )

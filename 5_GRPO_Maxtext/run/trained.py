@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from model import llama, lora
 from model.rollout import MaxTextRollout, rollout_config
@@ -33,6 +34,12 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
     return root, steps[-1] if checkpoint.step is None else checkpoint.step
 
 
+def sampling(c, how: dict[str, float], seed: jax.Array | None = None) -> RolloutConfig:
+    """Tunix's config for answers to a run's questions: `how`, such as POLICY, with the lengths of `c`."""
+    lengths = dict(prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS)
+    return rollout_config(how, **lengths, seed=seed)
+
+
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
     """An engine with MODEL's weights, and LoRA's A and B where the run has them; `restore` fills them.
 
@@ -44,11 +51,11 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
     """
     folder, hf = llama.load_hf_config(c.MODEL)
     devices = jax.device_count()
-    sizes = dict(prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS)
     config = llama.to_maxtext_config(
         hf,
         rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
-        **sizes,
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
         dtype=c.DTYPE,
         weight_dtype=c.WEIGHT_DTYPE,
         scan_layers=c.SCAN_LAYERS,
@@ -62,7 +69,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
         adapter,
         TokenizerAdapter(tokenizer),
         mesh,
-        rollout_config(POLICY, **sizes),  # the page's log-probs are the policy's own
+        sampling(c, POLICY),  # the page's log-probs are the policy's own
         maxtext_config=config,
         hf=hf,
         current_step=lambda: 0,

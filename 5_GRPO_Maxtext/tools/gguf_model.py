@@ -80,29 +80,35 @@ class GGUFLlama:
             raise ValueError(f"{name} is {value}")
         return value
 
-    def stored(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, gguf.ReaderTensor]:
-        """The file's tensors, by Hugging Face's names and shapes; raises UserError if one isn't there."""
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, self.config.num_hidden_layers)
-        found = {}
-        for name, shape in shapes.items():
-            own = names.get_name(name, try_suffixes=(".weight",))
-            if own not in self.tensors:
-                raise UserError(f"SOURCE={self.path}: lacks weight {own}; fetch it again")
-            found[name] = self.tensors[own]
-            if (held := tuple(map(int, reversed(found[name].shape)))) != shape:  # innermost axis first
-                raise UserError(
-                    f"SOURCE={self.path}: {own} is {held}, its header says {shape}; fetch another file"
-                )
-        return found
-
     def weights(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and float32 weight [out, in] (norms [width]), one at a time; arguments as in `stored`."""
+        """Name and float32 weight [out, in] (norms [width]), one at a time.
+
+        Args:
+            shapes: by Hugging Face's name, as the config has them.
+
+        Raises:
+            UserError: a weight is missing or has another shape.
+        """
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, self.config.num_hidden_layers)
         heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}
-        for name, tensor in self.stored(shapes).items():
+        own = {name: names.get_name(name, try_suffixes=(".weight",)) for name in shapes}
+        for name, shape in shapes.items():
+            if own[name] not in self.tensors:
+                raise UserError(f"SOURCE={self.path}: lacks weight {own[name]}; fetch it again")
+            held = tuple(map(int, reversed(self.tensors[own[name]].shape)))  # GGUF: the innermost axis first
+            if held != shape:
+                raise UserError(
+                    f"SOURCE={self.path}: {own[name]} is {held}, its header says {shape}; fetch another file"
+                )
+
+        def read(name: str) -> np.ndarray:
+            tensor = self.tensors[own[name]]
             weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
             if (kind := name.split(".")[-2]) in heads:  # pairs of rows [heads, d/2, 2, in] into halves
                 weight = weight.reshape(heads[kind], -1, 2, shapes[name][1]).swapaxes(1, 2)
-            yield name, weight.reshape(shapes[name])
+            return weight.reshape(shapes[name])
+
+        return ((name, read(name)) for name in shapes)
 
     def make_config(self) -> transformers.LlamaConfig:
         """The sizes, as Hugging Face's config.json has them, and the special tokens."""

@@ -1,18 +1,12 @@
 """pass@k: how often at least one of k answers is right, for the untrained model and for the trained one.
 
-Pass@1 rises with reinforcement learning. Does the model also solve questions now that it could not solve
-before, or did it only learn to choose? The estimate is unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1),
-from n >= k answers to each question of which c are right:
+Pass@1 rises with reinforcement learning. Does the model also solve questions that it couldn't solve before,
+or did it only learn to choose? At large k many untrained models overtake the trained ones (arXiv 2504.13837).
 
-    pass@k = mean over questions of  1 - C(n - c, k) / C(n, k)
-
-At large k the untrained models of many published runs overtake the trained ones (arXiv 2504.13837).
-
-    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/mine
     python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
-Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy itself, at temperature 1. A
-model that was counted is not asked again: the same command goes on after a stop.
+Writes pass_at_k.csv and pass_at_k.png. The answers are sampled from the policy itself, at temperature 1.
+Counts are kept, so the same command goes on after a stop.
 """
 
 import hashlib
@@ -62,24 +56,17 @@ from tqdm import tqdm
 import inference
 import reward_func
 from model import llama
-from model.rollout import rollout_config
 from model.versions import check_versions
-from run import process, run_files, trained
-from run.trained import place_of
+from run import process, run_files
+from run import trained as runs
 from task import prompts, run_grader, task_rewards
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """1 - C(n - c, k) / C(n, k) for each question (arXiv 2107.03374, eq. 1), as a product: no huge numbers.
+    """1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1), without bias if k <= n: [Q].
 
-    Args:
-        right: c, right answers of each question, int [Q].
-        n: answers per question.
-        k: answers of which one has to be right, at most n.
-
-    Returns:
-        float64 [Q].
+    `right` is c, the right ones among n answers to each question, int [Q]. A product avoids huge numbers.
     """
     factors = 1 - k / np.arange(1, n + 1)  # C(n - c, k) / C(n, k) is the product over i = n - c + 1 .. n
     missed = np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
@@ -87,12 +74,7 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
 
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
-    """95 % interval of the mean over questions, by the percentile bootstrap.
-
-    Args:
-        values: [Q].
-        seed: of the resamples.
-    """
+    """95 % interval of the mean of values [Q], by the percentile bootstrap over questions."""
     rng = np.random.default_rng(seed)
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, (2.5, 97.5)))
@@ -100,14 +82,9 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 # %% Answers ------------------------------------------------------------------------------------------------
 def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]]:
-    """Asks each test question n times, and counts the right answers.
+    """Asks each test question n times; returns how many answers are right, by reading and question.
 
-    Args:
-        ask, checkpoint: from `inference.read_arguments`.
-        step: of the checkpoint that answers; 0 for the model that it started from.
-
-    Returns:
-        By reading ("strict", "lenient"), the count for each question.
+    `ask` and `checkpoint` are from `inference.read_arguments`; with step 0 the untrained model answers.
     """
     run = SimpleNamespace(**checkpoint.constants)  # questions and rewards are read as the run read them
     data = prompts.read_data(run, None if run.REWARD_FUNC else task_rewards.ground_truth_fault)
@@ -116,22 +93,17 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     rows, source = data["test"]
     tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
     rows = prompts.make_prompts(ask, rows[: c.NUM_QUESTIONS], source, tokenizer, grader.think_tags, None)
-    rollout = trained.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
-        trained.restore(rollout, *place_of(checkpoint))
+        runs.restore(rollout, *runs.place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
-        sampling = rollout_config(
-            trained.POLICY,
-            prompt_tokens=ask.MAX_PROMPT_LENGTH,
-            new_tokens=ask.TOTAL_GENERATION_STEPS,
-            seed=jax.random.fold_in(jax.random.key(c.SEED), start),
-        )
-        texts = rollout.generate([rows[i]["prompts"] for i in part], sampling).text
+        how = runs.sampling(ask, runs.POLICY, jax.random.fold_in(jax.random.key(c.SEED), start))
+        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
         np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
@@ -139,9 +111,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
 
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, kept in RUN_DIR: what was counted is not asked again.
-
-    The file's name follows from everything that the counts depend on: model, step, questions, prompts.
+    """`count_right`, kept in RUN_DIR in a file that is named after all that the counts depend on.
 
     Raises:
         UserError: no such run.
@@ -152,7 +122,7 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     )
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    step = place_of(checkpoint)[1] if trained else 0
+    step = runs.place_of(checkpoint)[1] if trained else 0
     asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
     mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
     mine |= {"step": step, "run": str(checkpoint.run.resolve()) if trained else ""}
@@ -167,11 +137,7 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 
 # %% Table and picture --------------------------------------------------------------------------------------
 def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
-    """One row per model, reading and k, with shares and their 95 % intervals over the questions.
-
-    Args:
-        counts: by model ("untrained", or a run's folder), from `count_right`.
-    """
+    """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
     rows = []
     for (model, readings), reading in itertools.product(counts.items(), READINGS):
         right = np.array(readings[reading])
@@ -211,9 +177,9 @@ def main(arguments: Sequence[str]) -> None:
     process.keep_compiled()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run.strip() for run in c.CHECKPOINT.split(",") if run.strip()] or [""]
-    counts = {"untrained": kept_counts(c, runs[0], trained=False)}
-    counts |= {run: kept_counts(c, run, trained=True) for run in runs}
+    names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
+    counts = {"untrained": kept_counts(c, names[0], trained=False)}
+    counts |= {name: kept_counts(c, name, trained=True) for name in names}
     rows = table(c, counts)
     rows.to_csv(folder / "pass_at_k.csv", index=False, lineterminator="\r\n")
     draw(folder / "pass_at_k.png", rows)
