@@ -264,11 +264,13 @@ def main(arguments: Sequence[str]) -> None:
     if path:
         asked.write_rows(path, rows, grader)
     if c.PAGE:
-        models, folder = [rollout], Path()
-        if checkpoint:  # the untrained model again
-            models.append(trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint))
+        folder, log_probs = Path(), [asked.token_log_probs(c, rollout, output)]
+        if checkpoint:
+            untrained = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
+            log_probs.insert(0, asked.token_log_probs(c, untrained, output))
             folder = checkpoint.run
-        asked.write_page(c, folder / "answers.html", models, rows, output, grader, about)
+        path = folder / "answers.html"
+        asked.write_page(c, path, rollout.tokenizer, rows, output, log_probs, grader, about)
 
 
 if __name__ == "__main__":

@@ -87,25 +87,31 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     print(f"answers:  {path}")
 
 
-def write_page(c, path: Path, models, rows, output, grader, about: str) -> None:
+def token_log_probs(c, rollout, output) -> np.ndarray:
+    """Log-probs [N, T] of the tokens that an engine answered with, under another's weights at temperature 1.
+
+    `c` has BATCH_SIZE and TOTAL_GENERATION_STEPS; `output` is Tunix's.
+    """
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
+    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
+    prompts = output.left_padded_prompt_tokens  # [N, P]
+    return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
+
+
+def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
     Args:
-        c: SAMPLES, BATCH_SIZE and TOTAL_GENERATION_STEPS.
+        c: SAMPLES and TOTAL_GENERATION_STEPS.
         path: of the page.
-        models: the engine that answered, and behind it the untrained one unless that is the same.
+        tokenizer: Tunix's adapter.
         rows: with the completions `after`.
         output: of them all, from the engine.
+        log_probs: from `token_log_probs`, before training and after it; or only one where none was trained.
         grader: from `run_grader.make_grader`.
         about: which model answered.
     """
-    tokenizer, N = models[0].tokenizer, len(output.tokens)
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
-    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, N, c.BATCH_SIZE)]
-    log_probs = [
-        np.concatenate([model.get_per_token_logps(output.left_padded_prompt_tokens[part], tokens[part])
-                        for part in parts]) for model in models
-    ]  # [N, T] each  # fmt: skip
     groups = []
     for i, row in enumerate(rows):
         part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["gold"] is not None
@@ -115,7 +121,7 @@ def write_page(c, path: Path, models, rows, output, grader, about: str) -> None:
         texts = np.array(row["after"], dtype=object)
         points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
-        before, *after = (log_prob[part] for log_prob in reversed(log_probs))
+        before, *after = (log_prob[part] for log_prob in log_probs)
         [group] = answers.question_rows(
             tokenizer, grader, c.SAMPLES, tokens[part],
             columns | {"completions": texts, "points": points, "rewards": rewards},
@@ -126,5 +132,5 @@ def write_page(c, path: Path, models, rows, output, grader, about: str) -> None:
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    settings.write_whole(path, page.render(page.answers_data(groups, about, len(models) > 1, notes)))
+    settings.write_whole(path, page.render(page.answers_data(groups, about, len(log_probs) > 1, notes)))
     print(f"page:     {path}")
