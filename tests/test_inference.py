@@ -294,26 +294,18 @@ LONG = "Tom has 2 apples and " * 9
     ("arguments", "words"),
     [
         (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
-        (["SAMPLES=three", "How many?"], ["SAMPLES=three", "valid integer"]),
-        (["SAMPLES="], ["SAMPLES=", "valid integer"]),
-        (["SAMPLES=0"], ["SAMPLES=0", "equal to 1"]),
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
-        (["SAMPLING=wild"], ["SAMPLING=wild", "'greedy', 'standard' or 'liberal'"]),
         (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
-        (["COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
         (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
         (["CHECKPOINT=damaged"], ["CHECKPOINT=damaged", "damaged"]),
         (["INPUT=missing.jsonl"], ["INPUT=missing.jsonl", "No such file"]),
         (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "line 2", "not JSON"]),
-        (["INPUT=columns.jsonl"], ["INPUT=columns.jsonl", "line 1", "'question'"]),
-        (["INPUT=nothing.jsonl"], ["INPUT=nothing.jsonl", "no rows"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
-        (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "equal to 1"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
         (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
@@ -329,7 +321,7 @@ LONG = "Tom has 2 apples and " * 9
 def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     good = json.dumps({"question": "How many?"}) + "\n"
-    files = {"good": good, "bad": good + "{", "columns": '{"text": 1}', "nothing": "\n",
+    files = {"good": good, "bad": good + "{",
              "blank": '{"prompt": " "}',
              "cooking": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}'}  # fmt: skip
     for name, text in files.items():

@@ -1,6 +1,5 @@
 """The model card of an exported run, read back by other readers: pyyaml and Hugging Face's own."""
 
-import csv
 import json
 import re
 import shutil
@@ -69,24 +68,6 @@ def test_the_figures_are_those_of_result_json(tmp_path):
     assert f"| greedy: answers right | 37.5% (26.7% to 49.7%) | 87.5% ({low:.1%} to {high:.1%}) |" in body
     assert head["library_name"] == "transformers" and head["pipeline_tag"] == "text-generation"
     assert "base_model" not in head and "datasets" not in head  # a folder and a file of ours, not on the hub
-
-
-def test_the_committed_run_of_seed_0_has_the_figures_of_its_table(tmp_path):
-    """Figures of the README's own CSV, through result.json, into the card."""
-    with open(HERE / "assets" / "seeds.csv", newline="") as file:
-        row = next(csv.DictReader(file))
-    results = {
-        when: {
-            name.removeprefix(f"{when}_"): float(value)
-            for name, value in row.items()
-            if name.startswith(f"{when}_")
-        }
-        | {"questions": int(row["questions"])}
-        for when in ("before", "after")
-    }
-    _, body, _ = card_of(make_run(tmp_path / "run", results | {"steps": 100}), tmp_path)
-    assert "| 512 questions, standard sampling | before | after |" in body
-    assert "| greedy: answers right | 39.1% (34.9% to 43.4%) | 98.4% (96.9% to 99.2%) |" in body
 
 
 @pytest.mark.parametrize(("step", "finished"), [(100, True), (50, False), (50, None)])

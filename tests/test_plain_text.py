@@ -15,7 +15,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
 from run import asked, health, page, plain_text, report, run_folder, trained
-from settings import HERE, UserError
+from settings import UserError
 from task import code_grading
 from tools import model_card, show_run
 
@@ -120,26 +120,19 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
 
-def test_a_streamed_answer_does_nothing_either(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
-    monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
-    inference.main(["CHECKPOINT=base", "How many cards are there now?"])
-    assert capsys.readouterr().out.endswith("\n\\x1b[2J\\u202efine\n\n")
-
-
-def test_the_first_lines_of_inference_do_nothing_whatever_the_run_names(tmp_path, monkeypatch, capsys):
+def test_a_streamed_answer_and_whatever_the_run_names_do_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
-    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["fine"]))
+    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
     monkeypatch.setattr(trained, "place_of", lambda *_: (EVIL, 7))
     monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
     monkeypatch.setattr(trained, "restore", lambda *_, **__: None)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
+    assert said.endswith("\n\\x1b[2J\\u202efine\n\n")
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
@@ -163,14 +156,3 @@ def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         settings.answer(main)
     assert capsys.readouterr().err == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"
-
-
-def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, capsys):
-    from task import questions
-
-    monkeypatch.chdir(tmp_path)
-    shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]
-    Path("a\x1b[2J.jsonl").write_text(f"{shipped}\n[]\n")
-    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip")
-    said = capsys.readouterr().out
-    assert "a\\x1b[2J.jsonl, row 2" in said and not obeyed(said)

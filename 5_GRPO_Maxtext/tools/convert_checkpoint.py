@@ -165,11 +165,11 @@ def to_maxtext(c: Constants, target: Path) -> str:
     """Hugging Face -> `target`/0/items: {"params": {"params": weights}}, as MaxText saves parameters."""
     try:
         folder, hf = llama.load_hf_config(c.SOURCE)
+        config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
+        check_disk(c, hf, config)
+        weights = from_huggingface(folder, hf, config)
     except UserError as error:
         raise UserError(str(error).replace("MODEL=", "SOURCE=", 1)) from None
-    config = to_config(hf, c.WEIGHT_DTYPE or "float32", c.SCAN_LAYERS)
-    check_disk(c, hf, config)
-    weights = from_huggingface(folder, hf, config)
     places, tree = get_maxtext_model_info(config)
     params = jax.tree.unflatten(tree, [weights[name] for name in places])
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), params)
@@ -260,7 +260,9 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     source = settings.find_path(c.SOURCE)
     checkpoint, run = find_weights(source)
-    print(f"{checkpoint or source} -> {c.TARGET}")
+    print(
+        f"{checkpoint or source} -> {'Hugging Face' if checkpoint or source.suffix == '.gguf' else 'MaxText'}"
+    )
     with made_whole(c) as target:
         if source.suffix == ".gguf":
             use = gguf_to_huggingface(c, source, target)
