@@ -37,7 +37,7 @@ class Constants(Arrays):
 
     CHECKPOINT: str = ""  # a run's folder, runs/mine/50, or base (empty = newest run in runs/, else base)
     MODEL: str = ""  # Hugging Face name or folder (empty = the run's, and tiny_llama for base)
-    COMPARE: bool = False  # True: the answers from before training beside those of CHECKPOINT
+    COMPARE: bool = False  # True: the answers from before training above those of CHECKPOINT
     SAMPLES: Count = 1  # answers per question; above 1 the most frequent answer is the vote
     PAGE: bool = False  # True: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded

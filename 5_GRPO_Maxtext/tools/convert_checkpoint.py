@@ -174,7 +174,10 @@ def to_maxtext(c: Constants, target: Path) -> str:
     params = jax.tree.unflatten(tree, [weights[name] for name in places])
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), params)
     args = ocp.args.Composite(items=ocp.args.PyTreeSave({"params": params}, {"params": chunks}))
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:  # MaxText checks scan_layers
+    as_it_is = np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # no second model
+    types = ocp.type_handlers.create_type_handler_registry(as_it_is)
+    handler = ocp.CompositeCheckpointHandler(items=ocp.PyTreeCheckpointHandler(type_handler_registry=types))
+    with ocp.Checkpointer(handler) as orbax:  # MaxText checks scan_layers
         orbax.save(target / "0", args=args, custom_metadata={"scan_layers": c.SCAN_LAYERS})
     path = Path(c.TARGET).resolve() / "0" / "items"
     return f"MaxText: load_parameters_path={path} scan_layers={c.SCAN_LAYERS}"
