@@ -201,6 +201,8 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     card = Path("hf/README.md").read_text()
     assert huggingface_hub.metadata_load("hf/README.md")["library_name"] == "transformers"
     assert "after step 10 of 100" in card
+    convert.main(["SOURCE=run/9", "TARGET=hf9"])
+    assert "after step 9 of 100" in Path("hf9/README.md").read_text()
 
 
 FAULTS = {

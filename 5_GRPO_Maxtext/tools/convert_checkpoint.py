@@ -250,7 +250,8 @@ def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None
         root, step = trained.place_of(run, "SOURCE")
         return epath.Path(root) / str(step) / "weights", run._replace(step=step)
     source = source.resolve()  # Orbax wants whole paths
-    found = [file.parent for file in source.rglob("_METADATA") if file.parent.name in ("weights", "items")]
+    names = "weights", "items", source.name  # the main script's name, MaxText's, or that of a copy
+    found = [file.parent for file in source.rglob("_METADATA") if file.parent.name in names]
     steps = [int(path.parent.name) if path.parent.name.isdigit() else -1 for path in found]
     return max(zip(steps, found), default=(-1, None))[1], None
 
@@ -263,11 +264,10 @@ def main(arguments: Sequence[str]) -> None:
     check_versions()
     source = settings.find_path(c.SOURCE)
     checkpoint, run = find_weights(source)
-    print(
-        f"{checkpoint or source} -> {'Hugging Face' if checkpoint or source.suffix == '.gguf' else 'MaxText'}"
-    )
+    gguf = source.suffix == ".gguf"
+    print(f"{checkpoint or source} -> {'Hugging Face' if checkpoint or gguf else 'MaxText'}")
     with made_whole(c) as target:
-        if source.suffix == ".gguf":
+        if gguf:
             use = gguf_to_huggingface(c, source, target)
         elif checkpoint:
             use = to_huggingface(c, checkpoint, run, target)
