@@ -125,10 +125,9 @@ def share_programs(patch):
 
     import grpo_llama3_1_8b_demo as demo
     import grpo_variants
-    import inference
     from constants import Variants
     from model import llama
-    from run import start
+    from run import start, trained
 
     patch.setattr(llama.pyconfig, "initialize", read_again(llama.pyconfig.initialize))
 
@@ -153,17 +152,15 @@ def share_programs(patch):
     method = ("EPSILON", *Variants.__dataclass_fields__)
     patch.setattr(grpo_variants, "choose", kept(grpo_variants.choose, method))
 
-    def engine(c, folder, _, __, count, checkpoint=None):
+    def engine(c, tokenizer, count, checkpoint=None):
         run = checkpoint.constants if checkpoint else {}
         if run.get("LORA_RANK"):
             return None
-        return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), run.get("LOGITS_CLIP", 0.0))
+        folder, clip = settings.find_path(c.MODEL), run.get("LOGITS_CLIP", 0.0)
+        return name(c, folder, BESIDE_THE_ENGINE, min(c.BATCH_SIZE, count), clip)
 
-    patch.setattr(inference, "make_rollout", taken_again(
-        inference.make_rollout,
-        engine,
-        lambda made: (made.model(), made),
-    ))  # fmt: skip
+    make = taken_again(trained.make_rollout, engine, lambda made: (made.model(), made))
+    patch.setattr(trained, "make_rollout", make)
 
 
 def run_here(folder, *arguments):

@@ -17,7 +17,7 @@ import settings
 from model import llama
 from model.cluster import make_cluster
 from model.llm import Llm
-from run import answers, run_folder
+from run import answers, run_folder, trained
 from run.run_files import read_log
 from settings import HERE
 from task import prompts, questions, run_grader
@@ -113,20 +113,17 @@ def test_the_log_has_the_means_of_these_answers(run, rows):
 def log_probs_under(run):
     """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""
     c, _, found = inference.read_arguments([f"CHECKPOINT={run}"])
-    folder, hf = llama.load_hf_config(c.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    rollout = inference.make_rollout(c, folder, hf, tokenizer, 1)
+    tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
+    rollout = trained.make_rollout(c, tokenizer, 1)
     base = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(rollout.model(), nnx.Param)))
     forward = nnx.jit(type(rollout.model()).__call__)
 
     def under(step, rows):
         nnx.update(rollout.model(), base)
         if step:
-            root, _ = inference.chosen_step(c, found)
-            inference.restore(rollout, root, step)
-        rows = [dict(row) for row in rows]
-        inference.add_prompts(c, rows, tokenizer)
-        asked = [(tokenizer.encode(row["prompt"], add_special_tokens=False), answer["tokens"])
+            trained.restore(rollout, trained.place_of(found)[0], step)
+        rows = inference.add_prompts(c, [row | {"source": ""} for row in rows], tokenizer)
+        asked = [(tokenizer.encode(row["prompts"], add_special_tokens=False), answer["tokens"])
                  for row in rows for answer in row["completions"]]  # fmt: skip
         # prompt and answer at the left, where training has the prompt's padding
         tokens = np.zeros((len(asked), 56), np.int32)

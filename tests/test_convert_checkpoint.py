@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -32,6 +30,12 @@ LLAMA8B_LAYOUT = "llama31_rope"  # grouped kv heads, llama3 rope scaling, an out
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def metadata(checkpoint):
+    """What Orbax knows of each array of a checkpoint."""
+    tree = ocp.PyTreeCheckpointer().metadata(Path(checkpoint).resolve()).item_metadata.tree
+    return jax.tree.leaves(tree, is_leaf=lambda x: hasattr(x, "shape"))
 
 
 def load_weights(folder):
@@ -110,86 +114,65 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
     assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
 
 
-def test_a_round_trip_in_float32_differs_by_the_last_bit_of_some_query_weights_only():
-    """MaxText stores query weights divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
-    model = GOLDEN / LLAMA8B_LAYOUT
+@pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "qwen3"])
+def test_a_round_trip_in_float32_differs_by_the_last_bit_of_a_llamas_query_weights_only(name):
+    """MaxText stores them divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
+    model = GOLDEN / name
     convert.main([f"SOURCE={model}", "TARGET=mt"])
     convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     before, after = load_weights(model), load_weights("hf")
-    for name in before:
-        if "q_proj" in name:
-            # two roundings of at most half a unit in the last place each, up to twice as large in the other's
-            np.testing.assert_allclose(after[name], before[name], rtol=2 * 2.0**-23)
-        else:
-            np.testing.assert_array_equal(after[name], before[name])
+    for weight in before:
+        # two roundings of at most half a unit in the last place each, up to twice as large in the other's
+        rtol = 2 * 2.0**-23 * (name == LLAMA8B_LAYOUT and "q_proj" in weight)
+        np.testing.assert_allclose(after[weight], before[weight], rtol=rtol)
 
 
-def test_a_round_trip_of_qwen3_in_float32_gives_the_same_bits():
-    """Nothing is divided: Qwen3's queries are normalised, and MaxText scales them when it runs."""
-    convert.main([f"SOURCE={GOLDEN / 'qwen3'}", "TARGET=mt"])
-    convert.main(["SOURCE=mt", f"MODEL={GOLDEN / 'qwen3'}", "TARGET=hf"])
-    assert_same_bits(GOLDEN / "qwen3", "hf")
-
-
-def test_query_weights_keep_all_their_bits_when_the_main_script_loads_bfloat16():
-    """In float32 the stored weight is the checkpoint's / sqrt(head_dim), rounded once."""
-    model = in_bfloat16(LLAMA8B_LAYOUT)
-    adapter, _ = load(model, scan_layers=True)
-    stored = np.asarray(adapter.base.decoder.layers.self_attention.query.kernel.get_value())
-    q_proj = load_weights(model)["model.layers.1.self_attn.q_proj.weight"].astype(np.float64)  # [heads*D, E]
-    heads = q_proj.T.reshape(32, 2, 2, 16)  # [E, head, half, D/2]
-    expected = heads.swapaxes(2, 3).reshape(32, 2, 32) / np.sqrt(32)  # pairs interleaved: [E, head, D]
-    # the scale itself is rounded to float32, then the product
-    np.testing.assert_allclose(stored[:, 1], expected, rtol=2 * 2.0**-23)
-
-
-def test_large_models_are_split_into_files_with_an_index(monkeypatch):
+def test_large_models_are_split_into_files_and_only_those_of_the_index_are_read(monkeypatch):
     monkeypatch.setattr(convert, "SHARD", "9KB")
     monkeypatch.setattr(convert, "CHUNK", 4096)
     model = in_bfloat16(LLAMA8B_LAYOUT)
     convert.main([f"SOURCE={model}", "TARGET=mt"])
     convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
     files = sorted(path.name for path in Path("hf").glob("*.safetensors"))
-    index = json.loads(Path("hf/model.safetensors.index.json").read_text())
-    assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
-    for name, file in index["weight_map"].items():
+    index = json.loads(Path("hf/model.safetensors.index.json").read_text())["weight_map"]
+    assert len(files) > 3 and sorted(set(index.values())) == files
+    for name, file in index.items():
         assert name in safetensors.numpy.load_file(Path("hf") / file)
     assert_same_bits(model, "hf")
-    convert.main(["SOURCE=hf", "TARGET=again"])  # and such a folder can be read
-    for _, leaf in convert.stored_leaves(convert.find_checkpoints(Path("again"))[0][0]).values():
-        assert np.prod(leaf.storage.chunk_shape) * 4 <= 4096
+    stale = {name: weight * 2 for name, weight in load_weights("hf").items()}
+    safetensors.numpy.save_file(stale, "hf/model-00001-of-99999.safetensors")  # of an earlier export
+    convert.main(["SOURCE=hf", "TARGET=again"])
+    assert all(np.prod(leaf.storage.chunk_shape) * 4 <= 4096 for leaf in metadata("again/0/items"))
     described = json.loads(Path("again/0/_CHECKPOINT_METADATA").read_text())
     assert described["custom_metadata"] == {"scan_layers": True}
     convert.main(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
     assert_same_bits(model, "hf2")
+    Path("hf", files[-1]).unlink()
+    with pytest.raises(UserError, match=f"^SOURCE=hf: has no {files[-1]}; fetch"):
+        convert.main(["SOURCE=hf", "TARGET=t"])
+    Path("hf/model.safetensors.index.json").write_text("{")
+    with pytest.raises(UserError, match=r"^SOURCE=hf: its model.safetensors.index.json is damaged; fetch it"):
+        convert.main(["SOURCE=hf", "TARGET=t"])
+
+
+def test_a_slash_at_the_end_of_target_and_a_conversion_that_was_killed_do_no_harm():
+    model = GOLDEN / LLAMA8B_LAYOUT
+    Path("mt.partial/0").mkdir(parents=True)  # what a kill leaves
+    convert.main([f"SOURCE={model}", "TARGET=mt/"])
+    assert [path.name for path in Path().iterdir()] == ["mt"]
+    convert.main(["SOURCE=mt/", f"MODEL={model}", "TARGET=new/hf/"])
+    assert load_weights("new/hf").keys() == load_weights(model).keys()
+    for target in ("mt", "mt/", "mt/../mt"):
+        with pytest.raises(UserError, match=rf"TARGET={target}: exists already"):
+            convert.main([f"SOURCE={model}", f"TARGET={target}"])
 
 
 def test_the_type_that_is_asked_for_is_written():
     convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt", "WEIGHT_DTYPE=bfloat16"])
-    leaves = convert.stored_leaves(convert.find_checkpoints(Path("mt"))[0][0])
-    assert {str(leaf.dtype) for _, leaf in leaves.values()} == {"bfloat16"}
+    assert {str(leaf.dtype) for leaf in metadata("mt/0/items")} == {"bfloat16"}
     convert.main(["SOURCE=mt", f"MODEL={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=hf", "WEIGHT_DTYPE=float16"])
     assert {str(weight.dtype) for weight in load_weights("hf").values()} == {"float16"}
     assert json.loads(Path("hf/config.json").read_text())["dtype"] == "float16"
-
-
-def test_one_array_at_a_time_is_in_memory_while_maxtexts_checkpoint_is_written(monkeypatch):
-    made, waiting = 0, []
-    lazy, write = convert.maxtext_converter.LazyTensor, convert.OneAtATime._open_and_write
-
-    def make(self, *args, original=lazy.__array__):
-        nonlocal made
-        made += 1
-        return original(self, *args)
-
-    async def watched(self, *args):  # Orbax's last step with one array
-        waiting.append(made - len(waiting))
-        return await write(self, *args)
-
-    monkeypatch.setattr(lazy, "__array__", make)
-    monkeypatch.setattr(convert.OneAtATime, "_open_and_write", watched)
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
-    assert made == 12 and waiting == [1] * 12
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
@@ -208,7 +191,6 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     assert Path("run/checkpoints/10/moments").is_dir()
 
     convert.main(["SOURCE=run", "TARGET=hf"])
-    assert max(convert.find_checkpoints(Path("run"))[0]) == 10
     golden = np.load(GOLDEN / "tiny_llama.npz")
     exported = logits_of(*load("hf"), golden)
     atol = 1e-4 * golden["logits"].std()
@@ -219,6 +201,8 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     card = Path("hf/README.md").read_text()
     assert huggingface_hub.metadata_load("hf/README.md")["library_name"] == "transformers"
     assert "after step 10 of 100" in card
+    convert.main(["SOURCE=run/9", "TARGET=hf9"])
+    assert "after step 9 of 100" in Path("hf9/README.md").read_text()
 
 
 FAULTS = {
@@ -237,7 +221,7 @@ FAULTS = {
     "MODEL=.*grouped_kv_heads: its weight .* is .*, SOURCE=mt holds": [
         "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / 'grouped_kv_heads'}",
     ],
-    "lacks weight model.layers.1.mlp.up_proj.weight": ["SOURCE=torn", "TARGET=t"],
+    "SOURCE=[^ ]*torn: lacks weight model.layers.1.mlp.up_proj.weight": ["SOURCE=torn", "TARGET=t"],
 }  # fmt: skip
 
 
@@ -268,18 +252,3 @@ def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(UserError, match=r"TARGET=mt: 0\.00 GiB are needed, 0\.00 GiB are free"):
         convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
-
-
-def test_the_command_line():
-    command = [sys.executable, HERE / "tool.py", "convert_checkpoint", "SOURCE=tiny_llama"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr == "error: TARGET is empty; give it on the command line: TARGET=folder\n"
-
-
-def test_orbaxs_own_handlers_stay_as_they_were():
-    lazy = convert.maxtext_converter.LazyTensor
-    before = ocp.type_handlers.get_type_handler(lazy)
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
-    assert ocp.type_handlers.get_type_handler(lazy) is before
-    assert not isinstance(before, convert.OneAtATime)

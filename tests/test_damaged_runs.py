@@ -24,7 +24,7 @@ import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
 from model import llama
-from run import checkpoints, process, run_folder
+from run import checkpoints, process, run_folder, trained
 from run.run_files import read_log
 from settings import UserError
 from task import prompts
@@ -251,7 +251,7 @@ def test_a_pruned_checkpoint_and_one_of_another_model_are_one_line_in_inference(
     rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     for step in (1, 2):
         with pytest.raises(UserError, match=rf"^checkpoint {step} in .* cannot be read as this MODEL's"):
-            inference.restore(rollout, str(toy), step)
+            trained.restore(rollout, str(toy), step)
 
 
 def test_a_damaged_checkpoint_neither_answers_nor_is_exported_but_the_one_before_can_be_named(run, capsys):

@@ -18,7 +18,6 @@ import pytest
 import short_runs
 from folders import load
 
-import inference
 import settings
 from run import run_folder
 from task import questions, run_grader
@@ -170,16 +169,6 @@ def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished
     after = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (before["steps"], after["steps"]) == (8, 9)
     assert json.loads((tmp_path / "run" / "constants.json").read_text())["NUM_BATCHES"] == 9
-
-
-def test_columns_of_answers_break_at_tags_and_spaces():
-    text = "before: <reasoning>14-7=7 coins</reasoning><answer>7</answer> [right]"
-    lines = inference.wrapped(text, 20)
-    assert lines == [
-        "before: <reasoning>", "14-7=7 coins", "</reasoning><answer>", "7</answer> [right]",
-    ]  # fmt: skip
-    assert inference.wrapped("a" * 25 + " < b", 10) == ["a" * 10, "a" * 10, "aaaaa < b"]
-    assert inference.wrapped("", 10) == []
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])

@@ -16,6 +16,7 @@ import inference
 import reward_func
 import settings
 from model import llama
+from run import asked
 from settings import HERE, UserError
 from task.grading import extract_answer, grade, last_number
 from task.run_grader import COURSE_REWARDS
@@ -37,11 +38,11 @@ def trained(finished, tmp_path_factory):
     """A copy of a run, its test questions, and its own rollout engine's greedy answers, before and after."""
     run_dir = tmp_path_factory.mktemp("inference") / "run"
     shutil.copytree(finished / "run", run_dir)
-    asked = [json.loads((run_dir / f"{when}.json").read_text()) for when in ("before", "after")]
-    before, after = (result["greedy_completions"] for result in asked)
+    results = [json.loads((run_dir / f"{when}.json").read_text()) for when in ("before", "after")]
+    before, after = (result["greedy_completions"] for result in results)
     changed = [i for i in range(16) if before[i] != after[i]]
     assert changed  # or the tests below would show nothing
-    return run_dir, asked[0]["asked"], before, after, changed[0]
+    return run_dir, results[0]["asked"], before, after, changed[0]
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkey
     run_dir, rows, _, after, i = trained
     pieces = []
     monkeypatch.setattr("builtins.print", lambda *args, end="\n", **kwargs: pieces.append(*(args or [""])))
-    asked = rows[i]["question"].split()  # quotation marks forgotten
-    inference.main([f"CHECKPOINT={run_dir}", f"ANSWER={rows[i]['answer']}", *asked])
+    words = rows[i]["question"].split()  # quotation marks forgotten
+    inference.main([f"CHECKPOINT={run_dir}", f"ANSWER={rows[i]['answer']}", *words])
     assert pieces[0] == f"checkpoint: {run_dir}/checkpoints/8, trained from tiny_llama"
     graded = "right" if grade(after[i], rows[i]["answer"]) else f"wrong, right: {rows[i]['answer']}"
     assert pieces.pop() == f" [{graded}]" and "".join(pieces[1:]) == after[i]
@@ -73,11 +74,11 @@ def test_the_code_that_a_runs_folder_names_is_run_only_if_it_is_named_here(train
     constants = json.loads(Path("theirs/constants.json").read_text())
     theirs = {"REWARD_FUNC": "planted.py", "REWARDS": "compute_score,check_answer"}
     Path("theirs/constants.json").write_text(json.dumps(constants | theirs))
-    asked = ["CHECKPOINT=theirs", "ANSWER=1000", rows[0]["question"]]
-    inference.main(asked)
+    arguments = ["CHECKPOINT=theirs", "ANSWER=1000", rows[0]["question"]]
+    inference.main(arguments)
     assert not Path("ran").exists()
     assert "check_answer (built in); the run's own are in planted.py" in capsys.readouterr().out
-    inference.main([*asked, "REWARD_FUNC=planted.py", "REWARDS=compute_score"])
+    inference.main([*arguments, "REWARD_FUNC=planted.py", "REWARDS=compute_score"])
     assert Path("ran").exists() and "the run's own" not in capsys.readouterr().out
 
 
@@ -102,7 +103,7 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     ]
     assert f"by the last number: {sum(lenient[0])} of 16, after {sum(lenient[1])} of 16" in said
     assert [row["correct_lenient"] for row in written] == lenient[1]
-    assert "before: <reasoning>" in said and " | after: " in said
+    assert f"before:   {before[0]} [" in said and f"after:    {after[0]} [" in said
 
 
 def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys):
@@ -157,25 +158,10 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["ANSWER=3"], "ANSWER=3: there is no question"),
-     (["PAGE=True", "SAMPLING=greedy"], "PAGE=True: greedy"),
-     (["--page"], "'--page': no such constant; write NAME=value, nearest names: PAGE"),
-     (["ANSWER=seven", "3 + 4?"], "ANSWER=seven: .* graded by its number")],
-)  # fmt: skip
-def test_a_page_that_cannot_be_is_refused(arguments, message):
-    with pytest.raises(UserError, match=message):
-        inference.main(["CHECKPOINT=base", *arguments])
-    assert not Path("answers.html").exists()
-
-
 def test_without_a_question_the_built_in_ones_are_asked(capsys):
     inference.main(["CHECKPOINT=base"])
     said = capsys.readouterr().out
-    assert (
-        said.count("question: ") == len(inference.QUESTIONS) > 2 and f"of {len(inference.QUESTIONS)}" in said
-    )
+    assert said.count("question: ") == len(inference.QUESTIONS) > 2
     grades = [line.partition("[")[2] for line in said.splitlines() if line.startswith("answer:")]
     shipped = {
         row["question"]: row["answer"].split("#### ")[1]
@@ -233,8 +219,8 @@ def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
 
 def test_the_vote_counts_numbers(course):
     texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert inference.vote(course, texts) == (texts[1], "12 (2 of 4)")
-    assert inference.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
+    assert asked.vote(course, texts) == (texts[1], "12 (2 of 4)")
+    assert asked.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
 
 
 def test_an_inputs_data_source_says_who_grades():
@@ -245,11 +231,11 @@ def test_an_inputs_data_source_says_who_grades():
     c, *_ = inference.read_arguments(["INPUT=in.jsonl"])
     city, number = inference.read_rows(c, "")
     grader = inference.make_grader(c, [city, number])
-    assert inference.is_right(grader, "<answer>lima</answer>", city) == (True, True)
-    assert inference.is_right(grader, "<answer>Quito</answer>", city) == (False, False)
-    assert inference.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
-    assert inference.is_right(grader, "It is 4", number) == (False, True)
-    voted = inference.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
+    assert asked.is_right(grader, "<answer>lima</answer>", city) == (True, True)
+    assert asked.is_right(grader, "<answer>Quito</answer>", city) == (False, False)
+    assert asked.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
+    assert asked.is_right(grader, "It is 4", number) == (False, True)
+    voted = asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
     assert voted[1] == "lima (2 of 2)"
 
 
@@ -266,9 +252,9 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     grader = inference.make_grader(c, rows)
     for row, text in zip(rows, ("0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
-    inference.show(rows, grader)
+    asked.show(rows, grader)
     assert "\nright:    2 of 3\n" in capsys.readouterr().out
-    inference.write_rows(Path("out.jsonl"), rows, grader)
+    asked.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
     assert graded == [True, True, False, None]
 
@@ -282,35 +268,22 @@ def test_help_is_given_beside_a_question_too(capsys):
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_an_array_of_questions_is_asked_from_file_to_file(mark):
-    asked = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs
-    text = json.dumps([{"question": text} for text in asked], ensure_ascii=False)
-    Path("in.json").write_text(mark + text, encoding="utf-8")
-    inference.main(["INPUT=in.json", "CHECKPOINT=base"])
-    written = Path("in.answers.jsonl").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line)["question"] for line in written if line] == asked
-
-
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_line_separators_in_a_text_and_a_byte_order_mark_are_read(mark):
+@pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
+def test_line_separators_in_a_text_and_a_byte_order_mark_are_read(name, mark):
     """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
-    lines = ["How\u2028many?", "And\x85now?", "Why?"]
-    text = "".join(json.dumps({"question": line}, ensure_ascii=False) + "\n" for line in lines)
-    Path("in.jsonl").write_text(mark + text, encoding="utf-8")
-    rows = inference.read_rows(inference.read_arguments(["INPUT=in.jsonl"])[0], "")
-    assert [row["question"] for row in rows] == lines
-
-
-def test_an_unknown_data_source_in_the_input_is_named():
-    Path("in.jsonl").write_text('{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}\n')
-    with pytest.raises(UserError, match=r"in\.jsonl, row 1: .*cooking"):
-        inference.main(["INPUT=in.jsonl", "CHECKPOINT=base"])
+    texts = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs
+    lines = [json.dumps({"question": text}, ensure_ascii=False) for text in texts]
+    text = f"[{', '.join(lines)}]" if name == "in.json" else "\n".join(lines)
+    Path(name).write_text(mark + text, encoding="utf-8")
+    inference.main([f"INPUT={name}", "CHECKPOINT=base"])
+    written = Path("in.answers.jsonl").read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line)["question"] for line in written if line] == texts
 
 
 def test_words_the_model_does_not_know_are_named(capsys):
     c, *_ = inference.read_arguments(["CHECKPOINT=base"])
-    row = {"question": "Tom has 2 zebras. How many zebras does Tom have?"}
-    inference.add_prompts(c, [row], llama.load_tokenizer(HERE / "tiny_llama"))
+    rows = inference.read_rows(c, "Tom has 2 zebras. How many zebras does Tom have?")
+    inference.add_prompts(c, rows, llama.load_tokenizer(HERE / "tiny_llama"))
     assert "'zebras'" in capsys.readouterr().out.replace(" zebras", "zebras")
 
 
@@ -321,38 +294,36 @@ LONG = "Tom has 2 apples and " * 9
     ("arguments", "words"),
     [
         (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
-        (["SAMPLES=three", "How many?"], ["SAMPLES=three", "valid integer"]),
-        (["SAMPLES="], ["SAMPLES=", "valid integer"]),
-        (["SAMPLES=0"], ["SAMPLES=0", "equal to 1"]),
         (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
-        (["SAMPLING=wild"], ["SAMPLING=wild", "'greedy', 'standard' or 'liberal'"]),
         (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
-        (["COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
         (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
         (["CHECKPOINT=damaged"], ["CHECKPOINT=damaged", "damaged"]),
         (["INPUT=missing.jsonl"], ["INPUT=missing.jsonl", "No such file"]),
         (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "line 2", "not JSON"]),
-        (["INPUT=columns.jsonl"], ["INPUT=columns.jsonl", "line 1", "'question'"]),
-        (["INPUT=nothing.jsonl"], ["INPUT=nothing.jsonl", "no rows"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
-        (["CHECKPOINT=base", "MAX_PROMPT_LENGTH=0"], ["MAX_PROMPT_LENGTH=0", "equal to 1"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
         (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
         (["INPUT=blank.jsonl"], ["INPUT=blank.jsonl", "line 1", "not a text"]),
+        (["ANSWER=3"], ["ANSWER=3: there is no question"]),
+        (["ANSWER=seven", "3 + 4?"], ["ANSWER=seven", "graded by its number"]),
+        (["PAGE=True", "SAMPLING=greedy"], ["PAGE=True: greedy"]),
+        (["--page"], ["'--page': no such constant; write NAME=value, nearest names: PAGE"]),
+        (["INPUT=cooking.jsonl"], ["cooking.jsonl, row 1: data_source 'cooking'"]),
         (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     good = json.dumps({"question": "How many?"}) + "\n"
-    files = {"good": good, "bad": good + "{", "columns": '{"text": 1}', "nothing": "\n",
-             "blank": '{"prompt": " "}'}  # fmt: skip
+    files = {"good": good, "bad": good + "{",
+             "blank": '{"prompt": " "}',
+             "cooking": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}'}  # fmt: skip
     for name, text in files.items():
         Path(f"{name}.jsonl").write_text(text)
     for name, text in (("empty", '{"MODEL": "tiny_llama"}'), ("damaged", "{"),

@@ -7,7 +7,6 @@ import re
 import shlex
 
 import jinja2
-import pages
 import pytest
 import yaml
 
@@ -130,19 +129,3 @@ def test_our_figures_are_those_of_the_runs_tables():
         assert differing <= set(range(int(row["questions"])))
         gap = abs(float(row["ours"]) - float(row["lm_eval"])) * int(row["questions"])
         assert round(gap) <= len(differing) and (len(differing) - round(gap)) % 2 == 0
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_readmes_table_is_the_committed_csv(language):
-    cells = (
-        r"`(strict-match|flexible-extract)` \| ([\d.]+ %) \| ([\d.]+ %) \| (\d+) / (\d+) \| (\d+) / \d+ \|"
-    )
-    wanted = [
-        (
-            row["metric"], f"{100 * float(row['ours']):.1f} %", f"{100 * float(row['lm_eval']):.1f} %",
-            str(len(row["differing questions"].split())), row["questions"],
-            row["differing questions in float32"],
-        )
-        for row in rows_of("lm_eval.csv")
-    ]  # fmt: skip
-    assert re.findall(cells, pages.text(HERE, language)) == wanted

@@ -38,14 +38,6 @@ def test_large_numbers_stay_exact():
         np.testing.assert_allclose(pass_at_k.pass_at_k(right, 256, k), exact, rtol=1e-12)
 
 
-def test_the_estimate_is_unbiased():
-    """Its mean over binomial counts is 1 - (1 - p)^k, the chance that one of k answers is right."""
-    n, k, p = 12, 5, 0.15
-    counts = np.arange(n + 1)
-    chances = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
-    assert (pass_at_k.pass_at_k(counts, n, k) * chances).sum() == pytest.approx(1 - (1 - p) ** k, abs=1e-12)
-
-
 def test_the_interval_is_that_of_the_mean():
     values = np.random.default_rng(0).beta(0.5, 0.5, 400)
     low, high = pass_at_k.interval(values, seed=1)

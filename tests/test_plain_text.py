@@ -14,8 +14,8 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import evaluation, health, page, plain_text, report, run_folder
-from settings import HERE, UserError
+from run import asked, evaluation, health, page, plain_text, report, run_folder, trained
+from settings import UserError
 from task import code_grading
 from tools import model_card, show_run
 
@@ -95,7 +95,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     grader = inference.make_grader(settings.read(inference.Constants, []), [])
     row = {"question": EVIL, "gold": EVIL, "data_source": None, "extra_info": ""}
     answers = [EVIL, f"<answer>{EVIL}</answer>"]
-    inference.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
+    asked.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
 
@@ -106,9 +106,9 @@ def test_the_first_lines_of_inference_and_a_streamed_answer_do_nothing(tmp_path,
     constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
     Path("run/constants.json").write_text(json.dumps(constants))
     stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
-    monkeypatch.setattr(inference, "chosen_step", lambda *_: (EVIL, 7))
-    monkeypatch.setattr(inference, "make_rollout", lambda *_: stream)
-    monkeypatch.setattr(inference, "restore", lambda *_, **__: None)
+    monkeypatch.setattr(trained, "place_of", lambda *_: (EVIL, 7))
+    monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
+    monkeypatch.setattr(trained, "restore", lambda *_, **__: None)
     inference.main(["CHECKPOINT=run", "How many cards are there now?"])
     said = capsys.readouterr().out
     assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
@@ -136,14 +136,3 @@ def test_an_error_shows_what_it_quotes(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         settings.answer(main)
     assert capsys.readouterr().err == "error: DATASET=\\x1b[2J\\u202egnp.exe\\r\\x9b1m\\ud800: no such file\n"
-
-
-def test_rows_that_are_left_out_are_named_in_plain_text(tmp_path, monkeypatch, capsys):
-    from task import questions
-
-    monkeypatch.chdir(tmp_path)
-    shipped = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[0]
-    Path("a\x1b[2J.jsonl").write_text(f"{shipped}\n[]\n")
-    questions.read_questions("a\x1b[2J.jsonl", "train", bad_rows="skip")
-    said = capsys.readouterr().out
-    assert "a\\x1b[2J.jsonl, row 2" in said and not obeyed(said)

@@ -7,6 +7,8 @@ logits equal those of transformers' own models (tests/test_load_llama.py).
 
 import contextlib
 import functools
+import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +58,8 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         folder = from_hub(model, patterns)
     if not (folder / "config.json").is_file():
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
-    if weights and not list(folder.glob("*.safetensors")):
-        raise UserError(f"MODEL={model}: {folder} has no *.safetensors weights; fetch them, or rebuild")
+    if weights:
+        weight_files(folder)
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:  # a model_type that transformers does not know, own code; no JSON
@@ -67,6 +69,37 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         ) from None
     refuse_unsupported(model, hf)
     return folder, hf
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The *.safetensors files of a model: those that its index names; without an index all in the folder.
+
+    Raises:
+        UserError: a file is missing, or the index is damaged.
+    """
+    files, index = sorted(folder.glob("*.safetensors")), folder / "model.safetensors.index.json"
+    if index.is_file():  # shards of another export may lie beside the model's own
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+            files = [folder / name for name in sorted(names)]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"MODEL={folder}: its {index.name} is damaged; fetch it again") from None
+    missing = [path.name for path in files if not path.is_file()]
+    if missing or not files:
+        lost = missing[0] if missing else "*.safetensors weights"
+        raise UserError(f"MODEL={folder}: has no {lost}; fetch them, or rebuild")
+    return files
+
+
+def read_weights(folder: Path) -> dict[str, jax.Array]:
+    """The tensors of `weight_files` by Hugging Face's name, sharded over all devices."""
+    files = weight_files(folder)
+    if files == sorted(folder.glob("*.safetensors")):
+        return load_dynamic.load_sharded_hf_state(str(folder))
+    with tempfile.TemporaryDirectory() as links:  # Orbax would read every *.safetensors file of the folder
+        for path in files:
+            (Path(links) / path.name).symlink_to(path.resolve())
+        return load_dynamic.load_sharded_hf_state(links)
 
 
 def from_hub(model: str, patterns: list[str]) -> Path:
@@ -340,7 +373,7 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     with mesh:
-        checkpoint = load_dynamic.load_sharded_hf_state(str(folder))
+        checkpoint = read_weights(folder)
         wanted = {name for value in names.values() for name in np.atleast_1d(value)}
         if hf.tie_word_embeddings:
             checkpoint.pop("lm_head.weight", None)  # the same numbers once more

@@ -4,7 +4,7 @@ import contextlib
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from settings import UserError
 
@@ -60,3 +60,29 @@ def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
             "checkpoints are untouched), or give another folder"
         )
     return constants
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run; its step is None for the last one."""
+
+    run: Path  # RUN_DIR
+    step: int | None
+    constants: dict[str, Any]  # of the run, from constants.json
+
+
+def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
+    """The run that `path` is, or the checkpoint: RUN_DIR/50, RUN_DIR/checkpoints/50. None if it's neither.
+
+    Args:
+        path: a folder; that of a checkpoint may be in CHECKPOINT_DIR instead.
+        constant: the constant that names it, for messages.
+
+    Raises:
+        UserError: the run's constants.json is damaged.
+    """
+    for folder in (path, *path.parents):
+        steps = [name for name in path.relative_to(folder).parts if name not in ("checkpoints", "weights")]
+        if (folder / "constants.json").is_file() and len(steps) < 2 and all(map(str.isdigit, steps)):
+            step = int(steps[0]) if steps else None
+            return Checkpoint(folder, step, read_constants(folder, constant))
+    return None

@@ -1,27 +1,21 @@
 """pass@k: how often at least one of k answers is right, for the untrained model and for the trained one.
 
-Pass@1 rises with reinforcement learning. Does the model also solve questions now that it could not solve
-before, or did it only learn to choose? The estimate is unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1),
-from n >= k answers to each question of which c are right:
+Pass@1 rises with reinforcement learning. Does the model also solve questions that it couldn't solve before,
+or did it only learn to choose? At large k many untrained models overtake the trained ones (arXiv 2504.13837).
 
-    pass@k = mean over questions of  1 - C(n - c, k) / C(n, k)
-
-At large k the untrained models of many published runs overtake the trained ones (arXiv 2504.13837).
-
-    python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/mine
     python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
-Writes pass_at_k.csv and pass_at_k.png. The answers are drawn from the policy itself, at temperature 1. A
-model that was counted is not asked again: the same command goes on after a stop.
+Writes pass_at_k.csv and pass_at_k.png. The answers are sampled from the policy itself, at temperature 1.
+Counts are kept, so the same command goes on after a stop.
 """
 
-import csv
 import hashlib
+import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 from pydantic import Field
@@ -56,6 +50,7 @@ if __name__ == "__main__":  # a constant that is wrong is refused here, before s
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
 import inference
@@ -63,20 +58,15 @@ import reward_func
 from model import llama
 from model.versions import check_versions
 from run import process, run_files
-from task import prompts, questions, run_grader
+from run import trained as runs
+from task import prompts, run_grader, task_rewards
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """1 - C(n - c, k) / C(n, k) for each question (arXiv 2107.03374, eq. 1), as a product: no huge numbers.
+    """1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1), without bias if k <= n: [Q].
 
-    Args:
-        right: c, right answers of each question, int [Q].
-        n: answers per question.
-        k: answers of which one has to be right, at most n.
-
-    Returns:
-        float64 [Q].
+    `right` is c, the right ones among n answers to each question, int [Q]. A product avoids huge numbers.
     """
     factors = 1 - k / np.arange(1, n + 1)  # C(n - c, k) / C(n, k) is the product over i = n - c + 1 .. n
     missed = np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
@@ -84,12 +74,7 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
 
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
-    """95 % interval of the mean over questions, by the percentile bootstrap.
-
-    Args:
-        values: [Q].
-        seed: of the resamples.
-    """
+    """95 % interval of the mean of values [Q], by the percentile bootstrap over questions."""
     rng = np.random.default_rng(seed)
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, (2.5, 97.5)))
@@ -97,35 +82,28 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 # %% Answers ------------------------------------------------------------------------------------------------
 def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]]:
-    """Asks each test question n times, and counts the right answers.
+    """Asks each test question n times; returns how many answers are right, by reading and question.
 
-    Args:
-        ask, checkpoint: from `inference.read_arguments`.
-        step: of the checkpoint that answers; 0 for the model that it started from.
-
-    Returns:
-        By reading ("strict", "lenient"), the count for each question.
+    `ask` and `checkpoint` are from `inference.read_arguments`; with step 0 the untrained model answers.
     """
-    run = checkpoint.constants
-    dataset = run["TEST_DATASET"] or run["DATASET"]
-    rows, source = questions.read_questions(dataset, "test", bad_rows=run["BAD_ROWS"])
-    rows = rows[: c.NUM_QUESTIONS]
-    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, rows)
-    folder, hf = llama.load_hf_config(ask.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    rows = prompts.make_prompts(ask, rows, source, tokenizer, grader.think_tags, too_long=None)
-    rollout = inference.make_rollout(ask, folder, hf, tokenizer, c.SAMPLES * len(rows), checkpoint)
+    run = SimpleNamespace(**checkpoint.constants)  # questions and rewards are read as the run read them
+    data = prompts.read_data(run, None if run.REWARD_FUNC else task_rewards.ground_truth_fault)
+    everything = [row for rows, _ in data.values() for row in rows]
+    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
+    rows, source = data["test"]
+    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
+    rows = prompts.make_prompts(ask, rows[: c.NUM_QUESTIONS], source, tokenizer, grader.think_tags, None)
+    rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
-        inference.restore(rollout, *inference.chosen_step(ask, checkpoint))
+        runs.restore(rollout, *runs.place_of(checkpoint))
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[start : start + ask.BATCH_SIZE]
-        key = jax.random.fold_in(jax.random.key(c.SEED), start)
-        sampling = inference.sampling(ask, inference.POLICY, key)
-        texts = rollout.generate([rows[i]["prompts"] for i in part], sampling).text
+        how = runs.sampling(ask, runs.POLICY, jax.random.fold_in(jax.random.key(c.SEED), start))
+        texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
         np.add.at(counts["lenient"], part, grader.right_lenient(texts, **columns))
@@ -133,9 +111,7 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
 
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, kept in RUN_DIR: what was counted is not asked again.
-
-    The file is found by everything that the counts depend on: model, step, questions, how they were asked.
+    """`count_right`, kept in RUN_DIR in a file that is named after all that the counts depend on.
 
     Raises:
         UserError: no such run.
@@ -146,7 +122,7 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     )
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
-    step = inference.chosen_step(ask, checkpoint)[1] if trained else 0
+    step = runs.place_of(checkpoint)[1] if trained else 0
     asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
     mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
     mine |= {"step": step, "run": str(checkpoint.run.resolve()) if trained else ""}
@@ -160,45 +136,34 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 
 
 # %% Table and picture --------------------------------------------------------------------------------------
-def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> list[dict[str, str | int | float]]:
-    """One row per model, reading and k, shares with 95 % intervals over the questions.
-
-    Args:
-        counts: by model ("untrained", or a run's folder), from `count_right`.
-    """
+def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
+    """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
     rows = []
-    for model, readings in counts.items():
-        for reading, right in readings.items():
-            for k in (2**i for i in range(int(math.log2(c.SAMPLES)) + 1)):
-                values = pass_at_k(np.array(right), c.SAMPLES, k)
-                low, high = interval(values, c.SEED)
-                rows.append(
-                    {"model": model, "reading": reading, "k": k, "pass_at_k": round(values.mean(), 5),
-                     "low": round(low, 5), "high": round(high, 5),
-                     "never_right": int((np.array(right) == 0).sum()), "questions": len(right),
-                     "samples": c.SAMPLES}
-                )  # fmt: skip
-    return rows
+    for (model, readings), reading in itertools.product(counts.items(), READINGS):
+        right = np.array(readings[reading])
+        for k in (2**i for i in range(c.SAMPLES.bit_length())):
+            values = pass_at_k(right, c.SAMPLES, k)
+            shares = dict(zip(("pass_at_k", "low", "high"), (values.mean(), *interval(values, c.SEED))))
+            rows.append({"model": model, "reading": reading, "k": k} | shares
+                        | {"never_right": (right == 0).sum(), "questions": len(right), "samples": c.SAMPLES}
+            )  # fmt: skip
+    return pd.DataFrame(rows).round(5)
 
 
-def draw(path: Path, rows: list[dict[str, str | int | float]]) -> None:
+def draw(path: Path, rows: pd.DataFrame) -> None:
     """The curves: untrained against trained, strict on the left, lenient on the right."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
     for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
-        for model in dict.fromkeys(row["model"] for row in rows):
+        for model, mine in rows[rows.reading == reading].groupby("model", sort=False):
             kind = "untrained" if model == "untrained" else "trained"
-            mine = [row for row in rows if (row["model"], row["reading"]) == (model, reading)]
-            ks, shares = ([row[name] for row in mine] for name in ("k", "pass_at_k"))
-            low, high = ([row[end] for row in mine] for end in ("low", "high"))
-            panel.plot(ks, shares, color=COLORS[kind], marker="o", ms=3, label=kind)
-            panel.fill_between(ks, low, high, color=COLORS[kind], alpha=0.15, lw=0)
+            panel.plot(mine.k, mine.pass_at_k, color=COLORS[kind], marker="o", ms=3, label=kind)
+            panel.fill_between(mine.k, mine.low, mine.high, color=COLORS[kind], alpha=0.15, lw=0)
         panel.set_xscale("log", base=2)
-        panel.set_xticks(ks, map(str, ks))
+        panel.set_xticks(mine.k, map(str, mine.k))
         panel.set(xlabel="k, answers per question", title=words)
     panels[0].set(ylabel="questions with a right one among them")
     figure.suptitle("Trained: right at the first try. Untrained: right after enough tries", fontsize=11)
-    handles, labels = panels[0].get_legend_handles_labels()
-    once = dict(zip(labels, handles))  # several trained models have one entry
+    once = dict(zip(*reversed(panels[0].get_legend_handles_labels())))  # several trained models: one entry
     panels[0].legend(once.values(), once.keys(), frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -212,16 +177,13 @@ def main(arguments: Sequence[str]) -> None:
     process.keep_compiled()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run.strip() for run in c.CHECKPOINT.split(",") if run.strip()] or [""]
-    counts = {"untrained": kept_counts(c, runs[0], trained=False)}
-    counts |= {run: kept_counts(c, run, trained=True) for run in runs}
+    names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
+    counts = {"untrained": kept_counts(c, names[0], trained=False)}
+    counts |= {name: kept_counts(c, name, trained=True) for name in names}
     rows = table(c, counts)
-    with open(folder / "pass_at_k.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    rows.to_csv(folder / "pass_at_k.csv", index=False, lineterminator="\r\n")
     draw(folder / "pass_at_k.png", rows)
-    for row in rows:
+    for row in rows.to_dict("records"):
         print("{model}, {reading}: pass@{k} {pass_at_k:.1%} ({low:.1%} to {high:.1%})".format(**row))
     print(f"table: {folder}/pass_at_k.csv, picture: {folder}/pass_at_k.png")
 

@@ -1,0 +1,136 @@
+"""Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or a page.
+
+A row is a question as from `questions.read_inputs`, with its completions `after` training. It also has those
+from `before` where the two are compared.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tunix.rl.algo_core import compute_advantages
+
+import settings
+from model.rollout import right_padded
+from run import answers, page
+from run.plain_text import shown
+from task.grading import grade, grade_lenient
+
+
+def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a completion is right as the run grades it, and whether its last number is right.
+
+    A row without a data_source is graded by number.
+    """
+    if row["data_source"] is None:
+        return grade(completion, row["gold"]), grade_lenient(completion, row["gold"])
+    columns = [[completion], *([row[name]] for name in ("gold", "data_source", "extra_info"))]
+    return bool(grader.score(*columns)[0] >= 1), bool(grader.right_lenient(*columns)[0])
+
+
+def judged(grader, completion: str, row: dict[str, Any]) -> str:
+    """ " [right]", " [wrong, right: 7]", or nothing where the right answer is not known."""
+    if row["gold"] is None:
+        return ""
+    return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
+
+
+def vote(grader, completions: list[str]) -> tuple[str, str]:
+    """The completion with the most frequent answer, and that answer in words with its count."""
+    winner, votes = grader.majority(completions), grader.votes(completions)
+    count = f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
+    return completions[winner], "no answer" if votes[winner] is None else count
+
+
+def show(rows: list[dict[str, Any]], grader) -> None:
+    """Prints questions and answers, and how many of those with a known answer are right.
+
+    Args:
+        rows: with the completions `after`, and with COMPARE those from `before` training.
+        grader: from `run_grader.make_grader`.
+    """
+    names = [name for name in ("before", "after") if name in rows[0]]
+    for row in rows:
+        print(shown(f"\nquestion: {row['question']}"))
+        for texts in zip(*(row[name] for name in names), strict=True):
+            for name, text in zip(names if len(names) > 1 else ["answer"], texts):
+                print(shown(f"{name + ':':9} {text}{judged(grader, text, row)}"))
+        if len(row["after"]) > 1:
+            winners = [vote(grader, row[name]) for name in names]
+            words = f"before {winners[0][1]}, after " if len(names) > 1 else ""
+            winner, last = winners[-1]
+            print(shown(f"vote:     {words}{last}{judged(grader, winner, row)}"))
+    if known := [row for row in rows if row["gold"] is not None]:
+        right = np.array([[is_right(grader, vote(grader, row[n])[0], row) for n in names] for row in known])
+        for words, counts in zip(("\nright:    ", "by the last number: "), right.sum(axis=0).T):
+            print(words + ", after ".join(f"{count} of {len(known)}" for count in counts))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
+    """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
+
+    `completion` is that of the vote; `correct_lenient` goes by its last number. Arguments as in `show`.
+    """
+    lines = []
+    for row in rows:
+        completion, words = vote(grader, row["after"])
+        out = row["row"] | {"completion": completion}
+        if len(row["after"]) > 1:
+            out |= {"completions": row["after"], "vote": words}
+        if "before" in row:
+            out["before"] = vote(grader, row["before"])[0]
+        if row["gold"] is not None:
+            out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
+        lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file
+    settings.write_whole(path, "".join(lines))
+    print(f"answers:  {path}")
+
+
+def token_log_probs(c, rollout, output) -> np.ndarray:
+    """Log-probs [N, T] of the tokens that an engine answered with, under another's weights at temperature 1.
+
+    `c` has BATCH_SIZE and TOTAL_GENERATION_STEPS; `output` is Tunix's.
+    """
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
+    parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
+    prompts = output.left_padded_prompt_tokens  # [N, P]
+    return np.concatenate([rollout.get_per_token_logps(prompts[part], tokens[part]) for part in parts])
+
+
+def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
+    """Writes the page: each question with its answers, rewards, advantages and tokens.
+
+    Args:
+        c: SAMPLES and TOTAL_GENERATION_STEPS.
+        path: of the page.
+        tokenizer: Tunix's adapter.
+        rows: with the completions `after`.
+        output: of them all, from the engine.
+        log_probs: from `token_log_probs`, before training and after it; or only one where none was trained.
+        grader: from `run_grader.make_grader`.
+        about: which model answered.
+    """
+    tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
+    groups = []
+    for i, row in enumerate(rows):
+        part, known = slice(i * c.SAMPLES, (i + 1) * c.SAMPLES), row["gold"] is not None
+        columns = {"question": row["question"], "answer": row["gold"] if known else "",
+                   "data_source": row["data_source"] or "gsm8k", "extra_info": row["extra_info"]}  # fmt: skip
+        columns = {name: np.array([value] * c.SAMPLES, dtype=object) for name, value in columns.items()}
+        texts = np.array(row["after"], dtype=object)
+        points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
+        rewards = sum(points.values(), np.zeros(c.SAMPLES))
+        before, *after = (log_prob[part] for log_prob in log_probs)
+        [group] = answers.question_rows(
+            tokenizer, grader, c.SAMPLES, tokens[part],
+            columns | {"completions": texts, "points": points, "rewards": rewards},
+            advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool),
+            log_prob=before, log_prob_after=after[0] if after else None,
+        )  # fmt: skip
+        groups.append(group | {"step": 0, "graded": known} | ({} if known else {"answer": None}))
+    notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
+    if not all(group["graded"] for group in groups):
+        notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
+    settings.write_whole(path, page.render(page.answers_data(groups, about, len(log_probs) > 1, notes)))
+    print(f"page:     {path}")

@@ -1,0 +1,88 @@
+"""Loads what a run trained, to ask or export it: its constants, its checkpoint, its weights."""
+
+import jax
+from flax import nnx
+from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.rollout.base_rollout import RolloutConfig
+
+from model import llama, lora
+from model.rollout import MaxTextRollout, rollout_config
+from run import checkpoints
+from run.run_files import Checkpoint
+from settings import UserError
+
+POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # samples from the policy itself
+
+
+def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
+    """The folder of the run's checkpoints, and the step of the one that is meant.
+
+    Args:
+        checkpoint: from `run_files.checkpoint_at`.
+        constant: the constant that names it, for messages.
+
+    Raises:
+        UserError: there is none, or not this one.
+    """
+    root = checkpoints.root_of(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
+    named = f"{constant}={checkpoint.run}"
+    if not (steps := checkpoints.saved(root)):
+        raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
+    if checkpoint.step not in (None, *steps):
+        known = ", ".join(map(str, steps))
+        raise UserError(f"{named}/{checkpoint.step}: no such checkpoint; there are {known}")
+    return root, steps[-1] if checkpoint.step is None else checkpoint.step
+
+
+def sampling(c, how: dict[str, float], seed: jax.Array | None = None) -> RolloutConfig:
+    """Tunix's config for answers to a run's questions: `how`, such as POLICY, with the lengths of `c`."""
+    lengths = dict(prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS)
+    return rollout_config(how, **lengths, seed=seed)
+
+
+def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
+    """An engine with MODEL's weights, and LoRA's A and B where the run has them; `restore` fills them.
+
+    Args:
+        c: MODEL, its lengths and arrays, BATCH_SIZE and SEED.
+        tokenizer: of MODEL.
+        answers: to decode in all; at most BATCH_SIZE of them at once.
+        checkpoint: that will be restored.
+    """
+    folder, hf = llama.load_hf_config(c.MODEL)
+    devices = jax.device_count()
+    config = llama.to_maxtext_config(
+        hf,
+        rows=-(-min(c.BATCH_SIZE, answers) // devices) * devices,  # a multiple: each device gets as many
+        prompt_tokens=c.MAX_PROMPT_LENGTH,
+        new_tokens=c.TOTAL_GENERATION_STEPS,
+        dtype=c.DTYPE,
+        weight_dtype=c.WEIGHT_DTYPE,
+        scan_layers=c.SCAN_LAYERS,
+    )
+    adapter, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+    merge, run = None, checkpoint.constants if checkpoint else {}
+    if run.get("LORA_RANK"):  # any seed will do: A and B are restored
+        numbers = (run[name] for name in ("LORA_RANK", "LORA_ALPHA", "LORA_TARGETS"))
+        adapter, merge = lora.add_lora(adapter, mesh, config, *numbers, seed=0)
+    return MaxTextRollout(
+        adapter,
+        TokenizerAdapter(tokenizer),
+        mesh,
+        sampling(c, POLICY),  # the page's log-probs are the policy's own
+        maxtext_config=config,
+        hf=hf,
+        current_step=lambda: 0,
+        seed=c.SEED,
+        logits_clip=run.get("LOGITS_CLIP", 0.0),
+        merge=merge,
+    )
+
+
+def restore(rollout: MaxTextRollout, root: str, step: int) -> None:
+    """Puts a checkpoint, from `place_of`, into the engine's model; raises UserError."""
+    adapted = nnx.state(rollout.model(), nnx.LoRAParam)  # a run with LoRA saved A and B alone
+    weights = nnx.to_pure_dict(adapted or nnx.state(rollout.model(), nnx.Param))
+    with checkpoints.open_manager(root) as manager:
+        restored, _, _ = checkpoints.restore(manager, step, weights)
+    nnx.update(rollout.model(), restored)
