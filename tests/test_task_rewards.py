@@ -1,6 +1,7 @@
 """Rewards by task, for think tags, and from a file of one's own; what a Grader makes of them."""
 
 import functools
+import gc
 import json
 import signal
 import string
@@ -125,6 +126,16 @@ def test_an_endless_expression_costs_its_time_limit_and_nothing_else(monkeypatch
         assert time.process_time() - started < 10  # to read it and to compare it, a second each, and overhead
         assert compute_score("math", "<answer>7</answer>", "7") == 1.0
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_nothing_is_collected_while_an_expression_is_compared():
+    """A timeout raised inside jax's callback of the garbage collector was lost: the comparison took minutes."""
+    task_rewards.math_score("<answer>1</answer>", "7")  # imports
+    threshold, before = gc.get_threshold(), gc.get_stats()[0]["collections"]
+    gc.set_threshold(20)
+    assert task_rewards.math_score(r"<answer>\frac{21}{3}</answer>", "7") == 1.0
+    gc.set_threshold(*threshold)
+    assert gc.get_stats()[0]["collections"] - before < 5 and gc.isenabled()  # else hundreds
 
 
 def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):

@@ -16,7 +16,9 @@ The last <answer>...</answer> is graded; without one the last \boxed{...}; witho
 last "####". Without any of these the whole text is graded, so it has to be the answer and nothing else.
 """
 
+import contextlib
 import functools
+import gc
 import json
 import logging
 import re
@@ -138,6 +140,19 @@ def may_hold(equation: str) -> bool:
 MATH_SECONDS = 3  # to read an expression, and as much again to compare it; a signal, so in the main thread
 
 
+@contextlib.contextmanager
+def no_garbage_collection():
+    """Collects nothing meanwhile: a timeout that is raised inside jax's callback for it would be lost."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@no_garbage_collection()
 def read_math(text: str) -> list:
     r"""What math-verify reads in `text`, nothing after MATH_SECONDS; `\$` is money, no mark of LaTeX."""
     import math_verify
@@ -157,6 +172,7 @@ def read_gold(text: str) -> list:
     return read_math(text)
 
 
+@no_garbage_collection()
 def math_score(solution_str: str, ground_truth: str) -> float:
     """1.0 if math-verify finds the marked answer equal to `ground_truth`, else 0.0.
 
