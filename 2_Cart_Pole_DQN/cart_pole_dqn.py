@@ -21,15 +21,14 @@ Read first: `update` (two steps of environment, one of gradient), `train_step`, 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -130,67 +129,65 @@ class Log(NamedTuple):
     mean_q: jax.Array
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    network_rng, reset_rng, warmup_rng, learning_rng = jax.random.split(rng, 4)
-
-    def learn_and_evaluate(agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, Log]:
-        """EVAL_INTERVAL environment steps from x = (env_step, rng) on, then a look at the greedy policy."""
-        env_step, rng = x
-        eval_rng, learn_rng = jax.random.split(rng)
-        steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
-        rngs = jax.random.split(learn_rng, len(steps))
-        agent, (episode_returns, loss, mean_q) = jax.lax.scan(
-            functools.partial(update, c), agent, (steps, rngs)
-        )
-        eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
-        end = env_step + c.EVAL_INTERVAL
-        log = Log(
-            end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
-            loss.mean(), mean_q.mean(),
-        )  # fmt: skip
-        return agent, log
-
-    agent = make_agent(c, network_rng, reset_rng)
-    warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
-    agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
-    steps = jnp.arange(c.LEARNING_STARTS, c.NUM_STEPS, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, (steps, jax.random.split(learning_rng, len(steps))), report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
+    log = []
+    for index in runs.until_ctrl_c(range(num_rows(c))):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, network_rng: jax.Array, reset_rng: jax.Array) -> Agent:
-    """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
+def num_rows(c: Constants) -> int:
+    """Rows of the log of one seed."""
+    return (c.NUM_STEPS - c.LEARNING_STARTS) // c.EVAL_INTERVAL
+
+
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index` of the log."""
+    *_, learning_rng = jax.random.split(rng, 4)
+    eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
+    env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
+    steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
+    rngs = jax.random.split(learn_rng, len(steps))
+    agent, (episode_returns, loss, mean_q) = jax.lax.scan(functools.partial(update, c), agent, (steps, rngs))
+    eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
+    end = env_step + c.EVAL_INTERVAL
+    return agent, Log(
+        end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
+        loss.mean(), mean_q.mean(),
+    )  # fmt: skip
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
+    """An untrained network, its copy, its optimizer, and a buffer that holds LEARNING_STARTS transitions."""
+    network_rng, reset_rng, warmup_rng, _ = jax.random.split(rng, 4)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, num_updates)
     online, env_state = make_network(c, network_rng), env.reset(reset_rng)
     row = jax.eval_shape(lambda: env.step(env_state, jnp.int32(0))[1])
     rows = jax.tree.map(lambda x: jnp.zeros((c.REPLAY_CAPACITY, *x.shape), x.dtype), row)
-    return Agent(
+    agent = Agent(
         online=online,
         target=nnx.clone(online),  # starts equal
         optimizer=nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param),
         replay_buffer=ReplayBuffer(rows, jnp.int32(0)),
         env_state=env_state,
     )
+    warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
+    agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
+    return agent
 
 
 def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
@@ -342,6 +339,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
+    runs.start_jax()
     c = configure(arguments)
     run_dir = runs.open_run("cart_pole_dqn", c)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
@@ -349,15 +347,13 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
         f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
     )
-    shown = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
     for i in range(c.NUM_SEEDS):
         print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
-    print(runs.summary(eval_return, env.SOLVED, env.MAX_EPISODE_STEPS))
+    print(runs.summary(eval_return, env.SOLVED))
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
     pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)

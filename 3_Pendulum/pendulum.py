@@ -26,10 +26,8 @@ weighing two losses against each other), no early stop by KL.
     python 3_Pendulum/study.py                    # every row of the ablation table: 9 minutes
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,51 +183,46 @@ class Log(NamedTuple):
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    actor_rng, critic_rng, reset_rng, eval_rng, learning_rng = jax.random.split(rng, 5)
-
-    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
-        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
-
-        def add_update(carry):
-            agent, total = carry
-            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-            return agent, jax.tree.map(jnp.add, total, figures)
-
-        zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
-        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
-        means = {name: part / whole for name, (part, whole) in total.items()}
-        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
-        return agent, log
-
-    agent = make_agent(c, actor_rng, critic_rng, reset_rng)
-    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, until, report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the log."""
+    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
+
+    def one_update(carry, _):
+        agent, total = carry
+        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+        return (agent, jax.tree.map(jnp.add, total, metrics)), None
+
+    zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
+    num_rollouts = c.EVAL_INTERVAL // (c.NUM_ENVS * c.ROLLOUT_STEPS)
+    (agent, total), _ = jax.lax.scan(one_update, (agent, zeros), length=num_rollouts)
+    means = {name: part / whole for name, (part, whole) in total.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
     """Untrained networks, their optimizers, and NUM_ENVS first states."""
+    actor_rng, critic_rng, reset_rng, *_ = jax.random.split(rng, 5)
     actor, critic = make_networks(c, actor_rng, critic_rng)
     return Agent(
         actor=actor,
@@ -416,15 +409,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
+    runs.start_jax()
     c = configure(arguments)
     run_dir = runs.open_run("pendulum", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "
         f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
     )
-    shown = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]

@@ -21,15 +21,14 @@ front of each term (nearly everyone leaves it out; it would all but silence the 
     python 3_Pendulum/reinforce_study.py          # every row of the table, and the variance study: 3 minutes
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
@@ -164,53 +163,50 @@ class Log(NamedTuple):
     gradient_norm: jax.Array
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gradient_norm", "entropy"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    actor_rng, critic_rng, eval_rng, learning_rng = jax.random.split(rng, 4)
-
-    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
-        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
-
-        def add_update(carry):
-            agent, total = carry
-            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-            return agent, jax.tree.map(jnp.add, total, figures)
-
-        # Short episodes are few steps, long ones many: so a loop of unknown length.
-        zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
-        before = agent.num_updates
-        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
-        means = {name: figure / (agent.num_updates - before) for name, figure in total.items()}
-        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
-        return agent, log
-
-    agent = make_agent(c, actor_rng, critic_rng)
-    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, until, report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    train_row, compile_seconds = runs.compile_row(
+        functools.partial(learn_and_evaluate, c), rngs, agents, in_step=False
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> Agent:
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """Rollouts of one seed past the next EVAL_INTERVAL, then a look at its greedy policy: row `index`."""
+    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
+    until = (index + 1) * c.EVAL_INTERVAL
+
+    def one_update(carry):
+        agent, total = carry
+        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+        return agent, jax.tree.map(jnp.add, total, metrics)
+
+    # Short episodes are few steps, long ones many: a loop of unknown length.
+    zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
+    before = agent.num_updates
+    agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, one_update, (agent, zeros))
+    means = {name: metric / (agent.num_updates - before) for name, metric in total.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
     """Untrained networks and their optimizers."""
+    actor_rng, critic_rng, *_ = jax.random.split(rng, 4)
     actor, critic = make_networks(c, actor_rng, critic_rng)
     return Agent(
         actor=actor,
@@ -390,15 +386,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
+    runs.start_jax()
     c = configure(arguments)
     run_dir = runs.open_run("reinforce", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {c.NUM_ENVS} episodes, "
         f"{c.BASELINE}, in {run_dir}"
     )
-    shown = ["episode_return", "eval_return", "truncated", "explained_variance", "gradient_norm", "entropy"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]

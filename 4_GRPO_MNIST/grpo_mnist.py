@@ -26,18 +26,18 @@ the KL, and three twins (PPO with a critic, REINFORCE, cross-entropy) are in var
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
+from tqdm import tqdm
 
 import checks
 import data as mnist
@@ -144,55 +144,54 @@ class Log(NamedTuple):
     kl: jax.Array  # KL to the reference (k3); nan: no reference
 
 
-def train_seeds(c: Constants, data: mnist.Data, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), in_axes=(0, None), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs, data)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
 
 
-def train(c: Constants, rng: jax.Array, data: mnist.Data, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        data: images and labels.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants, data: mnist.Data) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    agent_rng, learning_rng = jax.random.split(rng)
-    agent = make_agent(c, agent_rng, len(data.images))
-    reference = agent.actor  # frozen: the scan below changes its own copy of the agent
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng, len(data.images))))(rngs)
+    train_row, compile_seconds = runs.compile_row(
+        functools.partial(learn_and_evaluate, c), rngs, agents, mnist.Data(*map(jnp.asarray, data))
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        if len(log) % c.LOGS_PER_EPOCH == 0:
+            texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
+            tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
-    def learn_and_evaluate(agent: Agent, x) -> tuple[Agent, Log]:
-        """The updates of one row of the log, then a look at the validation images."""
-        images, index, rngs = x
 
-        def one_update(agent: Agent, x):
-            index, rng = x
-            return update(c, agent, reference, env.pixels(data.images[index]), data.labels[index], rng)
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array, data: mnist.Data
+) -> tuple[Agent, Log]:
+    """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
+    _, learning_rng = jax.random.split(rng)
+    reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
+    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
+    epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
+    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
 
-        agent, figures = jax.lax.scan(one_update, agent, (index, rngs))
-        accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
-        log = Log(images, *accuracies, **{name: figure.mean() for name, figure in figures.items()})
-        return agent, log
+    def one_update(agent: Agent, x: tuple[jax.Array, jax.Array]):
+        batch, rng = x
+        return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
 
-    epochs = jax.random.split(learning_rng, c.NUM_EPOCHS)
-    epochs = jax.vmap(lambda rng: env.shuffled(c, rng, len(data.images)))(epochs)
-    index, rngs = (x.reshape(-1, *x.shape[2:]) for x in epochs)  # [rows, updates, B] and [rows, updates]
-    images = (1 + jnp.arange(len(index))) * index[0].size
-    return runs.scan(learn_and_evaluate, agent, (images, index, rngs), report)
+    agent, metrics = jax.lax.scan(one_update, agent, (batches, rngs))
+    accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
+    means = {name: metric.mean() for name, metric in metrics.items()}
+    return agent, Log((index + 1) * batches.size, *accuracies, **means)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """An untrained network and its optimizer."""
-    actor_rng, _ = jax.random.split(rng)  # the other half is for the critic of variants.py
+    agent_rng, _ = jax.random.split(rng)
+    actor_rng, _ = jax.random.split(agent_rng)  # the other half is for the critic of variants.py
     actor = MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
     num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
     return Agent(actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param))
@@ -299,6 +298,13 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> tuple[jax.Array, dict[
     return loss.mean(), figures
 
 
+def percent(rows: list[dict[str, Any]], name: str) -> str:
+    """Mean and sample standard deviation of a column over the seeds."""
+    values = 100 * np.array([row[name] for row in rows])
+    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread} %"
+
+
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> dict[str, Any]:
     """One whole run: trains all seeds, evaluates them, writes everything into the run's folder.
@@ -314,6 +320,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read`, `read_mnist`, `updates_per_row`, `runs.open_run`.
     """
     started = time.perf_counter()
+    runs.start_jax(xla_flags="")  # several cores pay off here
     c = configure(arguments)
     data, source = mnist.read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
@@ -322,18 +329,12 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
         f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
-    with (
-        contextlib.suppress(runs.Stopped),
-        runs.progress("grpo", c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report,
-    ):
-        agents, log, compile_seconds = train_seeds(c, data, report)
-    runs.write_log(run_dir, {"grpo": log}, c.SEED)
+    agents, log, compile_seconds = train(c, data)
+    runs.write_log(run_dir, log, c.SEED, method="grpo")
     final = env.final_rows(c, policy, "grpo", agents, log, data)
     runs.write_csv(run_dir / "accuracy.csv", final)
     pictures.draw_accuracy(run_dir / "accuracy.png", {"grpo": log})
-    greedy, sampled = (
-        runs.percent(row[name] for row in final) for name in ("test_accuracy", "test_sampled_accuracy")
-    )
+    greedy, sampled = (percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
     result = {
