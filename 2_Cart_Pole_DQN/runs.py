@@ -95,7 +95,7 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
 
 
 def compile_row(
-    learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, in_step: bool = True
+    learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, shared: str = "count|step|env_step"
 ) -> tuple[Callable, float]:
     """Compiles the training of one row of the log, for all seeds side by side.
 
@@ -108,13 +108,13 @@ def compile_row(
         rngs: [NUM_SEEDS].
         agents: each leaf [NUM_SEEDS, ...].
         data: arrays that all seeds share.
-        in_step: whether all seeds have always taken the same number of steps.
+        shared: names of the counts in the agents that are the same for all seeds, a regular expression.
 
     Returns:
         (agents, index) -> (agents, row), leaves [NUM_SEEDS, ...]; and the seconds of compiling it.
     """
     paths, tree = jax.tree.flatten_with_path(agents)
-    shared = [in_step and re.search(r"(count|step)(\.value)?$", jax.tree_util.keystr(p)) for p, _ in paths]
+    is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
 
     def one_seed(rng, leaves, index, rounds, data):
         def one_round(_, carry):
@@ -126,8 +126,8 @@ def compile_row(
         return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
 
     def all_seeds(rngs, agents, index, rounds, data):
-        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), shared)]
-        axes = 0, [None if one else 0 for one in shared], None, None, None
+        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
+        axes = 0, [None if one else 0 for one in is_shared], None, None, None
         return jax.vmap(one_seed, in_axes=axes)(rngs, leaves, index, rounds, data)
 
     started = time.perf_counter()

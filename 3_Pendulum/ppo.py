@@ -184,14 +184,14 @@ def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Ar
     """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the log."""
     *_, eval_rng, learning_rng = jax.random.split(rng, 5)
 
-    def one_update(carry, _):
+    def one_update(_, carry):
         agent, total = carry
         agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-        return (agent, jax.tree.map(jnp.add, total, metrics)), None
+        return agent, jax.tree.map(jnp.add, total, metrics)
 
     zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
     num_rollouts = c.EVAL_INTERVAL // (c.NUM_ENVS * c.ROLLOUT_STEPS)
-    (agent, total), _ = jax.lax.scan(one_update, (agent, zeros), length=num_rollouts)
+    agent, total = jax.lax.fori_loop(0, num_rollouts, one_update, (agent, zeros))
     means = {name: part / whole for name, (part, whole) in total.items()}
     eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
     return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)

@@ -175,7 +175,7 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
     train_row, compile_seconds = runs.compile_row(
-        functools.partial(learn_and_evaluate, c), rngs, agents, in_step=False
+        functools.partial(learn_and_evaluate, c), rngs, agents, shared="none"
     )
     log = []
     for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
