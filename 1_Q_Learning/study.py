@@ -14,7 +14,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-import checks
 import grid
 import pictures
 import Q_Learning as script
@@ -34,7 +33,7 @@ class Constants(script.Constants):
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.q_learning)
+    return settings.read(Constants, arguments)
 
 
 COMPARISON = [  # what to change on the command line, and its color

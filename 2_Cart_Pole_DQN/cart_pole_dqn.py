@@ -33,10 +33,10 @@ import optax
 from flax import nnx
 
 import cart_pole as env
-import checks
 import pictures
 import runs
 import settings
+from settings import BelowOne, Count, NonNegative, Positive, Probability, Seed, Size
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -45,35 +45,48 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- learning
-    NUM_STEPS: int = 50_000  # environment steps of each seed
-    LEARNING_STARTS: int = 1_000  # steps played before the first gradient step: else a batch is one episode
-    TRAIN_INTERVAL: int = 2  # environment steps between gradient steps; 1 makes twice as many of them
-    BATCH_SIZE: int = 64  # windows of N_STEPS transitions drawn from the buffer
-    REPLAY_CAPACITY: int = 10_000  # transitions kept; the oldest is overwritten
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
-    LEARNING_RATE: float = 1e-3  # Adam's, at the first gradient step
-    LEARNING_RATE_END: float = 0.0  # ... and at the last; in between a straight line. Equal values: no decay
+    NUM_STEPS: Count = 50_000  # environment steps of each seed
+    LEARNING_STARTS: Count = 1_000  # steps played before the first gradient step: else a batch is one episode
+    TRAIN_INTERVAL: Count = 2  # environment steps between gradient steps; 1 makes twice as many of them
+    BATCH_SIZE: Size = 64  # windows of N_STEPS transitions drawn from the buffer
+    REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
+    GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
+    LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
+    LEARNING_RATE_END: NonNegative = 0.0  # ... at the last; linear in between. Equal values: no decay
     # --- what holds it steady
-    TARGET_SYNC_INTERVAL: int = 250  # environment steps between copies of online into target network
-    N_STEPS: int = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
+    TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies of online into target network
+    N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
     DOUBLE_DQN: bool = True  # the online network chooses the next action, the target network values it
     SCALE_OBSERVATIONS: bool = True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers
     # --- exploration: epsilon falls in a straight line, then stays
-    EPSILON_START: float = 1.0  # probability of a random action at first; 1: nothing but random actions
-    EPSILON_END: float = 0.01  # ... and in the end; 0 would stop looking altogether
-    DECAY_STEPS: int = 10_000  # environment steps from EPSILON_START to EPSILON_END
+    EPSILON_START: Probability = 1.0  # probability of a random action at first; 1: nothing but random actions
+    EPSILON_END: Probability = 0.01  # ... and in the end; 0 would stop looking altogether
+    DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 1_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make("CartPole-v1") after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 1_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's CartPole-v1
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
+
+    def __post_init__(self):
+        window = f"from N_STEPS={self.N_STEPS} to 10000000"
+        settings.check(self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, window)
+        settings.check(self, "LEARNING_STARTS", self.N_STEPS <= self.LEARNING_STARTS, window)
+        for name in ("EVAL_INTERVAL", "TARGET_SYNC_INTERVAL"):
+            whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
+            settings.check(self, name, whole, f"a multiple of TRAIN_INTERVAL={self.TRAIN_INTERVAL}")
+        steps = self.NUM_STEPS - self.LEARNING_STARTS
+        text = f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", steps > 0 and steps % self.EVAL_INTERVAL == 0, text)
+        below = f"at most EPSILON_START={self.EPSILON_START}"
+        settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.dqn)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -155,7 +168,7 @@ def num_rows(c: Constants) -> int:
 
 
 def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
-    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index` of the log."""
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index`."""
     *_, learning_rng = jax.random.split(rng, 4)
     eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
     env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
@@ -339,8 +352,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
-    runs.start_jax()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     print(

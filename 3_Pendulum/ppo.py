@@ -33,12 +33,12 @@ import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-import checks
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
 from environments import SOLVED, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
+from settings import BelowOne, Count, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -47,33 +47,41 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
-    NUM_STEPS: int = 100_000  # environment steps of each seed, all its environments together
-    NUM_ENVS: int = 8  # environments of each seed, side by side
-    ROLLOUT_STEPS: int = 125  # steps of each environment in a rollout; an episode may go on in the next
+    NUM_STEPS: Count = 100_000  # environment steps of each seed, all its environments together
+    NUM_ENVS: Size = 8  # environments of each seed, side by side
+    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout; an episode may go on in the next
     # --- judging
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
-    GAE_LAMBDA: float = 0.95  # 0: trust the critic after one step; 1: trust only what was earned (no GAE)
+    GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
+    GAE_LAMBDA: Probability = 0.95  # 0: trust the critic after one step; 1: only what was earned
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
-    ACTOR_LEARNING_RATE: float = 1e-3  # Adam's
-    CRITIC_LEARNING_RATE: float = 3e-3  # Adam's
-    NUM_EPOCHS: int = 10  # passes over each rollout
-    MINIBATCH_SIZE: int = 50  # steps in one gradient step
-    CLIP_EPSILON: float = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's
+    CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
+    NUM_EPOCHS: Size = 10  # passes over each rollout
+    MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
+    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
     # --- networks
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
     RUN_DIR: str = ""  # empty: runs/ppo/<time>
+
+    def __post_init__(self):
+        rollout = self.NUM_ENVS * self.ROLLOUT_STEPS
+        text = f"NUM_ENVS * ROLLOUT_STEPS = {rollout}"
+        settings.check(self, "MINIBATCH_SIZE", rollout % self.MINIBATCH_SIZE == 0, f"a divisor of {text}")
+        settings.check(self, "EVAL_INTERVAL", self.EVAL_INTERVAL % rollout == 0, f"a multiple of {text}")
+        of_interval = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.ppo)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -373,8 +381,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
-    runs.start_jax()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("ppo", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "

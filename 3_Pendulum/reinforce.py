@@ -33,12 +33,12 @@ import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-import checks
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
 from environments import SOLVED, EnvState, evaluate, quick_evaluate
+from settings import Count, Positive, Probability, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -47,31 +47,35 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is an episode of every environment, learned from and thrown away
-    NUM_STEPS: int = 100_000  # environment steps of each seed, as played; the last rollout may run over
-    NUM_ENVS: int = 8  # environments of each seed, side by side
+    NUM_STEPS: Count = 100_000  # environment steps of each seed, as played; the last rollout may run over
+    NUM_ENVS: TwoOrMore = 8  # environments of each seed, side by side
     # --- judging
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
+    GAMMA: Probability = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = "critic_baseline"  # the b_t above
     REWARD_TO_GO: bool = True  # credit an action with what came after it; False: with the whole return
     # --- learning
-    ACTOR_LEARNING_RATE: float = 1e-2  # Adam's
-    CRITIC_LEARNING_RATE: float = 3e-3  # Adam's
-    CRITIC_STEPS: int = 20  # gradient steps of the critic for each one of the actor
-    MINIBATCH_SIZE: int = 256  # time steps in each of them, drawn from the episodes just played
+    ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
+    CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
+    CRITIC_STEPS: Size = 20  # gradient steps of the critic for each one of the actor
+    MINIBATCH_SIZE: Size = 256  # time steps in each of them, drawn from the episodes just played
     # --- networks
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
     RUN_DIR: str = ""  # empty: runs/reinforce/<time>
+
+    def __post_init__(self):
+        of_interval = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.reinforce)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -386,8 +390,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     started = time.perf_counter()
-    runs.start_jax()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {c.NUM_ENVS} episodes, "

@@ -1,4 +1,4 @@
-"""What a run needs besides learning: its folder and files, Ctrl-C, printed lines. The same in folders 2 to 4."""
+"""What a run needs besides learning: its folder, its files, its loop. The same in folders 2 to 4."""
 
 import csv
 import dataclasses
@@ -95,7 +95,11 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
 
 
 def compile_row(
-    learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, shared: str = "count|step|env_step"
+    learn_and_evaluate: Callable,
+    rngs: jax.Array,
+    agents: Any,
+    *data: Any,
+    shared: str = "count|step|env_step",
 ) -> tuple[Callable, float]:
     """Compiles the training of one row of the log, for all seeds side by side.
 

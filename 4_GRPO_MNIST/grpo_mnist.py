@@ -39,12 +39,12 @@ from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 from tqdm import tqdm
 
-import checks
 import data as mnist
 import environment as env
 import pictures
 import runs
 import settings
+from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -56,28 +56,31 @@ class Constants:
     MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
-    BATCH_SIZE: int = 128  # images per rollout; the guesses are G times as many
-    NUM_GENERATIONS: int = 8  # G, guesses for each image
-    NUM_EPOCHS: int = 10  # passes over the training images
+    BATCH_SIZE: Size = 128  # images per rollout; the guesses are G times as many
+    NUM_GENERATIONS: TwoOrMore = 8  # G, guesses for each image
+    NUM_EPOCHS: Size = 10  # passes over the training images
     # --- learning
-    LEARNING_RATE: float = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-    WARMUP_FRACTION: float = 0.1  # share of the updates in which it rises; 0: early haste can lose a digit
-    NUM_ITERATIONS: int = 1  # mu, updates for each rollout; with 1 the ratio is 1 and the clip never binds
-    CLIP_EPSILON: float = 0.2  # how far the ratio counts below 1; inf: no clip
-    CLIP_EPSILON_HIGH: float = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
-    BETA: float = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: none is kept
+    LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
+    WARMUP_FRACTION: BelowOne = 0.1  # share of the updates in which it rises; 0: early haste can lose a digit
+    NUM_ITERATIONS: Count = 1  # mu, updates per rollout; if 1, the ratio is 1 and nothing is clipped
+    CLIP_EPSILON: PositiveOrInf = 0.2  # how far the ratio counts below 1; inf: no clip
+    CLIP_EPSILON_HIGH: PositiveOrInf = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
+    BETA: NonNegative = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
     # --- networks
-    HIDDEN_SIZE: int = 128  # width of the two hidden layers
+    HIDDEN_SIZE: Size = 128  # width of the two hidden layers
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    LOGS_PER_EPOCH: int = 2  # rows of log.csv per epoch, each with a look at the validation images
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    LOGS_PER_EPOCH: Count = 2  # rows of log.csv per epoch, each with a look at the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
+
+    def __post_init__(self):
+        settings.check(self, "NUM_ITERATIONS", self.NUM_ITERATIONS <= 64, "from 1 to 64")
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.grpo)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -320,8 +323,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
         settings.UserError: see `settings.read`, `read_mnist`, `updates_per_row`, `runs.open_run`.
     """
     started = time.perf_counter()
-    runs.start_jax(xla_flags="")  # several cores pay off here
     c = configure(arguments)
+    runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = mnist.read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run("grpo_mnist", c)
