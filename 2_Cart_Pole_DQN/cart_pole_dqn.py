@@ -212,14 +212,14 @@ def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
     agent, episode_returns = jax.lax.scan(
         functools.partial(collect, c), agent, (steps, jnp.stack(collect_rngs))
     )
-    # 2. draw from the buffer what older policies played as well
+    # 2. sample from the buffer, which also holds what older policies played
     batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
     # 3. judge and learn
     loss, mean_q = train_step(c, agent, batch)
-    # 4. the target network is the online network of some time ago
+    # 4. copy the online network into the target network every TARGET_SYNC_INTERVAL steps
     learning_steps = env_step + c.TRAIN_INTERVAL - c.LEARNING_STARTS
-    weights = nnx.state(agent.online), nnx.state(agent.target)
-    nnx.update(agent.target, optax.periodic_update(*weights, learning_steps, c.TARGET_SYNC_INTERVAL))
+    params = nnx.state(agent.online), nnx.state(agent.target)
+    nnx.update(agent.target, optax.periodic_update(*params, learning_steps, c.TARGET_SYNC_INTERVAL))
     return agent, (episode_returns, loss, mean_q)
 
 
@@ -228,11 +228,13 @@ def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple
     env_step, rng = x
     action_rng, reset_rng = jax.random.split(rng)
     action = select_action(agent.online(agent.env_state.obs), epsilon_at(c, env_step), action_rng)
-    following, t = env.step(agent.env_state, action)
-    ended = t.terminated | t.truncated
-    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), following)
-    episode_return = jnp.where(ended, following.episode_return, jnp.nan)
-    return agent._replace(replay_buffer=add(agent.replay_buffer, t), env_state=env_state), episode_return
+    next_state, transition = env.step(agent.env_state, action)
+    ended = transition.terminated | transition.truncated
+    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), next_state)
+    episode_return = jnp.where(ended, next_state.episode_return, jnp.nan)
+    return agent._replace(
+        replay_buffer=add(agent.replay_buffer, transition), env_state=env_state
+    ), episode_return
 
 
 def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
@@ -252,7 +254,9 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
     def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
         q = online(batch.obs[:, 0])  # [B, 2]
-        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B]; [B, 1] - [B] would be [B, B]
+        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[
+            :, 0
+        ]  # [B], not [B, 1]: less y it would broadcast to [B, B]
         return jnp.mean((y - q) ** 2), q.mean()
 
     (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
@@ -304,10 +308,10 @@ def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, e
     Returns:
         Their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
     """
-    # A step counts while no step before it ended the episode; what follows belongs to the next one.
+    # A step counts if no earlier step of the window ended the episode; later ones belong to the next episode.
     ended = batch.terminated | batch.truncated  # [B, n]
-    running = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
-    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), running], axis=1)  # [B, n], 1 ... 1 0 ... 0
+    not_done = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
+    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), not_done], axis=1)  # [B, n], 1 ... 1 0 ... 0
     discounts = gamma ** jnp.arange(counts.shape[1])  # [n]
     m = counts.sum(axis=1)  # [B]
     last = jax.tree.map(lambda x: x[jnp.arange(len(m)), m - 1], batch)  # [B, ...]
@@ -318,7 +322,7 @@ def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
     """Q_target(s', argmax_a Q_chooser(s', a)): [B, 4] to [B].
 
     Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target network as
-    chooser it is the maximum, which takes the luckiest error for the truth.
+    chooser it's the plain maximum, which has a maximization bias.
     """
     action = chooser(next_obs).argmax(axis=-1)  # [B]
     return jnp.take_along_axis(target(next_obs), action[:, None], axis=1)[:, 0]

@@ -1,7 +1,7 @@
 """PPO on Pendulum: ppo.py with a torque, any real number, drawn from a normal distribution.
 
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al. 2017, eq. 7),
-with an optional penalty that plays the part of a trust region (eq. 8):
+with an optional penalty that acts as a trust region (eq. 8):
 
     J = mean [ min(ratio_t * A_t, clip(ratio_t, 1 - epsilon, 1 + epsilon) * A_t) - beta * KL(pi_old || pi) ]
     ratio_t = pi(a_t | s_t) / pi_old(a_t | s_t)          the importance weight
@@ -14,7 +14,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
 Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps: V of the
 true last observation stands for the rewards that were not seen.
 
-Read first: `policy`, the normal distribution; `policy_loss`, the second lock; `adam`. The rest is ppo.py.
+Read first: `policy`, the normal distribution; `policy_loss`, the KL penalty; `adam`. The rest is ppo.py.
 
 What is *not* here, and why: no entropy bonus (the distribution starts wide and narrows by itself), no
 clipping of the value loss, no running normalization (three numbers with known ranges; normalized advantages
@@ -66,7 +66,7 @@ class Constants:
     MAX_GRAD_NORM: PositiveOrInf = 0.5  # longer gradients are shortened to this, for each network on its own
     NUM_EPOCHS: Size = 10  # passes over each rollout
     MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
-    # --- the two safety locks: both keep the new policy near the one that collected the rollout
+    # --- clip and KL penalty: both keep the new policy near the one that collected the rollout
     CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
     BETA: NonNegative = 0.0  # weight of the KL divergence from the old policy; 0 switches it off
     # --- networks
@@ -117,7 +117,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # A head that starts at almost nothing: mean 0, and sigma SIGMA_START, wherever the pendulum is.
+    # Small-init output layer: at first mean 0 and sigma SIGMA_START in every state.
     actor.output.kernel[...] = 0.1 * actor.output.kernel[...]
     over = c.SIGMA_START - c.SIGMA_MIN
     actor.output.bias[...] = jnp.array([0.0, over + np.log(-np.expm1(-over))])  # softplus makes `over` of it
@@ -134,8 +134,8 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Normal:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 3] to values [...]. No clock: where time is up, V stands for what is left."""
-    return critic(obs)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V stands for the rest."""
+    return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -152,10 +152,10 @@ class Agent(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What one policy did, and what it thought while doing it: T = ROLLOUT_STEPS of N = NUM_ENVS."""
+    """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
     transition: Transition  # each [N, T, ...]
-    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that drew it
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that sampled it
     mean: jax.Array  # float32 [N, T], of that policy
     sigma: jax.Array  # float32 [N, T], of that policy
     value: jax.Array  # float32 [N, T], V(s_t)
@@ -255,30 +255,31 @@ def adam(c: Constants, learning_rate: float) -> optax.GradientTransformation:
 
 
 def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; returns the figures of `Log` as well, a pair (part, whole) each."""
+    """The four phases of PPO; also returns the metrics of `Log`, a pair (part, whole) each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
     agent, rollout = collect(c, agent, collect_rng)
     # 2. judge
-    t = rollout.transition
-    advantage = gae(
-        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
-    )  # [N, T]
+    steps = rollout.transition  # each [N, T, ...]
+    advantage = gae(  # [N, T]
+        steps.reward, rollout.value, rollout.next_value, steps.terminated, steps.truncated,
+        c.GAMMA, c.GAE_LAMBDA,
+    )  # fmt: skip
     old = rollout.log_prob, rollout.mean, rollout.sigma
-    rows = Batch(t.obs, t.action, *old, advantage, advantage + rollout.value)
+    rows = Batch(steps.obs, steps.action, *old, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
     agent, value_loss = learn(c, agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its actions has changed
 
-    ended = t.terminated | t.truncated  # [N, T]
-    figures = {  # (part, whole): `train` adds up both before it divides
+    ended = steps.terminated | steps.truncated  # [N, T]
+    metrics = {  # (part, whole): `learn_and_evaluate` adds up both before it divides
         "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
         "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
         "value_loss": (value_loss, 1),
-    } | {name: (figure, 1) for name, figure in compare_policies(c, agent.actor, batch).items()}
+    } | {name: (metric, 1) for name, metric in compare_policies(c, agent.actor, batch).items()}
     env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
 
 
 def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
@@ -288,15 +289,15 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
         action_rng, reset_rng = jax.random.split(rng)
         old = policy(agent.actor, env_state.obs)
         action = old.sample(seed=action_rng)  # [N], beyond +-2 at will: see `ENV.step`
-        following, t = jax.vmap(ENV.step)(env_state, action)
-        ended = t.terminated | t.truncated  # [N]
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        ended = transition.terminated | transition.truncated  # [N]
         row = Rollout(
-            t, old.log_prob(action), old.loc, old.scale,
-            value(agent.critic, t.obs), value(agent.critic, t.next_obs),
-            following.episode_return,
+            transition, old.log_prob(action), old.loc, old.scale,
+            value(agent.critic, transition.obs), value(agent.critic, transition.next_obs),
+            next_state.episode_return,
         )  # fmt: skip
         first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
-        return new_where_ended(ended, first, following), row
+        return new_where_ended(ended, first, next_state), row
 
     env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
     rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
@@ -338,18 +339,18 @@ def gae(
     Returns:
         The advantages, float32 [N, T]; plus `value` they are the critic's targets.
     """
-    # Truncated is not terminated: the world goes on, only we stop watching. So a truncation bootstraps.
+    # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
-    # The next row may belong to the next episode: no advantage flows back over an end of either kind.
-    running = 1 - (terminated | truncated)  # [N, T]
+    # The next step may belong to the next episode: no advantage flows back over an end of either kind.
+    not_done = 1 - (terminated | truncated)  # [N, T]
 
     def backwards(later, x):  # [N]
-        delta, running = x
-        now = delta + gamma * gae_lambda * running * later
+        delta, not_done = x
+        now = delta + gamma * gae_lambda * not_done * later
         return now, now
 
     _, advantage = jax.lax.scan(
-        backwards, jnp.zeros(len(reward)), (delta.T, running.T), reverse=True
+        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
     )  # [T, N]
     return advantage.T
 
@@ -360,11 +361,11 @@ def normalized(advantage: jax.Array) -> jax.Array:
 
 
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """The first lock (Schulman et al. 2017, eq. 7), elementwise: the lower of two estimates of the gain.
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7), elementwise.
 
     A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
-    once it is down to 1 - epsilon. On the other side is no limit: a step in the wrong direction is paid in
-    full.
+    once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong direction has
+    its full cost.
     """
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
@@ -382,7 +383,7 @@ def actor_loss(c: Constants, actor: MLP, batch: Batch) -> jax.Array:
     """`policy_loss` of the policy that `actor` is now, and the penalty."""
     new = policy(actor, batch.obs)
     advantage = normalized(batch.advantage) if c.NORMALIZE_ADVANTAGES else batch.advantage
-    # the second lock (Schulman et al. 2017, eq. 8)
+    # the KL penalty (Schulman et al. 2017, eq. 8)
     penalty = c.BETA * tfd.kl_divergence(tfd.Normal(batch.mean, batch.sigma), new).mean()
     return policy_loss(new.log_prob(batch.action), batch.log_prob, advantage, c.CLIP_EPSILON) + penalty
 
@@ -393,7 +394,7 @@ def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
 
 
 def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
-    """How far the actor has moved on a rollout, figures of `Log`, float32 [] each."""
+    """How far the actor has moved on a rollout, metrics of `Log`, float32 [] each."""
     new = policy(actor, batch.obs)
     log_ratio = new.log_prob(batch.action) - batch.log_prob  # [B]
     return {

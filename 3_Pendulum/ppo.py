@@ -104,7 +104,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # The critic learns a share of the largest return there is; numbers up to 100 take Adam too long.
+    # The critic predicts a share of the largest return, since Adam takes too long to reach values of 100.
     critic = MLP(scale, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), factor=1 / (1 - c.GAMMA))
     return actor, critic
 
@@ -115,8 +115,8 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 4] to values [...]. No clock: where time is up, V stands for what is left."""
-    return critic(obs)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+    """V(s): observations [..., 4] to values [...]. No clock: at the time limit V stands for the rest."""
+    return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -133,10 +133,10 @@ class Agent(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What one policy did, and what it thought while doing it: T = ROLLOUT_STEPS of N = NUM_ENVS."""
+    """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
     transition: Transition  # each [N, T, ...]
-    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that drew it
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that sampled it
     value: jax.Array  # float32 [N, T], V(s_t)
     next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
     episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
@@ -221,29 +221,30 @@ def make_agent(c: Constants, rng: jax.Array) -> Agent:
 
 
 def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; returns the figures of `Log` as well, a pair (part, whole) each."""
+    """The four phases of PPO; also returns the metrics of `Log`, a pair (part, whole) each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
     agent, rollout = collect(c, agent, collect_rng)
     # 2. judge
-    t = rollout.transition
-    advantage = gae(
-        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
-    )  # [N, T]
-    rows = Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
+    steps = rollout.transition  # each [N, T, ...]
+    advantage = gae(  # [N, T]
+        steps.reward, rollout.value, rollout.next_value, steps.terminated, steps.truncated,
+        c.GAMMA, c.GAE_LAMBDA,
+    )  # fmt: skip
+    rows = Batch(steps.obs, steps.action, rollout.log_prob, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
     agent, value_loss = learn(c, agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its actions has changed
 
-    ended = t.terminated | t.truncated  # [N, T]
-    figures = {  # (part, whole): `train` adds up both before it divides
+    ended = steps.terminated | steps.truncated  # [N, T]
+    metrics = {  # (part, whole): `learn_and_evaluate` adds up both before it divides
         "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
         "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
         "value_loss": (value_loss, 1),
-    } | {name: (figure, 1) for name, figure in compare_policies(c, agent.actor, batch).items()}
+    } | {name: (metric, 1) for name, metric in compare_policies(c, agent.actor, batch).items()}
     env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
 
 
 def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
@@ -253,14 +254,15 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
         action_rng, reset_rng = jax.random.split(rng)
         old = policy(agent.actor, env_state.obs)
         action = old.sample(seed=action_rng)  # [N]
-        following, t = jax.vmap(ENV.step)(env_state, action)
-        ended = t.terminated | t.truncated  # [N]
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        ended = transition.terminated | transition.truncated  # [N]
         row = Rollout(
-            t, old.log_prob(action), value(agent.critic, t.obs), value(agent.critic, t.next_obs),
-            following.episode_return,
+            transition, old.log_prob(action),
+            value(agent.critic, transition.obs), value(agent.critic, transition.next_obs),
+            next_state.episode_return,
         )  # fmt: skip
         first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
-        return new_where_ended(ended, first, following), row
+        return new_where_ended(ended, first, next_state), row
 
     env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
     rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
@@ -302,18 +304,18 @@ def gae(
     Returns:
         The advantages, float32 [N, T]; plus `value` they are the critic's targets.
     """
-    # Truncated is not terminated: the world goes on, only we stop watching. So a truncation bootstraps.
+    # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
-    # The next row may belong to the next episode: no advantage flows back over an end of either kind.
-    running = 1 - (terminated | truncated)  # [N, T]
+    # The next step may belong to the next episode: no advantage flows back over an end of either kind.
+    not_done = 1 - (terminated | truncated)  # [N, T]
 
     def backwards(later, x):  # [N]
-        delta, running = x
-        now = delta + gamma * gae_lambda * running * later
+        delta, not_done = x
+        now = delta + gamma * gae_lambda * not_done * later
         return now, now
 
     _, advantage = jax.lax.scan(
-        backwards, jnp.zeros(len(reward)), (delta.T, running.T), reverse=True
+        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
     )  # [T, N]
     return advantage.T
 
@@ -324,11 +326,11 @@ def normalized(advantage: jax.Array) -> jax.Array:
 
 
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """The lock (Schulman et al. 2017, eq. 7), elementwise: the lower of two estimates of the gain.
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7), elementwise.
 
     A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
-    once it is down to 1 - epsilon. On the other side is no limit: a step in the wrong direction is paid in
-    full.
+    once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong direction has
+    its full cost.
     """
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
@@ -355,7 +357,7 @@ def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
 
 
 def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
-    """How far the actor has moved on a rollout, figures of `Log`, float32 [] each."""
+    """How far the actor has moved on a rollout, metrics of `Log`, float32 [] each."""
     new = policy(actor, batch.obs)
     log_ratio = new.log_prob(batch.action) - batch.log_prob  # [B]
     return {

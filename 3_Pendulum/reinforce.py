@@ -1,6 +1,6 @@
 """REINFORCE on CartPole: push up the probability of what paid off. Paid off, compared with what?
 
-The policy is a network, and its weights climb the expected return J itself (Williams 1992; Sutton & Barto
+The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton & Barto
 2018, eq. 13.11), estimated from N whole episodes that the policy played:
 
     grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
@@ -98,7 +98,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # The critic learns a share of the largest return there is; numbers up to 100 take Adam too long.
+    # The critic predicts a share of the largest return, since Adam takes too long to reach values of 100.
     largest = sum(c.GAMMA**k for k in range(ENV.max_episode_steps))
     critic = MLP((*scale, ENV.max_episode_steps), c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), largest)
     return actor, critic
@@ -118,7 +118,7 @@ def value(critic: MLP, obs: jax.Array, t: jax.Array) -> jax.Array:
     """
     clock = jnp.broadcast_to(t, obs.shape[:-1])[..., None]
     x = jnp.concatenate([obs, clock], axis=-1)  # [..., 5]
-    return critic(x)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+    return critic(x)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def make_agent(c: Constants, rng: jax.Array) -> Agent:
 
 
 def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of REINFORCE; returns the figures of `Log` as well, float32 [] each."""
+    """The four phases of REINFORCE; also returns the metrics of `Log`, float32 [] each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
     rollout = collect(c, agent.actor, collect_rng)
@@ -236,9 +236,9 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
     played = rollout.alive > 0  # [N, T]
     entropy = policy(agent.actor, rollout.obs).entropy().mean(where=played)  # before it learns
     agent, gradient_norm = learn(c, agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its actions has changed
 
-    figures = {
+    metrics = {
         "episode_return": rollout.reward.sum(axis=1).mean(),
         "truncated": rollout.truncated.any(axis=1).mean(),
         "entropy": entropy,
@@ -247,7 +247,7 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
         "gradient_norm": gradient_norm,
     }
     env_step = agent.env_step + rollout.alive.sum().astype(jnp.int32)
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
 
 
 def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
@@ -261,11 +261,11 @@ def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
     def one_step(carry: tuple[EnvState, jax.Array], rng: jax.Array):
         env_state, alive = carry  # [N, ...], [N]
         action = policy(actor, env_state.obs).sample(seed=rng)  # [N]
-        following, t = jax.vmap(ENV.step)(env_state, action)
-        row = Rollout(
-            t.obs, action, alive * t.reward, alive.astype(jnp.float32), alive & t.truncated & ~t.terminated
-        )
-        return (following, alive & ~t.terminated), row
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        timeout = alive & transition.truncated & ~transition.terminated
+        reward = alive * transition.reward
+        row = Rollout(transition.obs, action, reward, alive.astype(jnp.float32), timeout)
+        return (next_state, alive & ~transition.terminated), row
 
     start = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)), jnp.ones(c.NUM_ENVS, bool)
     _, rollout = jax.lax.scan(one_step, start, jax.random.split(action_rng, ENV.max_episode_steps))
@@ -319,7 +319,7 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
 def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
     """G_0 for every step, float32 [N, T]: each action is credited with what came before it, too.
 
-    An action cannot change the past, so this adds the noise of every earlier step: the first disease. On
+    An action cannot change the past, so this adds the variance of every earlier step. On
     average the earlier steps cancel, and what is left is gamma^t times the term of the return to go: exactly
     the gradient of the discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020),
     unless gamma is 1.
@@ -332,7 +332,7 @@ def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
 # (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al. 2000). How much
 # variance each leaves: Greensmith et al. 2004. All take (rollout, returns [N, T], critic), return [N, T].
 def no_baseline(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
-    """b = 0. All returns of CartPole are positive: whatever was done gets pushed up. The second disease."""
+    """b = 0. All returns of CartPole are positive: every action gets pushed up, good or bad."""
     return jnp.zeros_like(returns)
 
 
@@ -358,9 +358,9 @@ BASELINES = {function.__name__: function for function in (no_baseline, batch_mea
 
 def policy_loss(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> jax.Array:
     """The number whose gradient is minus the estimate of grad J on top of this file; [N, T] each -> []."""
-    # Sum over the steps, mean over the episodes. The score is constant: no gradient flows through it.
-    score = alive * jax.lax.stop_gradient(advantage)
-    return -(score * log_prob).sum(axis=1).mean()
+    # Sum over the steps, mean over the episodes. The weight is a constant: no gradient flows through it.
+    weight = alive * jax.lax.stop_gradient(advantage)
+    return -(weight * log_prob).sum(axis=1).mean()
 
 
 def actor_loss(actor: MLP, batch: Batch) -> jax.Array:

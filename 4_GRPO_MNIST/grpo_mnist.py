@@ -8,7 +8,7 @@ surrogate objective, with an advantage counted inside the group (DeepSeekMath, a
     J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
     ratio_i = pi(a_i | s) / pi_old(a_i | s)              the importance weight
 
-The clip plays the part of a trust region around the policy that guessed; the KL holds the policy near a
+The clip acts as a trust region around the policy that guessed; the KL holds the policy near a
 frozen reference.
 
 Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's ppo.py with
@@ -117,7 +117,7 @@ class Rollout(NamedTuple):
     obs: jax.Array  # float32 [B, 784]
     action: jax.Array  # int32 [B, G]
     reward: jax.Array  # float32 [B, G]
-    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that drew it
+    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that sampled it
     ref_log_prob: jax.Array  # float32 [B, G], by the frozen reference
     entropy: jax.Array  # float32 [B], of that policy, nats
 
@@ -209,7 +209,7 @@ def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
 def update(
     c: Constants, agent: Agent, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of GRPO on a batch of images; returns the figures of `Log` as well, float32 [] each."""
+    """The four phases of GRPO on a batch of images; also returns the metrics of `Log`, float32 [] each."""
     # 1. collect
     rollout = collect(c, agent.actor, reference, obs, label, rng)
     # 2. judge
@@ -217,15 +217,15 @@ def update(
     batch = Batch(obs, rollout.action, rollout.log_prob, rollout.ref_log_prob, advantage)
     # 3. learn
     agent, learned = learn(c, agent, batch)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its guesses has changed
 
-    figures = {
+    metrics = {
         "reward": rollout.reward.mean(),
         "advantage_std": batch.advantage.std(),
         "zero_variance": 1 - has_signal(rollout.reward).mean(),
         "entropy": rollout.entropy.mean(),
     }
-    return agent, figures | learned
+    return agent, metrics | learned
 
 
 def collect(
@@ -240,11 +240,11 @@ def collect(
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; figures of the last."""
+    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; metrics of the last."""
     for _ in range(c.NUM_ITERATIONS):
-        gradient, figures = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
+        gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
         agent.actor_optimizer.update(agent.actor, gradient)
-    return agent, figures
+    return agent, metrics
 
 
 # %% Algorithm ------------------------------------------------------------------------------------------
@@ -288,17 +288,17 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
 
 def actor_loss(c: Constants, actor: MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Minus the surrogate objective on top of this file, and figures of `Log`; float32 [] each."""
+    """Minus the surrogate objective on top of this file, and metrics of `Log`; float32 [] each."""
     log_prob = policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
     ratio = jnp.exp(log_prob - batch.log_prob)  # 1 at the first gradient step
     objective = clipped_objective(ratio, batch.advantage, c.CLIP_EPSILON, c.CLIP_EPSILON_HIGH)
     kl = k3(log_prob, batch.ref_log_prob)
     loss = -(objective - c.BETA * kl).mean(axis=1)  # [B], mean over the group
-    figures = {
+    metrics = {
         "clip_fraction": jnp.mean(objective < ratio * batch.advantage),
         "kl": kl.mean() if c.BETA else jnp.nan,
     }
-    return loss.mean(), figures
+    return loss.mean(), metrics
 
 
 def percent(rows: list[dict[str, Any]], name: str) -> str:
