@@ -254,9 +254,7 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
     def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
         q = online(batch.obs[:, 0])  # [B, 2]
-        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[
-            :, 0
-        ]  # [B], not [B, 1]: less y it would broadcast to [B, B]
+        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B], else y - q broadcasts to [B, B]
         return jnp.mean((y - q) ** 2), q.mean()
 
     (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
