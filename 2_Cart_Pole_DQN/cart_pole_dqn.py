@@ -152,7 +152,7 @@ def train(c: Constants) -> tuple[Agent, Log, float]:
         The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    agents = jax.jit(jax.vmap(lambda rng: fill_buffer(c, rng, make_agent(c, rng))))(rngs)
     train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
     log = []
     for index in runs.until_ctrl_c(range(num_rows(c))):
@@ -184,23 +184,27 @@ def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Ar
 
 
 def make_agent(c: Constants, rng: jax.Array) -> Agent:
-    """An untrained network, its copy, its optimizer, and a buffer that holds LEARNING_STARTS transitions."""
-    network_rng, reset_rng, warmup_rng, _ = jax.random.split(rng, 4)
+    """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
+    network_rng, reset_rng, *_ = jax.random.split(rng, 4)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, num_updates)
     online, env_state = make_network(c, network_rng), env.reset(reset_rng)
     row = jax.eval_shape(lambda: env.step(env_state, jnp.int32(0))[1])
     rows = jax.tree.map(lambda x: jnp.zeros((c.REPLAY_CAPACITY, *x.shape), x.dtype), row)
-    agent = Agent(
+    return Agent(
         online=online,
         target=nnx.clone(online),  # starts equal
         optimizer=nnx.Optimizer(online, optax.adam(learning_rate), wrt=nnx.Param),
         replay_buffer=ReplayBuffer(rows, jnp.int32(0)),
         env_state=env_state,
     )
-    warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
-    agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
-    return agent
+
+
+def fill_buffer(c: Constants, rng: jax.Array, agent: Agent) -> Agent:
+    """Plays the first LEARNING_STARTS steps into the buffer."""
+    _, _, warmup_rng, _ = jax.random.split(rng, 4)
+    steps = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
+    return jax.lax.scan(functools.partial(collect, c), agent, steps)[0]
 
 
 def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
