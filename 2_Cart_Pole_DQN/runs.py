@@ -77,21 +77,27 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
-    """Writes log.csv, with `columns` in front, and the means over the seeds as TensorBoard's curves.
-
-    `log` is a NamedTuple of arrays [NUM_SEEDS, rows]; its first field is the x-axis.
-    """
-    rows = [
+def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
+    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as a row for each number; `columns` stand in front."""
+    return [
         {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in log._asdict().items()}
         for i, j in np.ndindex(log[0].shape)
     ]
-    write_csv(folder / "log.csv", rows)
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+
+def write_curves(folder: Path, log: Any) -> None:
+    """Writes the means over the seeds as TensorBoard's curves; the log's first field is the x-axis."""
+    with SummaryWriter(str(folder)) as writer:
         for name, values in log._asdict().items():
             for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
                 if np.isfinite(value):  # a metric is nan where there was nothing to measure
                     writer.add_scalar(f"train/{name}", float(value), int(x))
+
+
+def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
+    """Writes log.csv, see `log_rows`, and TensorBoard's curves."""
+    write_csv(folder / "log.csv", log_rows(log, first_seed, **columns))
+    write_curves(folder / "tensorboard", log)
 
 
 def compile_row(
