@@ -74,7 +74,7 @@ def grid_row(learner: str, learning_rate: float, sync_interval: int) -> list[str
 def measure(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], script.Log]:
     """Trains and evaluates the script with these constants; one line per seed, and the log."""
     c = script.configure(arguments)
-    agents, log, _ = script.train(c)
+    agents, log, _ = runs.whole(script.train(c), script.num_rows(c))
     eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)
     print(runs.summary(eval_return, env.SOLVED))
     return [{"seed": c.SEED + i, "eval_return": eval_return[i]} for i in range(c.NUM_SEEDS)], log

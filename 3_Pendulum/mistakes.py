@@ -120,7 +120,7 @@ def train_changed(row: Row, arguments: list[str]) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         for change in row.changes:
             stack.enter_context(mock.patch.object(*change))
-        agents, log, _ = script.train(c)
+        agents, log, _ = runs.whole(script.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         eval_return = evaluate(script.ENV, script.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
     print(runs.summary(eval_return))
     return [

@@ -62,7 +62,7 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, reinf
         label = " ".join(changes)
         c = reinforce.configure([*arguments, *changes])
         print(f"\n{label}")
-        agents, log, _ = reinforce.train(c)
+        agents, log, _ = runs.whole(reinforce.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         logs[label] = log
         eval_return = evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [

@@ -78,7 +78,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
-    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as a row for each number; `columns` stand in front."""
+    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as rows of log.csv; `columns` stand in front."""
     return [
         {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in log._asdict().items()}
         for i, j in np.ndindex(log[0].shape)
@@ -165,6 +165,13 @@ def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
                 break
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def whole[T](trained: T, num_rows: int) -> T:
+    """What `train` returned; KeyboardInterrupt if Ctrl-C cut it short, since a study keeps no such row."""
+    if trained[1][0].shape[1] < num_rows:
+        raise KeyboardInterrupt
+    return trained
 
 
 def print_row(log: Sequence[Any], num_steps: int, shown: Sequence[str]) -> None:

@@ -142,7 +142,7 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, pendu
         with patched(row) as changes:
             c = pendulum.configure([*arguments, *changes])
             print(f"\n{label}")
-            agents, log, _ = pendulum.train(c)
+            agents, log, _ = runs.whole(pendulum.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         logs[label] = log
         eval_return = evaluate(pendulum.ENV, pendulum.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [

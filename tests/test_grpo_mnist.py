@@ -34,10 +34,6 @@ TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BA
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
 
-def silent(row):
-    """A report that reports nothing."""
-
-
 @functools.cache
 def subset():
     return mnist_data.read_mnist("subset", "")[0]
@@ -65,9 +61,9 @@ def trained(method, *arguments):
     """Agents and log of a training on the images of `run`; a program that is the same is compiled once."""
     c = variants.configure([*RUN, f"METHOD={method}", *arguments])
     images, labels, _, _, *test = few(480)
-    return variants.train_seeds(
-        c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test), silent
-    )[:2]
+    return variants.train(c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test))[
+        :2
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +72,15 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_npz(folder / "own.npz", few(480))
     made, make_schedule = {}, grpo_mnist.optax.warmup_cosine_decay_schedule
-    train_seeds, final_rows, out, lengths = variants.train_seeds, environment.final_rows, io.StringIO(), []
+    train, final_rows, out, lengths = variants.train, environment.final_rows, io.StringIO(), []
 
     def note_length(start, peak, warmup, length):
         lengths.append((warmup, length))
         return make_schedule(start, peak, warmup, length)
 
-    def note_training(c, data, report):
+    def note_training(c, data):
         lengths.clear()
-        agents, log, seconds = train_seeds(c, data, report)
+        agents, log, seconds = train(c, data)
         before = untrained(c, len(data.images))
         made[c.METHOD] = SimpleNamespace(
             before=before, agents=agents, log=log, data=data, lengths=set(lengths), c=c
@@ -98,7 +94,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.chdir(folder)
         patch.setattr(grpo_mnist.optax, "warmup_cosine_decay_schedule", note_length)
-        patch.setattr(variants, "train_seeds", note_training)
+        patch.setattr(variants, "train", note_training)
         patch.setattr(environment, "final_rows", note_rows)
         run_dir = study.main(["twins", *RUN])
     result = json.loads((folder / run_dir / "result.json").read_text())
@@ -109,7 +105,7 @@ def untrained(c, num_images):
     """The agents before training, leaves [NUM_SEEDS, ...]."""
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     make = functools.partial(variants.make_agent, c, num_images=num_images)
-    return jax.jit(jax.vmap(lambda rng: make(jax.random.split(rng)[0])))(rngs)
+    return jax.jit(jax.vmap(make))(rngs)
 
 
 @functools.cache  # to draw weights is slow where everything has to be compiled
@@ -553,7 +549,7 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     for method in ("grpo", "cross_entropy"):
         c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
         script = grpo_mnist if method == "grpo" else variants
-        agents, log, _ = script.train_seeds(c, subset(), silent)
+        agents, log, _ = script.train(c, subset())
         rows = environment.final_rows(c, grpo_mnist.policy, method, agents, log, subset())
         accuracy[method] = np.mean([row["test_accuracy"] for row in rows])
     assert accuracy["grpo"] > 0.90
@@ -665,7 +661,7 @@ def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
 
 def test_the_exact_gradient_learns_too():
     c = variants.configure([*TINY, "NUM_EPOCHS=10", "LEARNING_RATE=0.01", "METHOD=exact"])
-    assert variants.train_seeds(c, few(), silent)[1].validation_accuracy[:, -1].min() > 0.5
+    assert variants.train(c, few())[1].validation_accuracy[:, -1].min() > 0.5
 
 
 def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
@@ -911,11 +907,11 @@ def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_re
     training = trained("cross_entropy", "SEED=8")
     configured, arguments = [], ["NUM_SEEDS=2", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
 
-    def train_seeds(c, data, report):
+    def train(c, data):
         configured.append((c.METHOD, c.SEED, c.LEARNING_RATE, c.WARMUP_FRACTION))
         return *training, 0.0
 
-    monkeypatch.setattr(variants, "train_seeds", train_seeds)
+    monkeypatch.setattr(variants, "train", train)
     study.main(["tune", *arguments])
     assert configured == [("cross_entropy", 100, 0.006, 0.3)]
     rows = read("tune/tune.csv")
@@ -928,7 +924,7 @@ def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_
 ):
     monkeypatch.chdir(tmp_path)
     write_npz(tmp_path / "own.npz", few(480))
-    monkeypatch.setattr(variants, "train_seeds", None)
+    monkeypatch.setattr(variants, "train", None)
     for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1.0")):
         with pytest.raises(settings.UserError, match=words):
             study.main([*arguments, "MNIST_PATH=own.npz"])
