@@ -26,8 +26,8 @@ import settings
 class Constants(script.Constants):
     """The script's, and these."""
 
-    NUM_SEEDS: int = 5  # of each row: SEED, SEED + 1, ...
-    PRINT_EVERY: int = 0  # rows of log.csv per printed line; 0: prints none
+    NUM_SEEDS: settings.Count = 5  # of each row: SEED, SEED + 1, ...
+    PRINT_EVERY: settings.CountOrOff = 0  # rows of log.csv per printed line; 0: prints none
     RUN_DIR: str = ""  # empty: runs/Q_Learning_study/<time>
 
 

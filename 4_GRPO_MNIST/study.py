@@ -81,6 +81,7 @@ GRID = [
 # %% Training -------------------------------------------------------------------------------------------
 def train(c: variants.Constants, data: Data, testing: bool) -> tuple[script.Log, list[dict[str, Any]], float]:
     """Trains one variant: its log, a row for each seed of what came of it, and the seconds of compiling."""
+    print(c.METHOD)
     agents, log, compile_seconds = runs.whole(variants.train(c, data), c.NUM_EPOCHS * c.LOGS_PER_EPOCH)
     finals = env.final_rows(c, script.policy, c.METHOD, agents, log, data if testing else None)
     return log, finals, compile_seconds

@@ -30,15 +30,16 @@ class Constants(script.Constants):
     """Those of grpo_mnist.py, and what can be exchanged there."""
 
     METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"  # who learns, see above
+    NUM_GENERATIONS: settings.Size = 8  # G; 1 has no group: only ADVANTAGE=batch_mean takes it
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
     KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"  # Schulman 2020; as a loss each pulls another way
     SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
-    MICRO_BATCH_SIZE: settings.CountOrOff = (
-        0  # images per gradient pass, added up over the batch; 0: the whole batch at once
-    )
+    MICRO_BATCH_SIZE: settings.CountOrOff = 0  # images per gradient pass, added up; 0: all at once
 
     def __post_init__(self):
         super().__post_init__()
+        group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
+        settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
         divides = self.BATCH_SIZE % max(self.MICRO_BATCH_SIZE, 1) == 0
         settings.check(self, "MICRO_BATCH_SIZE", divides, f"0, or a divisor of BATCH_SIZE={self.BATCH_SIZE}")
 
