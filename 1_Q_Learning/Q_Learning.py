@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import checks
 import grid
 import pictures
 import runs
 import settings
+from settings import Count, CountOrOff, Negative, Positive, Probability, Seed, Share, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -37,28 +37,38 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- the world
-    SIZE: int = 4  # rows and columns of the grid; start in the upper left corner, goal in the lower right
-    GOAL_REWARD: float = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
-    STEP_REWARD: float = -1.0  # for every other move, bumping into a wall included
+    SIZE: TwoOrMore = 4  # rows and columns of the grid; the start is upper left, the goal lower right
+    GOAL_REWARD: Positive = 100.0  # for the move that reaches the goal, instead of STEP_REWARD
+    STEP_REWARD: Negative = -1.0  # for every other move, bumping into a wall included
     # --- learning
-    ALPHA: float = 0.1  # step size: share of the TD error that one visit corrects; 1.0 believes it whole
-    GAMMA: float = 0.99  # discount: worth of a reward one move later; below 1 a short way is worth more
-    NUM_EPISODES: int = 20_000  # each from the start to the goal, or to the step limit
-    MAX_STEPS_PER_EPISODE: int = 100  # then the episode is truncated: cut off, not over
+    ALPHA: Share = 0.1  # step size: share of the TD error that one visit corrects; 1.0 believes it whole
+    GAMMA: Share = 0.99  # discount; below 1 a short way is worth more
+    NUM_EPISODES: Count = 20_000  # each from the start to the goal, or to the step limit
+    MAX_STEPS_PER_EPISODE: Count = 100  # then the episode is truncated: cut off, not over
     # --- exploration: the probability of a random action falls linearly, then stays
-    EPSILON_START: float = 1.0  # 1: nothing but random moves
-    EPSILON_END: float = 0.01  # 0: no exploration any more
-    DECAY_EPISODES: int = 10_000  # episodes from EPSILON_START to EPSILON_END
+    EPSILON_START: Probability = 1.0  # 1: nothing but random moves
+    EPSILON_END: Probability = 0.01  # 0: no exploration any more
+    DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run
-    SEED: int = 0  # draws the exploration, the only chance in this world
-    LOG_EVERY: int = 50  # episodes averaged into one row of log.csv
-    PRINT_EVERY: int = 40  # rows of log.csv per printed line; 0: prints none
+    SEED: Seed = 0  # draws the exploration, the only chance in this world
+    LOG_EVERY: Count = 50  # episodes averaged into one row of log.csv
+    PRINT_EVERY: CountOrOff = 40  # rows of log.csv per printed line; 0: prints none
     RUN_DIR: str = ""  # empty: runs/Q_Learning/<time>
+
+    def __post_init__(self):
+        way = 2 * (self.SIZE - 1)
+        enough = way <= self.MAX_STEPS_PER_EPISODE
+        settings.check(self, "SIZE", self.SIZE <= 100, "from 2 to 100")
+        settings.check(
+            self, "MAX_STEPS_PER_EPISODE", enough, f"{way} or more, the length of the shortest way"
+        )
+        below = f"at most EPSILON_START={self.EPSILON_START}"
+        settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.q_learning)
+    return settings.read(Constants, arguments)
 
 
 # %% Training -------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What stands beside exercises.py: numbers to try the functions on, and the usual mistakes."""
+"""What belongs to exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,7 +15,7 @@ DRAWS = 5_000
 
 
 def look_at_select_action(function: Callable) -> dict[str, np.ndarray]:
-    """How often each action is chosen: in which order the function draws is its own business."""
+    """How often each action is chosen; a function may draw in any order."""
     found = {}
     for state, epsilon in ((0, 0.0), (2, 0.0), (0, 1.0), (0, 0.4)):
         rng = np.random.default_rng(0)
@@ -28,41 +28,35 @@ def look_at_select_action(function: Callable) -> dict[str, np.ndarray]:
     return found
 
 
-def epsilon_greedy(draw: Callable | None = None, greedy: Callable | None = None) -> Callable:
-    """The right function, or with another way to draw from (rng, Q(s, .)), to be greedy with (Q, s)."""
+def select_action(
+    s, Q, epsilon, rng,
+    explores=lambda rng, epsilon: rng.random() < epsilon,
+    draw=lambda rng, q: rng.integers(4),
+    greedy=lambda Q, s: Q[s].argmax(),
+):  # fmt: skip
+    return draw(rng, Q[s]) if explores(rng, epsilon) else greedy(Q, s)
 
-    def select_action(state, Q, epsilon, rng):
-        if rng.random() < epsilon:
-            return draw(rng, Q[state]) if draw else rng.integers(4)
-        return greedy(Q, state) if greedy else Q[state].argmax()
-
-    return select_action
-
-
-RIGHT_ACTION = epsilon_greedy()
 
 SELECT_ACTION = Exercise(
     look_at_select_action,
-    RIGHT_ACTION,
+    select_action,
     {
-        "epsilon is the probability of the greedy action": (
-            lambda s, Q, epsilon, rng: RIGHT_ACTION(s, Q, 1 - epsilon, rng)
+        "epsilon is the probability of the greedy action": dict(explores=lambda rng, e: rng.random() >= e),
+        "the action is always greedy: epsilon is not used": dict(explores=lambda rng, e: False),
+        "the action is always drawn: epsilon is not used": dict(explores=lambda rng, e: True),
+        "the random action is never the greedy one": dict(
+            draw=lambda rng, q: rng.choice(np.delete(np.arange(4), q.argmax()))
         ),
-        "the random action is never the greedy one": epsilon_greedy(
-            lambda rng, q: rng.choice(np.delete(np.arange(4), q.argmax()))
+        "the last action is never drawn: integers(n) already leaves n out": dict(
+            draw=lambda rng, q: rng.integers(3)
         ),
-        "the last action is never drawn: integers(n) already leaves n out": epsilon_greedy(
-            lambda rng, q: rng.integers(3)
-        ),
-        "action 0 is never drawn": epsilon_greedy(lambda rng, q: rng.integers(1, 4)),
-        "the worst action is taken for the greedy one, argmin for argmax": epsilon_greedy(
+        "action 0 is never drawn": dict(draw=lambda rng, q: rng.integers(1, 4)),
+        "the worst action is taken for the greedy one, argmin for argmax": dict(
             greedy=lambda Q, s: Q[s].argmin()
         ),
-        "the greedy action is that of the whole table, not of the state's row": epsilon_greedy(
+        "the greedy action is that of the whole table, not of the state's row": dict(
             greedy=lambda Q, s: Q.argmax() % 4
         ),
-        "the action is always greedy: epsilon is not used": lambda s, Q, epsilon, rng: Q[s].argmax(),
-        "the action is always drawn: epsilon is not used": lambda s, Q, epsilon, rng: rng.integers(4),
     },
     tolerance=0.05,  # a share of 5,000 draws strays by 0.007: two of them, five standard deviations
 )
@@ -82,94 +76,55 @@ def look_at_q_update(function: Callable) -> dict[str, np.ndarray]:
     return found
 
 
-def update_towards(target: Callable) -> Callable:
-    """The right update with another target(Q, s, a, r, s2, terminated, gamma)."""
-
-    def q_update(Q, s, a, r, s2, terminated, alpha, gamma):
-        Q[s, a] += alpha * (target(Q, s, a, r, s2, terminated, gamma) - Q[s, a])
-
-    return q_update
-
-
-def td_target(Q, s, a, r, s2, terminated, gamma):
-    return r + gamma * (1 - terminated) * Q[s2].max()
-
-
-def update_by(change: Callable) -> Callable:
-    """The right target with another change(Q, s, a, s2, td_target, alpha) of the table."""
-
-    def q_update(Q, s, a, r, s2, terminated, alpha, gamma):
-        change(Q, s, a, s2, td_target(Q, s, a, r, s2, terminated, gamma), alpha)
-
-    return q_update
-
-
-def replace(Q, place, value):
-    Q[place] = value
-
-
-def add(Q, place, value):
-    Q[place] += value
+def q_update(
+    Q, s, a, r, s2, end, alpha, gamma,
+    future=lambda Q, s, a, s2: Q[s2].max(),
+    goes_on=lambda end: 1 - end,
+    target=lambda r, gamma, future, end: r + gamma * future,
+    value=lambda old, alpha, y, end: old + alpha * (y - old),
+    place=lambda s, a, s2: (s, a),
+):  # fmt: skip
+    y = target(r, gamma, goes_on(end) * future(Q, s, a, s2), end)
+    step = value(Q[s, a], alpha, y, end) - Q[s, a]
+    Q[place(s, a, s2)] += step
 
 
 Q_UPDATE = Exercise(
     look_at_q_update,
-    update_towards(td_target),
+    q_update,
     returns=False,
     mistakes={
-        "it bootstraps past the end: (1 - terminated) is missing": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * Q[s2].max()
+        "it bootstraps past the end: (1 - terminated) is missing": dict(goes_on=lambda end: 1),
+        "terminated is upside down: only the end bootstraps": dict(goes_on=lambda end: end),
+        "the end takes the reward away, too": dict(target=lambda r, g, f, end: (1 - end) * (r + g * f)),
+        "gamma is missing": dict(target=lambda r, g, f, end: r + f),
+        "gamma discounts the reward, too": dict(target=lambda r, g, f, end: g * (r + f)),
+        "the reward is missing": dict(target=lambda r, g, f, end: g * f),
+        "the max is missing: the same action is valued in the next state": dict(
+            future=lambda Q, s, a, s2: Q[s2, a]
         ),
-        "terminated is upside down: only the end bootstraps": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * end * Q[s2].max()
+        "argmax stands where max belongs: a number of an action, not its value": dict(
+            future=lambda Q, s, a, s2: Q[s2].argmax()
         ),
-        "the end takes the reward away, too": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: (1 - end) * (r + gamma * Q[s2].max())
+        "the mean over a' stands where the max belongs": dict(future=lambda Q, s, a, s2: Q[s2].mean()),
+        "the max is over the row of the state, not of the next state": dict(
+            future=lambda Q, s, a, s2: Q[s].max()
         ),
-        "gamma is missing": update_towards(lambda Q, s, a, r, s2, end, gamma: r + (1 - end) * Q[s2].max()),
-        "gamma discounts the reward, too": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: gamma * (r + (1 - end) * Q[s2].max())
+        "the max is over the whole table": dict(future=lambda Q, s, a, s2: Q.max()),
+        "alpha is missing: the target replaces the old value": dict(value=lambda old, alpha, y, end: y),
+        "the old value is not subtracted from the target": dict(
+            value=lambda old, alpha, y, end: old + alpha * y
         ),
-        "the reward is missing": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: gamma * (1 - end) * Q[s2].max()
+        "at the end the old value is not subtracted": dict(
+            value=lambda old, alpha, y, end: old + alpha * (y - (1 - end) * old)
         ),
-        "the max is missing: the same action is valued in the next state": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * (1 - end) * Q[s2, a]
+        "the step replaces the old value, = for +=": dict(value=lambda old, alpha, y, end: alpha * (y - old)),
+        "the sign is wrong: the value moves away from the target": dict(
+            value=lambda old, alpha, y, end: old - alpha * (y - old)
         ),
-        "argmax stands where max belongs: a number of an action, not its value": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * (1 - end) * Q[s2].argmax()
-        ),
-        "the mean over a' stands where the max belongs": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * (1 - end) * Q[s2].mean()
-        ),
-        "the max is over the row of the state, not of the next state": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * (1 - end) * Q[s].max()
-        ),
-        "the max is over the whole table": update_towards(
-            lambda Q, s, a, r, s2, end, gamma: r + gamma * (1 - end) * Q.max()
-        ),
-        "alpha is missing: the target replaces the old value": update_by(
-            lambda Q, s, a, s2, y, alpha: replace(Q, (s, a), y)
-        ),
-        "the old value is not subtracted from the target": update_by(
-            lambda Q, s, a, s2, y, alpha: add(Q, (s, a), alpha * y)
-        ),
-        "at the end the old value is not subtracted": lambda Q, s, a, r, s2, end, alpha, gamma: add(
-            Q, (s, a), alpha * (td_target(Q, s, a, r, s2, end, gamma) - (1 - end) * Q[s, a])
-        ),
-        "the step replaces the old value, = for +=": update_by(
-            lambda Q, s, a, s2, y, alpha: replace(Q, (s, a), alpha * (y - Q[s, a]))
-        ),
-        "the sign is wrong: the value moves away from the target": update_by(
-            lambda Q, s, a, s2, y, alpha: add(Q, (s, a), -alpha * (y - Q[s, a]))
-        ),
-        "the entry of the next state is changed": update_by(
-            lambda Q, s, a, s2, y, alpha: add(Q, (s2, a), alpha * (y - Q[s, a]))
-        ),
-        "all actions of the state are changed": update_by(
-            lambda Q, s, a, s2, y, alpha: add(Q, s, alpha * (y - Q[s, a]))
-        ),
-        "the table is not changed in place": update_by(lambda Q, s, a, s2, y, alpha: None),
+        "the entry of the next state is changed": dict(place=lambda s, a, s2: (s2, a)),
+        "all actions of the state are changed": dict(place=lambda s, a, s2: s),
+        "the table is not changed in place": lambda *_: None,
     },
 )
 
@@ -181,13 +136,8 @@ def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    settings.run(lambda arguments: train(functions, arguments))
-
-
-def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """Q_Learning.py as it is, but for the functions that the reader wrote."""
     import Q_Learning
 
     print("\nAll right. Q_Learning.py with your select_action and q_update:")
     Q_Learning.select_action, Q_Learning.q_update = functions
-    Q_Learning.main(arguments)
+    settings.run(Q_Learning.main)

@@ -14,7 +14,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-import checks
 import grid
 import pictures
 import Q_Learning as script
@@ -27,14 +26,14 @@ import settings
 class Constants(script.Constants):
     """The script's, and these."""
 
-    NUM_SEEDS: int = 5  # of each row: SEED, SEED + 1, ...
-    PRINT_EVERY: int = 0  # rows of log.csv per printed line; 0: prints none
+    NUM_SEEDS: settings.Count = 5  # of each row: SEED, SEED + 1, ...
+    PRINT_EVERY: settings.CountOrOff = 0  # rows of log.csv per printed line; 0: prints none
     RUN_DIR: str = ""  # empty: runs/Q_Learning_study/<time>
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.q_learning)
+    return settings.read(Constants, arguments)
 
 
 COMPARISON = [  # what to change on the command line, and its color

@@ -50,10 +50,10 @@ def step(state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
     """
     next_obs = ENV.transition(state.obs, action, None, PHYSICS)
     reward = jnp.float32(ENV.reward(state.obs, action, next_obs, None, PHYSICS))
-    following = EnvState(next_obs, state.steps + 1, state.episode_return + reward)
+    next_state = EnvState(next_obs, state.steps + 1, state.episode_return + reward)
     terminated = ENV.terminal(next_obs, None, PHYSICS)
-    truncated = following.steps >= MAX_EPISODE_STEPS
-    return following, Transition(state.obs, action, reward, next_obs, terminated, truncated)
+    truncated = next_state.steps >= MAX_EPISODE_STEPS
+    return next_state, Transition(state.obs, action, reward, next_obs, terminated, truncated)
 
 
 def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -73,9 +73,9 @@ def quick_evaluate(network: Callable, rng: jax.Array, gamma: float) -> tuple[jax
 
     def play(carry, t):
         states, alive = carry
-        following, transition = jax.vmap(step)(states, network(states.obs).argmax(axis=-1))
+        next_state, transition = jax.vmap(step)(states, network(states.obs).argmax(axis=-1))
         reward = jnp.where(alive, transition.reward, 0.0)  # [E]
-        return (following, alive & ~transition.terminated), (reward, gamma**t * reward)
+        return (next_state, alive & ~transition.terminated), (reward, gamma**t * reward)
 
     start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)
     _, (rewards, discounted) = jax.lax.scan(play, start, jnp.arange(MAX_EPISODE_STEPS))  # [T, E]

@@ -21,23 +21,22 @@ Read first: `update` (two steps of environment, one of gradient), `train_step`, 
     python 2_Cart_Pole_DQN/cart_pole_dqn.py --help    # all constants
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 import cart_pole as env
-import checks
 import pictures
 import runs
 import settings
+from settings import BelowOne, Count, NonNegative, Positive, Probability, Seed, Size
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -46,35 +45,48 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- learning
-    NUM_STEPS: int = 50_000  # environment steps of each seed
-    LEARNING_STARTS: int = 1_000  # steps played before the first gradient step: else a batch is one episode
-    TRAIN_INTERVAL: int = 2  # environment steps between gradient steps; 1 makes twice as many of them
-    BATCH_SIZE: int = 64  # windows of N_STEPS transitions drawn from the buffer
-    REPLAY_CAPACITY: int = 10_000  # transitions kept; the oldest is overwritten
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
-    LEARNING_RATE: float = 1e-3  # Adam's, at the first gradient step
-    LEARNING_RATE_END: float = 0.0  # ... and at the last; in between a straight line. Equal values: no decay
+    NUM_STEPS: Count = 50_000  # environment steps of each seed
+    LEARNING_STARTS: Count = 1_000  # steps played before the first gradient step: else a batch is one episode
+    TRAIN_INTERVAL: Count = 2  # environment steps between gradient steps; 1 makes twice as many of them
+    BATCH_SIZE: Size = 64  # windows of N_STEPS transitions drawn from the buffer
+    REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
+    GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
+    LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
+    LEARNING_RATE_END: NonNegative = 0.0  # ... at the last; linear in between. Equal values: no decay
     # --- what holds it steady
-    TARGET_SYNC_INTERVAL: int = 250  # environment steps between copies of online into target network
-    N_STEPS: int = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
+    TARGET_SYNC_INTERVAL: Count = 250  # environment steps between copies of online into target network
+    N_STEPS: Size = 5  # rewards counted before the network's own estimate; 1: the DQN of 2015
     DOUBLE_DQN: bool = True  # the online network chooses the next action, the target network values it
     SCALE_OBSERVATIONS: bool = True  # divide by env.OBSERVATION_SCALE: all four numbers reach about 1
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers
     # --- exploration: epsilon falls in a straight line, then stays
-    EPSILON_START: float = 1.0  # probability of a random action at first; 1: nothing but random actions
-    EPSILON_END: float = 0.01  # ... and in the end; 0 would stop looking altogether
-    DECAY_STEPS: int = 10_000  # environment steps from EPSILON_START to EPSILON_END
+    EPSILON_START: Probability = 1.0  # probability of a random action at first; 1: nothing but random actions
+    EPSILON_END: Probability = 0.01  # ... and in the end; 0 would stop looking altogether
+    DECAY_STEPS: Count = 10_000  # environment steps from EPSILON_START to EPSILON_END
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 1_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make("CartPole-v1") after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 1_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's CartPole-v1
     RUN_DIR: str = ""  # empty: runs/cart_pole_dqn/<time>
+
+    def __post_init__(self):
+        window = f"from N_STEPS={self.N_STEPS} to 10000000"
+        settings.check(self, "REPLAY_CAPACITY", self.N_STEPS <= self.REPLAY_CAPACITY <= 10**7, window)
+        settings.check(self, "LEARNING_STARTS", self.N_STEPS <= self.LEARNING_STARTS, window)
+        for name in ("EVAL_INTERVAL", "TARGET_SYNC_INTERVAL"):
+            whole = getattr(self, name) % self.TRAIN_INTERVAL == 0
+            settings.check(self, name, whole, f"a multiple of TRAIN_INTERVAL={self.TRAIN_INTERVAL}")
+        steps = self.NUM_STEPS - self.LEARNING_STARTS
+        text = f"LEARNING_STARTS={self.LEARNING_STARTS} plus a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", steps > 0 and steps % self.EVAL_INTERVAL == 0, text)
+        below = f"at most EPSILON_START={self.EPSILON_START}"
+        settings.check(self, "EPSILON_END", self.EPSILON_END <= self.EPSILON_START, below)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.dqn)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -130,55 +142,50 @@ class Log(NamedTuple):
     mean_q: jax.Array
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    network_rng, reset_rng, warmup_rng, learning_rng = jax.random.split(rng, 4)
-
-    def learn_and_evaluate(agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple[Agent, Log]:
-        """EVAL_INTERVAL environment steps from x = (env_step, rng) on, then a look at the greedy policy."""
-        env_step, rng = x
-        eval_rng, learn_rng = jax.random.split(rng)
-        steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
-        rngs = jax.random.split(learn_rng, len(steps))
-        agent, (episode_returns, loss, mean_q) = jax.lax.scan(
-            functools.partial(update, c), agent, (steps, rngs)
-        )
-        eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
-        end = env_step + c.EVAL_INTERVAL
-        log = Log(
-            end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
-            loss.mean(), mean_q.mean(),
-        )  # fmt: skip
-        return agent, log
-
-    agent = make_agent(c, network_rng, reset_rng)
-    warmup = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
-    agent, _ = jax.lax.scan(functools.partial(collect, c), agent, warmup)
-    steps = jnp.arange(c.LEARNING_STARTS, c.NUM_STEPS, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, (steps, jax.random.split(learning_rng, len(steps))), report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(lambda rng: fill_buffer(c, rng, make_agent(c, rng))))(rngs)
+    train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
+    log = []
+    for index in runs.until_ctrl_c(range(num_rows(c))):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, network_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+def num_rows(c: Constants) -> int:
+    """Rows of the log of one seed."""
+    return (c.NUM_STEPS - c.LEARNING_STARTS) // c.EVAL_INTERVAL
+
+
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: row `index`."""
+    *_, learning_rng = jax.random.split(rng, 4)
+    eval_rng, learn_rng = jax.random.split(jax.random.split(learning_rng, num_rows(c))[index])
+    env_step = c.LEARNING_STARTS + index * c.EVAL_INTERVAL
+    steps = env_step + jnp.arange(0, c.EVAL_INTERVAL, c.TRAIN_INTERVAL)
+    rngs = jax.random.split(learn_rng, len(steps))
+    agent, (episode_returns, loss, mean_q) = jax.lax.scan(functools.partial(update, c), agent, (steps, rngs))
+    eval_return, max_q, discounted_return = env.quick_evaluate(agent.online, eval_rng, c.GAMMA)
+    end = env_step + c.EVAL_INTERVAL
+    return agent, Log(
+        end, epsilon_at(c, end), jnp.nanmean(episode_returns), eval_return, max_q, discounted_return,
+        loss.mean(), mean_q.mean(),
+    )  # fmt: skip
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
     """An untrained network, its copy, its optimizer, an empty buffer and a first state."""
+    network_rng, reset_rng, *_ = jax.random.split(rng, 4)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     learning_rate = optax.linear_schedule(c.LEARNING_RATE, c.LEARNING_RATE_END, num_updates)
     online, env_state = make_network(c, network_rng), env.reset(reset_rng)
@@ -193,6 +200,13 @@ def make_agent(c: Constants, network_rng: jax.Array, reset_rng: jax.Array) -> Ag
     )
 
 
+def fill_buffer(c: Constants, rng: jax.Array, agent: Agent) -> Agent:
+    """Plays the first LEARNING_STARTS steps into the buffer."""
+    _, _, warmup_rng, _ = jax.random.split(rng, 4)
+    steps = jnp.arange(c.LEARNING_STARTS), jax.random.split(warmup_rng, c.LEARNING_STARTS)
+    return jax.lax.scan(functools.partial(collect, c), agent, steps)[0]
+
+
 def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
     """TRAIN_INTERVAL environment steps from x = (env_step, rng) on, then one gradient step."""
     env_step, rng = x
@@ -202,14 +216,14 @@ def update(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]):
     agent, episode_returns = jax.lax.scan(
         functools.partial(collect, c), agent, (steps, jnp.stack(collect_rngs))
     )
-    # 2. draw from the buffer what older policies played as well
+    # 2. sample from the buffer, which also holds what older policies played
     batch = sample(agent.replay_buffer, sample_rng, c.BATCH_SIZE, c.N_STEPS)
     # 3. judge and learn
     loss, mean_q = train_step(c, agent, batch)
-    # 4. the target network is the online network of some time ago
+    # 4. copy the online network into the target network every TARGET_SYNC_INTERVAL steps
     learning_steps = env_step + c.TRAIN_INTERVAL - c.LEARNING_STARTS
-    weights = nnx.state(agent.online), nnx.state(agent.target)
-    nnx.update(agent.target, optax.periodic_update(*weights, learning_steps, c.TARGET_SYNC_INTERVAL))
+    params = nnx.state(agent.online), nnx.state(agent.target)
+    nnx.update(agent.target, optax.periodic_update(*params, learning_steps, c.TARGET_SYNC_INTERVAL))
     return agent, (episode_returns, loss, mean_q)
 
 
@@ -218,11 +232,13 @@ def collect(c: Constants, agent: Agent, x: tuple[jax.Array, jax.Array]) -> tuple
     env_step, rng = x
     action_rng, reset_rng = jax.random.split(rng)
     action = select_action(agent.online(agent.env_state.obs), epsilon_at(c, env_step), action_rng)
-    following, t = env.step(agent.env_state, action)
-    ended = t.terminated | t.truncated
-    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), following)
-    episode_return = jnp.where(ended, following.episode_return, jnp.nan)
-    return agent._replace(replay_buffer=add(agent.replay_buffer, t), env_state=env_state), episode_return
+    next_state, transition = env.step(agent.env_state, action)
+    ended = transition.terminated | transition.truncated
+    env_state = jax.tree.map(lambda new, old: jnp.where(ended, new, old), env.reset(reset_rng), next_state)
+    episode_return = jnp.where(ended, next_state.episode_return, jnp.nan)
+    return agent._replace(
+        replay_buffer=add(agent.replay_buffer, transition), env_state=env_state
+    ), episode_return
 
 
 def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.Array, jax.Array]:
@@ -242,7 +258,7 @@ def train_step(c: Constants, agent: Agent, batch: env.Transition) -> tuple[jax.A
 
     def loss_fn(online: MLP) -> tuple[jax.Array, jax.Array]:
         q = online(batch.obs[:, 0])  # [B, 2]
-        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B]; [B, 1] - [B] would be [B, B]
+        q = jnp.take_along_axis(q, batch.action[:, :1], axis=1)[:, 0]  # [B], else y - q broadcasts to [B, B]
         return jnp.mean((y - q) ** 2), q.mean()
 
     (loss, mean_q), gradient = nnx.value_and_grad(loss_fn, has_aux=True)(agent.online)
@@ -294,10 +310,10 @@ def n_step(batch: env.Transition, gamma: float) -> tuple[jax.Array, jax.Array, e
     Returns:
         Their sum, float32 [B]; how many they are, int32 [B], from 1 to n; the last transition [B, ...].
     """
-    # A step counts while no step before it ended the episode; what follows belongs to the next one.
+    # A step counts if no earlier step of the window ended the episode; later ones belong to the next episode.
     ended = batch.terminated | batch.truncated  # [B, n]
-    running = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
-    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), running], axis=1)  # [B, n], 1 ... 1 0 ... 0
+    not_done = jnp.cumprod(1 - ended[:, :-1], axis=1)  # [B, n - 1]
+    counts = jnp.concatenate([jnp.ones_like(ended[:, :1], int), not_done], axis=1)  # [B, n], 1 ... 1 0 ... 0
     discounts = gamma ** jnp.arange(counts.shape[1])  # [n]
     m = counts.sum(axis=1)  # [B]
     last = jax.tree.map(lambda x: x[jnp.arange(len(m)), m - 1], batch)  # [B, ...]
@@ -308,7 +324,7 @@ def next_value(chooser: MLP, target: MLP, next_obs: jax.Array) -> jax.Array:
     """Q_target(s', argmax_a Q_chooser(s', a)): [B, 4] to [B].
 
     Double DQN (van Hasselt et al. 2016, eq. 4) lets the online network choose. With the target network as
-    chooser it is the maximum, which takes the luckiest error for the truth.
+    chooser it's the plain maximum, which has a maximization bias.
     """
     action = chooser(next_obs).argmax(axis=-1)  # [B]
     return jnp.take_along_axis(target(next_obs), action[:, None], axis=1)[:, 0]
@@ -343,21 +359,20 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
     num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
         f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
     )
-    shown = ["epsilon", "episode_return", "eval_return", "mean_q", "loss"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]
     for i in range(c.NUM_SEEDS):
         print(f"seed {c.SEED + i:3d}   return {eval_return[i]:8.2f}")
-    print(runs.summary(eval_return, env.SOLVED, env.MAX_EPISODE_STEPS))
+    print(runs.summary(eval_return, env.SOLVED))
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log)
     first_seed = jax.tree.map(lambda x: x[0], agents.online)
     pictures.record_gif(run_dir / "cart_pole.gif", make_network(c, jax.random.key(c.SEED)), first_seed)

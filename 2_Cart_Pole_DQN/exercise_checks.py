@@ -1,7 +1,7 @@
-"""What stands beside exercises.py: numbers to try the functions on, the usual mistakes, the training."""
+"""What belongs to exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import grader
-import runs  # noqa: F401  (sets XLA's flags, which jax reads when it makes its first array)
+import runs
 import settings
 from grader import Exercise
 
@@ -35,44 +35,31 @@ def look_at_td_target(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def without_gradient(target: Callable) -> Callable:
-    """A function of (reward, terminated, next_q, gamma) whose result is a constant."""
-    return lambda reward, terminated, next_q, gamma: jax.lax.stop_gradient(
-        target(reward, terminated, next_q, gamma)
-    )
+def td_target(
+    reward, terminated, next_q, gamma,
+    goes_on=lambda end: 1 - end,
+    target=lambda r, gamma, future, end: r + gamma * future,
+    constant=jax.lax.stop_gradient,
+    finish=lambda y: y,
+):  # fmt: skip
+    return constant(finish(target(reward, gamma, goes_on(terminated) * next_q, terminated)))
 
 
 TD_TARGET = Exercise(
     look_at_td_target,
-    without_gradient(lambda r, end, q, gamma: r + gamma * (1 - end) * q),
+    td_target,
     {
-        "it bootstraps past the end: (1 - terminated) is missing": without_gradient(
-            lambda r, end, q, gamma: r + gamma * q
-        ),
-        "terminated is upside down: only the end bootstraps": without_gradient(
-            lambda r, end, q, gamma: r + gamma * end * q
-        ),
-        "the end takes the reward away, too": without_gradient(
-            lambda r, end, q, gamma: (1 - end) * (r + gamma * q)
-        ),
-        "gamma is missing": without_gradient(lambda r, end, q, gamma: r + (1 - end) * q),
-        "gamma discounts the reward, too": without_gradient(
-            lambda r, end, q, gamma: gamma * (r + (1 - end) * q)
-        ),
-        "the reward is missing": without_gradient(lambda r, end, q, gamma: gamma * (1 - end) * q),
-        "next_q is missing": without_gradient(lambda r, end, q, gamma: r),
-        "the gradient flows through the target: stop_gradient is missing": (
-            lambda reward, terminated, next_q, gamma: reward + gamma * (1 - terminated) * next_q
-        ),
-        "[B, 1] meets [B], which makes [B, B]": without_gradient(
-            lambda r, end, q, gamma: r[:, None] + gamma * (1 - end) * q
-        ),
-        "[B] meets [B, 1], which makes [B, B]": without_gradient(
-            lambda r, end, q, gamma: r + (gamma * (1 - end) * q)[:, None]
-        ),
-        "the mean is taken already": without_gradient(
-            lambda r, end, q, gamma: (r + gamma * (1 - end) * q).mean()
-        ),
+        "it bootstraps past the end: (1 - terminated) is missing": dict(goes_on=lambda end: 1),
+        "terminated is upside down: only the end bootstraps": dict(goes_on=lambda end: end),
+        "the end takes the reward away, too": dict(target=lambda r, g, f, end: (1 - end) * (r + g * f)),
+        "gamma is missing": dict(target=lambda r, g, f, end: r + f),
+        "gamma discounts the reward, too": dict(target=lambda r, g, f, end: g * (r + f)),
+        "the reward is missing": dict(target=lambda r, g, f, end: g * f),
+        "next_q is missing": dict(target=lambda r, g, f, end: r),
+        "[B, 1] meets [B], which makes [B, B]": dict(target=lambda r, g, f, end: r[:, None] + g * f),
+        "[B] meets [B, 1], which makes [B, B]": dict(target=lambda r, g, f, end: r + (g * f)[:, None]),
+        "the gradient flows through the target: stop_gradient is missing": dict(constant=lambda y: y),
+        "the mean is taken already": dict(finish=jnp.mean),
     },
 )
 
@@ -117,56 +104,50 @@ def steps_that_count(ended: jax.Array) -> jax.Array:
 
 
 def n_step(
-    counts: Callable = lambda w: steps_that_count(w.terminated | w.truncated),
-    discounts: Callable = lambda gamma, n: gamma ** jnp.arange(n),
-    row: Callable = lambda m, n: m - 1,
-    axis: int = 1,
-) -> Callable:
-    """The right function, or with another choice: which steps count, their discounts, which is the last."""
-
-    def function(windows, gamma):
-        count, n = counts(windows), windows.reward.shape[1]
-        m = count.sum(axis=1)
-        last = jax.tree.map(lambda x: x[jnp.arange(len(m)), row(m, n)], windows)
-        return (count * discounts(gamma, n) * windows.reward).sum(axis=axis), m, last
-
-    return function
+    batch, gamma,
+    counts=lambda terminated, truncated: steps_that_count(terminated | truncated),
+    discounts=lambda gamma, k: gamma**k,
+    last=lambda m, n: m - 1,
+    axis=1,
+):  # fmt: skip
+    count, n = counts(batch.terminated, batch.truncated), batch.reward.shape[1]
+    m = count.sum(axis=1)
+    rows = jax.tree.map(lambda x: x[jnp.arange(len(m)), last(m, n)], batch)
+    return (count * discounts(gamma, jnp.arange(n)) * batch.reward).sum(axis=axis), m, rows
 
 
 N_STEP = Exercise(
     look_at_n_step,
-    n_step(),
+    n_step,
     {
-        "rewards of the next episode count: nothing stops at an end": n_step(
-            lambda w: jnp.ones_like(w.terminated, int)
+        "rewards of the next episode count: nothing stops at an end": dict(
+            counts=lambda terminated, truncated: jnp.ones_like(terminated, int)
         ),
-        "rewards count beyond a truncation: only a termination stops the sum": n_step(
-            lambda w: steps_that_count(w.terminated)
+        "rewards count beyond a truncation: only a termination stops the sum": dict(
+            counts=lambda terminated, truncated: steps_that_count(terminated)
         ),
-        "rewards count beyond a termination: only a truncation stops the sum": n_step(
-            lambda w: steps_that_count(w.truncated)
+        "rewards count beyond a termination: only a truncation stops the sum": dict(
+            counts=lambda terminated, truncated: steps_that_count(truncated)
         ),
-        "the step that ends the episode does not count": n_step(
-            lambda w: ((w.terminated | w.truncated).cumsum(axis=1) == 0).astype(int)
+        "the step that ends the episode does not count": dict(
+            counts=lambda terminated, truncated: jnp.cumprod(1 - (terminated | truncated), axis=1)
         ),
-        "only the steps that end an episode are left out, not what follows them": n_step(
-            lambda w: (~(w.terminated | w.truncated)).astype(int)
+        "only the steps that end an episode are left out, not what follows them": dict(
+            counts=lambda terminated, truncated: 1 - (terminated | truncated)
         ),
-        "the rewards are not discounted": n_step(discounts=lambda gamma, n: jnp.ones(n)),
-        "the first reward is discounted already": n_step(
-            discounts=lambda gamma, n: gamma ** jnp.arange(1, n + 1)
+        "the rewards are not discounted": dict(discounts=lambda gamma, k: 1.0),
+        "the first reward is discounted already": dict(discounts=lambda gamma, k: gamma ** (k + 1)),
+        "gamma * k stands where gamma^k belongs": dict(discounts=lambda gamma, k: gamma * k),
+        "every later reward is discounted once, by gamma": dict(
+            discounts=lambda gamma, k: jnp.where(k == 0, 1.0, gamma)
         ),
-        "gamma * k stands where gamma^k belongs": n_step(discounts=lambda gamma, n: gamma * jnp.arange(n)),
-        "every later reward is discounted once, by gamma": n_step(
-            discounts=lambda gamma, n: jnp.where(jnp.arange(n) == 0, 1.0, gamma)
+        "the last transition is always the window's last, which may belong to the next episode": dict(
+            last=lambda m, n: jnp.full_like(m, n - 1)
         ),
-        "the last transition is always the window's last, which may belong to the next episode": n_step(
-            row=lambda m, n: jnp.full_like(m, n - 1)
+        "the last transition is number m of the window, one too far: they are counted from 0": dict(
+            last=lambda m, n: jnp.minimum(m, n - 1)
         ),
-        "the last transition is number m of the window, one too far: they are counted from 0": n_step(
-            row=lambda m, n: jnp.minimum(m, n - 1)
-        ),
-        "the sum runs over the batch, not over the window: wrong axis": n_step(axis=0),
+        "the sum runs over the batch, not over the window: wrong axis": dict(axis=0),
     },
 )
 
@@ -230,51 +211,52 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
     return found
 
 
-def windows(
-    low: Callable = lambda count, capacity, n: jnp.maximum(count - capacity, 0),
-    high: Callable = lambda count, capacity, n: count - n + 1,
-    size: Callable = lambda B, n: (B, 1),
-    wrap: bool = True,
-    key: Callable = lambda rng: rng,
-) -> Callable:
-    """The right function, or with another choice: where a window may begin, what is drawn, how it wraps."""
-
-    def sample(buffer, rng, batch_size, n_steps):
-        capacity = len(buffer.rows.reward)
-        ends = (choose(buffer.count, capacity, n_steps) for choose in (low, high))
-        first = jax.random.randint(key(rng), size(batch_size, n_steps), *ends)
-        steps = 0 if first.shape[1] == n_steps else jnp.arange(n_steps)
-        positions = jnp.broadcast_to(first + steps, (batch_size, n_steps))
-        return jax.tree.map(lambda x: x[positions % capacity if wrap else positions], buffer.rows)
-
-    return sample
+def sample(
+    buffer, rng, batch_size, n_steps,
+    low=lambda count, capacity: jnp.maximum(count - capacity, 0),
+    high=lambda count, capacity, n: count - n + 1,
+    size=lambda B, n: (B, 1),
+    wrap=lambda positions, capacity: positions % capacity,
+    key=lambda rng: rng,
+):  # fmt: skip
+    capacity, count = len(buffer.rows.reward), buffer.count
+    ends = low(count, capacity), high(count, capacity, n_steps)
+    first = jax.random.randint(key(rng), size(batch_size, n_steps), *ends)
+    steps = 0 if first.shape[1] == n_steps else jnp.arange(n_steps)
+    positions = wrap(jnp.broadcast_to(first + steps, (batch_size, n_steps)), capacity)
+    return jax.tree.map(lambda x: x[positions], buffer.rows)
 
 
 SAMPLE = Exercise(
     look_at_sample,
-    windows(),
+    sample,
     {
-        "windows begin anywhere in the ring: they run over its seam, and into rows never written": windows(
-            low=lambda count, capacity, n: 0, high=lambda count, capacity, n: capacity
+        "windows begin anywhere in the ring: they run over its seam, and into rows never written": dict(
+            low=lambda count, capacity: 0, high=lambda count, capacity, n: capacity
         ),
-        "windows begin anywhere in what was written: they run over its end": windows(
-            low=lambda count, capacity, n: 0, high=lambda count, capacity, n: jnp.minimum(count, capacity)
+        "windows begin anywhere in what was written: they run over its end": dict(
+            low=lambda count, capacity: 0, high=lambda count, capacity, n: jnp.minimum(count, capacity)
         ),
-        "the oldest is taken to be number 0 even when it has been overwritten": windows(
-            low=lambda count, capacity, n: 0
+        "windows begin at 0 to count: in overwritten rows, and beyond the newest one into empty ones": dict(
+            low=lambda count, capacity: 0, high=lambda count, capacity, n: count
         ),
-        "the newest window is never drawn: randint already leaves its end out": windows(
+        "the oldest is taken to be number 0 even when it has been overwritten": dict(
+            low=lambda count, capacity: 0
+        ),
+        "the newest window is never drawn: randint already leaves its end out": dict(
             high=lambda count, capacity, n: count - n
         ),
-        "one window too many: the last one runs past the newest row": windows(
+        "one window too many: the last one runs past the newest row": dict(
             high=lambda count, capacity, n: count - n + 2
         ),
-        "% capacity is missing: what lies beyond the array is its last row": windows(wrap=False),
-        "one window is drawn for the whole batch": windows(size=lambda B, n: (1, 1)),
-        "the n steps of a window are drawn apart": windows(
+        "% capacity is missing: what lies beyond the array is its last row": dict(
+            wrap=lambda positions, capacity: positions
+        ),
+        "one window is drawn for the whole batch": dict(size=lambda B, n: (1, 1)),
+        "the n steps of a window are drawn apart": dict(
             size=lambda B, n: (B, n), high=lambda count, capacity, n: count
         ),
-        "rng is not used: every batch is the same": windows(key=lambda rng: jax.random.key(0)),
+        "rng is not used: every batch is the same": dict(key=lambda rng: jax.random.key(0)),
     },
     tolerance=0.025,  # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations
 )
@@ -285,15 +267,11 @@ EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    runs.start_jax()
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    settings.run(lambda arguments: train(functions, arguments or ["NUM_SEEDS=3"]))
-
-
-def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """cart_pole_dqn.py as it is, but for the functions that the reader wrote."""
     import cart_pole_dqn
 
     print("\nAll right. cart_pole_dqn.py with your td_target, n_step and sample:")
     cart_pole_dqn.td_target, cart_pole_dqn.n_step, cart_pole_dqn.sample = functions
-    cart_pole_dqn.main(arguments)
+    settings.run(lambda arguments: cart_pole_dqn.main(arguments or ["NUM_SEEDS=3"]))

@@ -1,35 +1,33 @@
 """Judges functions that a reader writes: not begun, right, or wrong, and how. The same file in every folder.
 
 A mistake is recognised by its numbers: the usual mistakes are computed from the same input, and the one that
-gives exactly what the reader's function gives is named.
+gives exactly what the reader's function gives is named. If none does, pairs of mistakes are tried.
 """
 
+import functools
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+HINTS = dict.fromkeys(
+    ("TracerBoolConversionError", "TracerArrayConversionError"),
+    "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`",
+)
+
 
 class Exercise(NamedTuple):
-    """What is known of a function left to the reader.
+    """What is known of a function left to the reader."""
 
-    Attributes:
-        look: calls a function on fixed numbers: {what is given: what comes out}.
-        right: the function as it should be.
-        mistakes: the same function with one usual mistake in it, by the words that name it.
-        tolerance: largest difference, absolute or relative, that counts as rounding.
-        returns: False for a function that changes its arguments in place.
-        also: asked where the numbers are right: what is wrong all the same, or nothing.
-    """
-
-    look: Callable[[Callable], dict[str, Any]]
-    right: Callable
-    mistakes: Mapping[str, Callable]
-    tolerance: float = 1e-5
-    returns: bool = True
-    also: Callable[[Callable], str] = lambda function: ""
+    look: Callable[[Callable], dict[str, Any]]  # calls a function on fixed numbers: {input: result}
+    right: Callable  # the function as it should be
+    mistakes: Mapping[str, Any]  # by the words that name it: another function, or other options of `right`
+    tolerance: float = 1e-5  # largest difference, absolute or relative, that counts as rounding
+    returns: bool = True  # False for a function that changes its arguments in place
+    also: Callable[[Callable], str] = lambda function: ""  # what is wrong although the numbers are right
 
 
 class Verdict(NamedTuple):
@@ -37,15 +35,15 @@ class Verdict(NamedTuple):
 
     status: str  # "not begun", "right" or "wrong"
     lines: tuple[str, ...] = ()  # how it is wrong
-    mistakes: tuple[str, ...] = ()  # the keys of Exercise.mistakes that give the same numbers
+    mistakes: tuple[str, ...] = ()  # the mistakes that give the same numbers
 
 
 class Unusable(Exception):
-    """A result that cannot be compared; the text says why."""
+    """A result that can't be compared; the text says why."""
 
 
 def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> bool:
-    """Judges every function by its name and prints what there is to say; True if all are right."""
+    """Judges every function by its name and prints the verdicts; True if all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         print(f"{name:20s} {verdict.status}")
@@ -55,7 +53,7 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> boo
 
 
 def judge(function: Callable, exercise: Exercise) -> Verdict:
-    """Compares a function with the right one, and where they differ with every mistake."""
+    """Compares a function with the right one, and if they differ with every mistake."""
 
     def returning(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -72,21 +70,40 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
     except Exception as error:  # whatever it is, the reader's own line caused it: one line, no traceback
         return Verdict("wrong", (in_one_line(error, function),))
     expected = exercise.look(exercise.right)
-    differing = [given for given in expected if not same(found[given], expected[given], exercise.tolerance)]
+    differing = {g: difference(found[g], expected[g], exercise.tolerance) for g in expected}
+    differing = {given: how for given, how in differing.items() if how}
     if not differing:
         objection = exercise.also(function)
         return Verdict("wrong", (objection,)) if objection else Verdict("right")
-    mistakes = []
-    for name, mistake in exercise.mistakes.items():
-        results = exercise.look(mistake)
-        if all(same(found[given], results[given], exercise.tolerance) for given in results):
-            mistakes.append(name)
-    first = differing[0]
-    lines = [f"given     {first}", *differences(found[first], np.asarray(expected[first]))]
+
+    def gives_the_same(mistake: Any) -> bool:
+        results = exercise.look(variant(exercise, mistake))
+        return not any(difference(found[g], results[g], exercise.tolerance) for g in results)
+
+    mistakes = [name for name, mistake in exercise.mistakes.items() if gives_the_same(mistake)]
+    if not mistakes:
+        options = [(name, m) for name, m in exercise.mistakes.items() if isinstance(m, Mapping)]
+        pairs = [(f"{a}; and {b}", x | y) for (a, x), (b, y) in itertools.combinations(options, 2)
+                 if not x.keys() & y.keys()]  # fmt: skip
+        mistakes = [name for name, pair in pairs if gives_the_same(pair)][:1]
+    given, how = next(iter(differing.items()))
+    lines = [
+        f"given     {given}",
+        f"expected  {text(expected[given])}",
+        f"found     {text(found[given])}",
+        how,
+    ]
     lines += [f"This is what comes out if {name}." for name in mistakes]
     if not mistakes:
-        lines += [f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this."]
+        lines += [
+            f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
+        ]
     return Verdict("wrong", tuple(lines), tuple(mistakes))
+
+
+def variant(exercise: Exercise, mistake: Any) -> Callable:
+    """The function with a mistake in it."""
+    return functools.partial(exercise.right, **mistake) if isinstance(mistake, Mapping) else mistake
 
 
 def numbers(result: Any) -> np.ndarray:
@@ -100,38 +117,20 @@ def numbers(result: Any) -> np.ndarray:
     return array
 
 
-def same(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
-    """Whether two results have the same shape, type and numbers; nan equals nan."""
+def difference(found: Any, expected: Any, tolerance: float) -> str:
+    """How two results differ, or "". nan equals nan; where bools are expected, 0 and 1 are as good."""
     found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape or not same_type(found, expected):
-        return False
-    return np.allclose(found.astype(float), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def same_type(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether both are floating-point or both whole; where truth values are expected, 0 and 1 are as good."""
-    return found.dtype.kind in {"f": "f", "i": "iu", "b": "biuf"}[expected.dtype.kind]
-
-
-def differences(found: np.ndarray, expected: np.ndarray) -> list[str]:
-    """Expected and found, as lines."""
-    lines = [f"expected  {text(expected)}", f"found     {text(found)}"]
     if found.shape != expected.shape:
-        lines += [f"Its shape is {list(found.shape)}; expected {list(expected.shape)}."]
-    elif not same_type(found, expected):
-        lines += [f"Its type is {found.dtype}; expected {expected.dtype}."]
-    return lines
+        return f"Its shape is {list(found.shape)}; expected {list(expected.shape)}."
+    if found.dtype.kind not in {"f": "f", "i": "iu", "b": "biuf"}[expected.dtype.kind]:
+        return f"Its type is {found.dtype}; expected {expected.dtype}."
+    close = np.allclose(found.astype(float), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return "" if close else "Its numbers differ."
 
 
-def text(array: np.ndarray) -> str:
-    """Numbers as one reads them in a message; of a large array the corners."""
-    return np.array2string(array, 90, 5, suppress_small=True, threshold=64, edgeitems=2)
-
-
-HINTS = {  # what stands behind an error of jax's, by its name: not every folder has jax
-    "TracerBoolConversionError": "inside jax.jit a value is not known yet: `jnp.where`, not `if`",
-    "TracerArrayConversionError": "inside jax.jit a value is not known yet: `jnp`, not `np`",
-}
+def text(array: Any) -> str:
+    """Numbers for a message; of a large array the corners."""
+    return np.array2string(np.asarray(array), 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 
 def in_one_line(error: Exception, function: Callable) -> str:

@@ -85,6 +85,7 @@ def main(arguments: list[str]) -> None:
     started = time.perf_counter()
     for row in ROWS:
         script.configure([*arguments, *row.constants])
+    runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn_mistakes", script.configure(arguments))
     lines = []
     for row in ROWS:

@@ -74,10 +74,9 @@ def grid_row(learner: str, learning_rate: float, sync_interval: int) -> list[str
 def measure(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], script.Log]:
     """Trains and evaluates the script with these constants; one line per seed, and the log."""
     c = script.configure(arguments)
-    with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "mean_q", "loss"]) as report:
-        agents, log, _ = script.train_seeds(c, report)
+    agents, log, _ = runs.whole(script.train(c), script.num_rows(c))
     eval_return = env.evaluate(agents.online, c.EVAL_EPISODES).mean(axis=1)
-    print(runs.summary(eval_return, env.SOLVED, env.MAX_EPISODE_STEPS))
+    print(runs.summary(eval_return, env.SOLVED))
     return [{"seed": c.SEED + i, "eval_return": eval_return[i]} for i in range(c.NUM_SEEDS)], log
 
 
@@ -229,6 +228,7 @@ def main(arguments: list[str]) -> Path:
         rows = [grid_row(learner, *setting) for learner in LEARNERS for setting in GRID]
     for changes in rows:  # a row that clashes with the command line is refused now, not after the others
         script.configure([*arguments, *changes])
+    runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn_study", script.configure(arguments))
     study(run_dir, arguments)
     print(f"everything of this study is in {run_dir}")

@@ -61,10 +61,10 @@ class Environment:
         physical = self.functional.transition(state.physical, shaped, None, self.params)
         reward = jnp.float32(self.functional.reward(state.physical, shaped, physical, None, self.params))
         obs = self.functional.observation(physical, None, self.params)
-        following = EnvState(physical, obs, state.steps + 1, state.episode_return + reward)
+        next_state = EnvState(physical, obs, state.steps + 1, state.episode_return + reward)
         terminated = jnp.bool_(self.functional.terminal(physical, None, self.params))
-        truncated = following.steps >= self.max_episode_steps
-        return following, Transition(state.obs, action, reward, obs, terminated, truncated)
+        truncated = next_state.steps >= self.max_episode_steps
+        return next_state, Transition(state.obs, action, reward, obs, terminated, truncated)
 
 
 def new_where_ended(ended: jax.Array, new: EnvState, state: EnvState) -> EnvState:
@@ -100,8 +100,8 @@ def quick_evaluate(env: Environment, policy, actor, rng: jax.Array) -> jax.Array
 
     def play(carry, _):
         state, alive = carry
-        following, transition = jax.vmap(env.step)(state, policy(actor, state.obs).mode())
-        return (following, alive & ~transition.terminated), jnp.where(alive, transition.reward, 0.0)
+        next_state, transition = jax.vmap(env.step)(state, policy(actor, state.obs).mode())
+        return (next_state, alive & ~transition.terminated), jnp.where(alive, transition.reward, 0.0)
 
     states = jax.vmap(env.reset)(jax.random.split(rng, QUICK_EVAL_EPISODES))  # [E, ...]
     start = states, jnp.ones(QUICK_EVAL_EPISODES, bool)

@@ -1,14 +1,14 @@
-"""What stands beside exercises.py: numbers to try the functions on, the usual mistakes, the training."""
+"""What belongs to exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import grader
-import runs  # noqa: F401  (sets XLA's flags, which jax reads when it makes its first array)
+import runs
 import settings
 from grader import Exercise
 
@@ -49,40 +49,39 @@ def backwards(step: Callable, *arrays: jax.Array) -> jax.Array:
     return jnp.stack(columns[::-1], axis=1)
 
 
-def returns(reward: jax.Array, gamma: float) -> jax.Array:
-    return backwards(lambda later, r: r + gamma * later, reward)
-
-
-def gammas(reward: jax.Array, gamma: float) -> jax.Array:
-    return gamma ** jnp.arange(reward.shape[1])
+def discounted_returns(
+    reward, gamma,
+    before=lambda r, gamma: r,
+    discount=lambda gamma: gamma,
+    after=lambda G, r, gamma: G,
+    turn=lambda x: x,
+):  # fmt: skip
+    returns = backwards(lambda later, r: r + discount(gamma) * later, turn(before(reward, gamma)))
+    return after(turn(returns), reward, gamma)
 
 
 DISCOUNTED_RETURNS = Exercise(
     look_at_returns,
-    returns,
+    discounted_returns,
     {
-        "gamma is missing": lambda r, gamma: returns(r, 1.0),
-        "the step's own reward is missing: the sum begins at t + 1": lambda r, gamma: (
-            (returns(r, gamma) - r) / gamma
+        "gamma is missing": dict(discount=lambda gamma: 1.0),
+        "the step's own reward is missing: the sum begins at t + 1": dict(
+            after=lambda G, r, gamma: (G - r) / gamma
         ),
-        "the step's own reward is discounted, too": lambda r, gamma: gamma * returns(r, gamma),
-        "the last reward is lost: the loop begins at T - 2": lambda r, gamma: returns(
-            r.at[:, -1].set(0), gamma
+        "the step's own reward is discounted, too": dict(after=lambda G, r, gamma: gamma * G),
+        "the last reward is lost: the loop begins at T - 2": dict(before=lambda r, gamma: r.at[:, -1].set(0)),
+        "only the next reward is added, not the next return": dict(
+            after=lambda G, r, gamma: r + gamma * jnp.pad(r[:, 1:], ((0, 0), (0, 1)))
         ),
-        "only the next reward is added, not the next return": lambda r, gamma: (
-            r + gamma * jnp.pad(r[:, 1:], ((0, 0), (0, 1)))
+        "the sum runs forwards: what was earned so far": dict(turn=lambda x: x[:, ::-1]),
+        "the columns come out in reversed order": dict(after=lambda G, r, gamma: G[:, ::-1]),
+        "every step gets the whole episode's return": dict(
+            after=lambda G, r, gamma: jnp.broadcast_to(G[:, :1], G.shape)
         ),
-        "the sum runs forwards: what was earned so far": lambda r, gamma: returns(r[:, ::-1], gamma)[:, ::-1],
-        "the columns come out in reversed order": lambda r, gamma: returns(r, gamma)[:, ::-1],
-        "every step gets the whole episode's return": lambda r, gamma: jnp.broadcast_to(
-            returns(r, gamma)[:, :1], r.shape
+        "rewards are discounted from the start of the episode, not from step t": dict(
+            before=lambda r, gamma: r * gamma ** jnp.arange(r.shape[1]), discount=lambda gamma: 1.0
         ),
-        "rewards are discounted from the start of the episode, not from step t": lambda r, gamma: returns(
-            r * gammas(r, gamma), 1.0
-        ),
-        "the sum runs over the environments, not over the steps: wrong axis": lambda r, gamma: (
-            returns(r.T, gamma).T
-        ),
+        "the sum runs over the environments, not over the steps: wrong axis": dict(turn=lambda x: x.T),
     },
     also=lambda function: unrolled(((2, LONG),))(lambda reward: function(reward, 0.5)),
 )
@@ -101,7 +100,7 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
         raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
     given = (
-        f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.astype(int).tolist()}"
+        f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.astype(int).tolist()}: "
     )
     return {
         f"{given}the loss": value,
@@ -110,40 +109,45 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def terms(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> jax.Array:
-    return alive * jax.lax.stop_gradient(advantage) * log_prob
+def policy_loss(
+    log_prob, advantage, alive,
+    term=lambda p, A, alive: alive * jax.lax.stop_gradient(A) * p,
+    reduce=lambda x, alive: x.sum(axis=1).mean(),
+    sign=-1,
+):  # fmt: skip
+    return sign * reduce(term(log_prob, advantage, alive), alive)
 
 
+constant = jax.lax.stop_gradient
 POLICY_LOSS = Exercise(
     look_at_policy_loss,
-    lambda *x: -terms(*x).sum(axis=1).mean(),
+    policy_loss,
     {
-        "the minus is missing: the loss rises where J does": lambda *x: terms(*x).sum(axis=1).mean(),
-        "alive is missing: padding counts": lambda p, A, alive: -terms(p, A, 1.0).sum(axis=1).mean(),
-        "the mean is taken over the steps, too, padding included": lambda *x: -terms(*x).mean(),
-        "the mean is taken over the steps that were played": lambda p, A, alive: (
-            -terms(p, A, alive).sum() / alive.sum()
+        "the minus is missing: the loss rises where J does": dict(sign=1),
+        "alive is missing: padding counts": dict(term=lambda p, A, alive: constant(A) * p),
+        "the mean is taken over the steps, too, padding included": dict(reduce=lambda x, alive: x.mean()),
+        "the mean is taken over the steps that were played": dict(
+            reduce=lambda x, alive: x.sum() / alive.sum()
         ),
-        "each episode is averaged over its steps": lambda p, A, alive: (
-            -(terms(p, A, alive).sum(axis=1) / alive.sum(axis=1)).mean()
+        "each episode is averaged over its steps": dict(
+            reduce=lambda x, alive: (x.sum(axis=1) / alive.sum(axis=1)).mean()
         ),
-        "the episodes are added up, not averaged": lambda *x: -terms(*x).sum(),
-        "the sum runs over the episodes and the mean over the steps: wrong axis": lambda *x: (
-            -terms(*x).sum(axis=0).mean()
+        "the episodes are added up, not averaged": dict(reduce=lambda x, alive: x.sum()),
+        "the sum runs over the episodes and the mean over the steps: wrong axis": dict(
+            reduce=lambda x, alive: x.sum(axis=0).mean()
         ),
-        "the gradient also flows through the advantage: stop_gradient is missing": lambda p, A, alive: (
-            -(alive * A * p).sum(axis=1).mean()
+        "the gradient also flows through the advantage: stop_gradient is missing": dict(
+            term=lambda p, A, alive: alive * A * p
         ),
-        "no gradient flows through log_prob: stop_gradient holds the wrong factor": lambda p, A, alive: (
-            -terms(jax.lax.stop_gradient(p), A, alive).sum(axis=1).mean()
+        "no gradient flows through log_prob: stop_gradient holds the wrong factor": dict(
+            term=lambda p, A, alive: alive * constant(A) * constant(p)
         ),
-        "the probability stands where its logarithm belongs": lambda p, A, alive: (
-            -terms(jnp.exp(p), A, alive).sum(axis=1).mean()
+        "the probability stands where its logarithm belongs": dict(
+            term=lambda p, A, alive: alive * constant(A) * jnp.exp(p)
         ),
-        "sum times sum: an episode's log_prob and its advantage are added up before they are multiplied": (
-            lambda p, A, alive: (
-                -((alive * p).sum(axis=1) * jax.lax.stop_gradient(alive * A).sum(axis=1)).mean()
-            )
+        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied": dict(
+            term=lambda p, A, alive: (alive * p).sum(axis=1) * constant(alive * A).sum(axis=1),
+            reduce=lambda x, alive: x.mean(),
         ),
     },
 )
@@ -170,62 +174,48 @@ def gae(
     reward, value, next_value, terminated, truncated, gamma, gae_lambda,
     bootstraps=lambda terminated, truncated: ~terminated,
     goes_on=lambda terminated, truncated: ~(terminated | truncated),
+    delta=lambda r, V, V2, gamma, lam: r + gamma * V2 - V,
+    factor=lambda gamma, lam: gamma * lam,
+    following=lambda V, V2: V2,
+    turn=lambda x: x,
+    after=lambda A, V: A,
 ):  # fmt: skip
-    """The right one; what bootstraps, and what an advantage flows over, may be replaced."""
-    delta = reward + gamma * bootstraps(terminated, truncated) * next_value - value
-    factor = gamma * gae_lambda * goes_on(terminated, truncated)
-    return backwards(lambda later, delta, factor: delta + factor * later, delta, factor)
+    next_value = bootstraps(terminated, truncated) * following(value, next_value)
+    error = delta(reward, value, next_value, gamma, gae_lambda)
+    factors = factor(gamma, gae_lambda) * goes_on(terminated, truncated)
+    step = lambda later, error, factor: error + factor * later  # noqa: E731
+    return after(turn(backwards(step, turn(error), turn(factors))), value)
 
-
-def with_arguments(change: Callable) -> Callable:
-    """`gae` of other arguments: change(a) returns those that differ."""
-    return lambda **a: gae(**a | change(a))
-
-
-def shifted(a: dict) -> jax.Array:
-    """V of the next row; the last one has none."""
-    return jnp.concatenate([a["value"][:, 1:], a["next_value"][:, -1:]], axis=1)
-
-
-always = lambda terminated, truncated: jnp.ones_like(terminated)  # noqa: E731
 
 GAE = Exercise(
     look_at_gae,
     gae,
     {
-        "it bootstraps past the end: (1 - terminated) is missing in delta": lambda **a: gae(
-            **a, bootstraps=always
+        "it bootstraps past the end: (1 - terminated) is missing in delta": dict(
+            bootstraps=lambda terminated, truncated: 1
         ),
-        "a truncated episode is taken for a terminated one: it does not bootstrap": lambda **a: gae(
-            **a, bootstraps=lambda terminated, truncated: ~(terminated | truncated)
+        "a truncated episode is taken for a terminated one: it does not bootstrap": dict(
+            bootstraps=lambda terminated, truncated: ~(terminated | truncated)
         ),
-        "advantages flow over both kinds of end into the episode before": lambda **a: gae(
-            **a, goes_on=always
+        "advantages flow over both kinds of end into the episode before": dict(
+            goes_on=lambda terminated, truncated: jnp.ones_like(terminated)
         ),
-        "advantages flow over a truncation into the episode before": lambda **a: gae(
-            **a, goes_on=lambda terminated, truncated: ~terminated
+        "advantages flow over a truncation into the episode before": dict(
+            goes_on=lambda terminated, truncated: ~terminated
         ),
-        "V(s_{t+1}) is the next row's value: after an end, that of another episode": with_arguments(
-            lambda a: {"next_value": shifted(a)}
+        "V(s_{t+1}) is the next row's value: after an end, that of another episode": dict(
+            following=lambda V, V2: jnp.concatenate([V[:, 1:], V2[:, -1:]], axis=1)  # the last one has none
         ),
-        "lambda is missing": with_arguments(lambda a: {"gae_lambda": 1.0}),
-        "gamma is missing in the recursion": with_arguments(
-            lambda a: {"gae_lambda": a["gae_lambda"] / a["gamma"]}
-        ),
-        "gamma is missing in delta": with_arguments(lambda a: {"next_value": a["next_value"] / a["gamma"]}),
-        "lambda stands in delta, too": with_arguments(
-            lambda a: {"next_value": a["gae_lambda"] * a["next_value"]}
-        ),
-        "V(s_t) is not subtracted": with_arguments(lambda a: {"value": jnp.zeros_like(a["value"])}),
-        "V(s_t) is added again: these are the critic's targets": lambda **a: gae(**a) + a["value"],
-        "the recursion is missing: this is delta": with_arguments(lambda a: {"gae_lambda": 0.0}),
-        "the recursion runs forwards in time": lambda **a: gae(
-            **{k: v if k.startswith("ga") else v[:, ::-1] for k, v in a.items()}
-        )[:, ::-1],
-        "the recursion runs over the environments: wrong axis": lambda **a: (
-            gae(**{k: v if k.startswith("ga") else v.T for k, v in a.items()}).T
-        ),
-        "the columns come out in reversed order": lambda **a: gae(**a)[:, ::-1],
+        "lambda is missing": dict(factor=lambda gamma, lam: gamma),
+        "gamma is missing in the recursion": dict(factor=lambda gamma, lam: lam),
+        "the recursion is missing: this is delta": dict(factor=lambda gamma, lam: 0.0),
+        "gamma is missing in delta": dict(delta=lambda r, V, V2, gamma, lam: r + V2 - V),
+        "lambda stands in delta, too": dict(delta=lambda r, V, V2, gamma, lam: r + gamma * lam * V2 - V),
+        "V(s_t) is not subtracted": dict(delta=lambda r, V, V2, gamma, lam: r + gamma * V2),
+        "V(s_t) is added again: these are the critic's targets": dict(after=lambda A, V: A + V),
+        "the columns come out in reversed order": dict(after=lambda A, V: A[:, ::-1]),
+        "the recursion runs forwards in time": dict(turn=lambda x: x[:, ::-1]),
+        "the recursion runs over the environments: wrong axis": dict(turn=lambda x: x.T),
     },
     also=lambda function: unrolled(*[((2, LONG), x.dtype) for x in ROLLOUT.values()])(
         lambda *arrays: function(*arrays, 0.5, 0.8)
@@ -250,42 +240,43 @@ def look_at_clip(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def clip(ratio: jax.Array, epsilon: float) -> jax.Array:
-    return jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+def clipped_objective(
+    ratio, advantage, epsilon,
+    clip=lambda ratio, epsilon: jnp.clip(ratio, 1 - epsilon, 1 + epsilon),
+    combine=lambda ratio, clipped, A: jnp.minimum(ratio * A, clipped * A),
+    finish=lambda x: x,
+):  # fmt: skip
+    return finish(combine(ratio, clip(ratio, epsilon), advantage))
 
 
 CLIPPED_OBJECTIVE = Exercise(
     look_at_clip,
-    lambda ratio, A, epsilon: jnp.minimum(ratio * A, clip(ratio, epsilon) * A),
+    clipped_objective,
     {
-        "the larger of the two is taken, not the smaller": lambda ratio, A, epsilon: jnp.maximum(
-            ratio * A, clip(ratio, epsilon) * A
+        "the larger of the two is taken, not the smaller": dict(
+            combine=lambda ratio, clipped, A: jnp.maximum(ratio * A, clipped * A)
         ),
-        "the min is missing: only the clipped term is left": lambda ratio, A, epsilon: (
-            clip(ratio, epsilon) * A
+        "the min is missing: only the clipped term is left": dict(
+            combine=lambda ratio, clipped, A: clipped * A
         ),
-        "nothing is clipped": lambda ratio, A, epsilon: ratio * A,
-        "the smaller ratio is taken before it is multiplied: for a bad action that is the other one": (
-            lambda ratio, A, epsilon: jnp.minimum(ratio, clip(ratio, epsilon)) * A
+        "nothing is clipped": dict(clip=lambda ratio, epsilon: ratio),
+        "the smaller ratio is taken before it is multiplied: for a bad action that is the other one": dict(
+            combine=lambda ratio, clipped, A: jnp.minimum(ratio, clipped) * A
         ),
         "the product is clipped, not the ratio": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, clip(ratio * A, epsilon)
+            ratio * A, jnp.clip(ratio * A, 1 - epsilon, 1 + epsilon)
         ),
-        "the lower bound 1 - epsilon is missing": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, jnp.minimum(ratio, 1 + epsilon) * A
+        "the lower bound 1 - epsilon is missing": dict(
+            clip=lambda ratio, epsilon: jnp.minimum(ratio, 1 + epsilon)
         ),
-        "the upper bound 1 + epsilon is missing": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, jnp.maximum(ratio, 1 - epsilon) * A
+        "the upper bound 1 + epsilon is missing": dict(
+            clip=lambda ratio, epsilon: jnp.maximum(ratio, 1 - epsilon)
         ),
-        "the ratio is clipped to -epsilon ... epsilon, not around 1": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, jnp.clip(ratio, -epsilon, epsilon) * A
+        "the ratio is clipped to -epsilon ... epsilon, not around 1": dict(
+            clip=lambda ratio, epsilon: jnp.clip(ratio, -epsilon, epsilon)
         ),
-        "it is a loss, not an objective: the sign is the other one": lambda ratio, A, epsilon: (
-            -jnp.minimum(ratio * A, clip(ratio, epsilon) * A)
-        ),
-        "the mean is taken already": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, clip(ratio, epsilon) * A
-        ).mean(),
+        "it is a loss, not an objective: the sign is the other one": dict(finish=lambda x: -x),
+        "the mean is taken already": dict(finish=jnp.mean),
     },
 )
 
@@ -300,20 +291,14 @@ EXERCISES = {
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    runs.start_jax()
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    settings.run(lambda arguments: train(functions, arguments or ["NUM_SEEDS=3"]))
-
-
-def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """reinforce.py and ppo.py as they are, but for the functions that the reader wrote."""
     import ppo
     import reinforce
 
-    discounted_returns, policy_loss, gae, clipped_objective = functions
+    reinforce.discounted_returns, reinforce.policy_loss, ppo.gae, ppo.clipped_objective = functions
     print("\nAll right. reinforce.py with your discounted_returns and policy_loss:")
-    reinforce.discounted_returns, reinforce.policy_loss = discounted_returns, policy_loss
-    reinforce.main(arguments)
+    settings.run(lambda arguments: reinforce.main(arguments or ["NUM_SEEDS=3"]))
     print("\nppo.py with your gae and clipped_objective:")
-    ppo.gae, ppo.clipped_objective = gae, clipped_objective
-    ppo.main(arguments)
+    settings.run(lambda arguments: ppo.main(arguments or ["NUM_SEEDS=3"]))

@@ -71,7 +71,7 @@ def gae(
 
 
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """PPO's lock (Schulman et al. 2017, eq. 7), for each step, to be maximized.
+    """PPO's clipped surrogate objective (Schulman et al. 2017, eq. 7) of each step, to be maximized.
 
         min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A)
 

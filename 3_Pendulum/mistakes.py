@@ -120,9 +120,7 @@ def train_changed(row: Row, arguments: list[str]) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         for change in row.changes:
             stack.enter_context(mock.patch.object(*change))
-        shown = ["episode_return", "eval_return", "explained_variance", "entropy"]
-        report = stack.enter_context(runs.progress(c.NUM_STEPS, shown))
-        agents, log, _ = script.train_seeds(c, report)
+        agents, log, _ = runs.whole(script.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         eval_return = evaluate(script.ENV, script.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
     print(runs.summary(eval_return))
     return [
@@ -151,6 +149,7 @@ def main(arguments: list[str]) -> None:
     started = time.perf_counter()
     for row in ROWS:
         row.script.configure([*arguments, *row.constants])
+    runs.start_jax()
     run_dir = runs.open_run("pendulum_mistakes", pendulum.configure(arguments))
     lines = [line for row in ROWS for line in train_changed(row, arguments)]
     for letter, name in (("M", "mistakes"), ("E", "exercises")):

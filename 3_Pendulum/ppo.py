@@ -21,25 +21,24 @@ losses against each other), no decay of the learning rate and no gradient clip (
     python 3_Pendulum/ppo.py GAE_LAMBDA=1.0 NUM_SEEDS=3
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-import checks
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
 from environments import SOLVED, EnvState, Transition, evaluate, new_where_ended, quick_evaluate
+from settings import BelowOne, Count, Positive, PositiveOrInf, Probability, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -48,33 +47,41 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is NUM_ENVS * ROLLOUT_STEPS steps, learned from and thrown away
-    NUM_STEPS: int = 100_000  # environment steps of each seed, all its environments together
-    NUM_ENVS: int = 8  # environments of each seed, side by side
-    ROLLOUT_STEPS: int = 125  # steps of each environment in a rollout; an episode may go on in the next
+    NUM_STEPS: Count = 100_000  # environment steps of each seed, all its environments together
+    NUM_ENVS: Size = 8  # environments of each seed, side by side
+    ROLLOUT_STEPS: Count = 125  # steps of each environment in a rollout; an episode may go on in the next
     # --- judging
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
-    GAE_LAMBDA: float = 0.95  # 0: trust the critic after one step; 1: trust only what was earned (no GAE)
+    GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
+    GAE_LAMBDA: Probability = 0.95  # 0: trust the critic after one step; 1: only what was earned
     NORMALIZE_ADVANTAGES: bool = True  # to mean 0 and standard deviation 1, in each mini-batch
     # --- learning
-    ACTOR_LEARNING_RATE: float = 1e-3  # Adam's
-    CRITIC_LEARNING_RATE: float = 3e-3  # Adam's
-    NUM_EPOCHS: int = 10  # passes over each rollout
-    MINIBATCH_SIZE: int = 50  # steps in one gradient step
-    CLIP_EPSILON: float = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
+    ACTOR_LEARNING_RATE: Positive = 1e-3  # Adam's
+    CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
+    NUM_EPOCHS: Size = 10  # passes over each rollout
+    MINIBATCH_SIZE: TwoOrMore = 50  # steps in one gradient step
+    CLIP_EPSILON: PositiveOrInf = 0.2  # no gain from moving the ratio beyond 1 +- this; 1e9 switches it off
     # --- networks
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
     RUN_DIR: str = ""  # empty: runs/ppo/<time>
+
+    def __post_init__(self):
+        rollout = self.NUM_ENVS * self.ROLLOUT_STEPS
+        text = f"NUM_ENVS * ROLLOUT_STEPS = {rollout}"
+        settings.check(self, "MINIBATCH_SIZE", rollout % self.MINIBATCH_SIZE == 0, f"a divisor of {text}")
+        settings.check(self, "EVAL_INTERVAL", self.EVAL_INTERVAL % rollout == 0, f"a multiple of {text}")
+        of_interval = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.ppo)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -97,7 +104,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # The critic learns a share of the largest return there is; numbers up to 100 take Adam too long.
+    # The critic predicts a share of the largest return, since Adam takes too long to reach values of 100.
     critic = MLP(scale, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), factor=1 / (1 - c.GAMMA))
     return actor, critic
 
@@ -108,8 +115,8 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 4] to values [...]. No clock: where time is up, V stands for what is left."""
-    return critic(obs)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+    """V(s): observations [..., 4] to values [...]. No clock: at the time limit V stands for the rest."""
+    return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -126,10 +133,10 @@ class Agent(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What one policy did, and what it thought while doing it: T = ROLLOUT_STEPS of N = NUM_ENVS."""
+    """What one policy did, and what its networks said: T = ROLLOUT_STEPS of N = NUM_ENVS."""
 
     transition: Transition  # each [N, T, ...]
-    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that drew it
+    log_prob: jax.Array  # float32 [N, T], of the action, by the policy that sampled it
     value: jax.Array  # float32 [N, T], V(s_t)
     next_value: jax.Array  # float32 [N, T], V(s_{t+1}), of the true next observation
     episode_return: jax.Array  # float32 [N, T], of the episode so far, this step included
@@ -161,51 +168,46 @@ class Log(NamedTuple):
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    actor_rng, critic_rng, reset_rng, eval_rng, learning_rng = jax.random.split(rng, 5)
-
-    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
-        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
-
-        def add_update(carry):
-            agent, total = carry
-            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-            return agent, jax.tree.map(jnp.add, total, figures)
-
-        zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
-        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
-        means = {name: part / whole for name, (part, whole) in total.items()}
-        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
-        return agent, log
-
-    agent = make_agent(c, actor_rng, critic_rng, reset_rng)
-    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, until, report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    train_row, compile_seconds = runs.compile_row(functools.partial(learn_and_evaluate, c), rngs, agents)
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_rng: jax.Array) -> Agent:
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """EVAL_INTERVAL environment steps of one seed, then a look at its greedy policy: one row of the log."""
+    *_, eval_rng, learning_rng = jax.random.split(rng, 5)
+
+    def one_update(_, carry):
+        agent, total = carry
+        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+        return agent, jax.tree.map(jnp.add, total, metrics)
+
+    zeros = dict.fromkeys(Log._fields[3:], (jnp.float32(0), jnp.float32(0)))
+    num_rollouts = c.EVAL_INTERVAL // (c.NUM_ENVS * c.ROLLOUT_STEPS)
+    agent, total = jax.lax.fori_loop(0, num_rollouts, one_update, (agent, zeros))
+    means = {name: part / whole for name, (part, whole) in total.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
     """Untrained networks, their optimizers, and NUM_ENVS first states."""
+    actor_rng, critic_rng, reset_rng, *_ = jax.random.split(rng, 5)
     actor, critic = make_networks(c, actor_rng, critic_rng)
     return Agent(
         actor=actor,
@@ -219,29 +221,30 @@ def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array, reset_
 
 
 def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of PPO; returns the figures of `Log` as well, a pair (part, whole) each."""
+    """The four phases of PPO; also returns the metrics of `Log`, a pair (part, whole) each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
     agent, rollout = collect(c, agent, collect_rng)
     # 2. judge
-    t = rollout.transition
-    advantage = gae(
-        t.reward, rollout.value, rollout.next_value, t.terminated, t.truncated, c.GAMMA, c.GAE_LAMBDA
-    )  # [N, T]
-    rows = Batch(t.obs, t.action, rollout.log_prob, advantage, advantage + rollout.value)
+    steps = rollout.transition  # each [N, T, ...]
+    advantage = gae(  # [N, T]
+        steps.reward, rollout.value, rollout.next_value, steps.terminated, steps.truncated,
+        c.GAMMA, c.GAE_LAMBDA,
+    )  # fmt: skip
+    rows = Batch(steps.obs, steps.action, rollout.log_prob, advantage, advantage + rollout.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)  # [N, T, ...] -> [B, ...]
     # 3. learn
     agent, value_loss = learn(c, agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its actions has changed
 
-    ended = t.terminated | t.truncated  # [N, T]
-    figures = {  # (part, whole): `train` adds up both before it divides
+    ended = steps.terminated | steps.truncated  # [N, T]
+    metrics = {  # (part, whole): `learn_and_evaluate` adds up both before it divides
         "episode_return": (jnp.where(ended, rollout.episode_return, 0.0).sum(), ended.sum()),
         "explained_variance": (batch.returns.var() - batch.advantage.var(), batch.returns.var()),
         "value_loss": (value_loss, 1),
-    } | {name: (figure, 1) for name, figure in compare_policies(c, agent.actor, batch).items()}
+    } | {name: (metric, 1) for name, metric in compare_policies(c, agent.actor, batch).items()}
     env_step = agent.env_step + c.NUM_ENVS * c.ROLLOUT_STEPS
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
 
 
 def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]:
@@ -251,14 +254,15 @@ def collect(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, Rollout]
         action_rng, reset_rng = jax.random.split(rng)
         old = policy(agent.actor, env_state.obs)
         action = old.sample(seed=action_rng)  # [N]
-        following, t = jax.vmap(ENV.step)(env_state, action)
-        ended = t.terminated | t.truncated  # [N]
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        ended = transition.terminated | transition.truncated  # [N]
         row = Rollout(
-            t, old.log_prob(action), value(agent.critic, t.obs), value(agent.critic, t.next_obs),
-            following.episode_return,
+            transition, old.log_prob(action),
+            value(agent.critic, transition.obs), value(agent.critic, transition.next_obs),
+            next_state.episode_return,
         )  # fmt: skip
         first = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS))
-        return new_where_ended(ended, first, following), row
+        return new_where_ended(ended, first, next_state), row
 
     env_state, rollout = jax.lax.scan(one_step, agent.env_state, jax.random.split(rng, c.ROLLOUT_STEPS))
     rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)  # [T, N, ...] -> [N, T, ...]
@@ -300,18 +304,18 @@ def gae(
     Returns:
         The advantages, float32 [N, T]; plus `value` they are the critic's targets.
     """
-    # Truncated is not terminated: the world goes on, only we stop watching. So a truncation bootstraps.
+    # Only termination ends the future rewards. After a truncation the world would go on, so it bootstraps.
     delta = reward + gamma * (1 - terminated) * next_value - value  # [N, T]
-    # The next row may belong to the next episode: no advantage flows back over an end of either kind.
-    running = 1 - (terminated | truncated)  # [N, T]
+    # The next step may belong to the next episode: no advantage flows back over an end of either kind.
+    not_done = 1 - (terminated | truncated)  # [N, T]
 
     def backwards(later, x):  # [N]
-        delta, running = x
-        now = delta + gamma * gae_lambda * running * later
+        delta, not_done = x
+        now = delta + gamma * gae_lambda * not_done * later
         return now, now
 
     _, advantage = jax.lax.scan(
-        backwards, jnp.zeros(len(reward)), (delta.T, running.T), reverse=True
+        backwards, jnp.zeros(len(reward)), (delta.T, not_done.T), reverse=True
     )  # [T, N]
     return advantage.T
 
@@ -322,11 +326,11 @@ def normalized(advantage: jax.Array) -> jax.Array:
 
 
 def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """The lock (Schulman et al. 2017, eq. 7), elementwise: the lower of two estimates of the gain.
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7), elementwise.
 
     A good action (advantage above 0) earns nothing more once it is 1 + epsilon times as likely, a bad one
-    once it is down to 1 - epsilon. On the other side is no limit: a step in the wrong direction is paid in
-    full.
+    once it is down to 1 - epsilon. There's no limit on the other side: a step in the wrong direction has
+    its full cost.
     """
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
@@ -353,7 +357,7 @@ def critic_loss(critic: MLP, batch: Batch) -> jax.Array:
 
 
 def compare_policies(c: Constants, actor: MLP, batch: Batch) -> dict[str, jax.Array]:
-    """How far the actor has moved on a rollout, figures of `Log`, float32 [] each."""
+    """How far the actor has moved on a rollout, metrics of `Log`, float32 [] each."""
     new = policy(actor, batch.obs)
     log_ratio = new.log_prob(batch.action) - batch.log_prob  # [B]
     return {
@@ -380,14 +384,13 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("ppo", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of "
         f"{c.NUM_ENVS} x {c.ROLLOUT_STEPS}, in {run_dir}"
     )
-    shown = ["episode_return", "eval_return", "explained_variance", "approx_kl", "clip_fraction", "entropy"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]

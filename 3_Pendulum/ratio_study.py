@@ -23,8 +23,9 @@ EVERY = 50  # of the rollout's steps, every fiftieth is written down: 20 of 1,00
 # %% One update -----------------------------------------------------------------------------------------
 def first_rollout(c: ppo.Constants) -> tuple[ppo.Agent, ppo.Batch, jax.Array]:
     """What `ppo.train` has at hand when it begins to learn for the first time: agent, batch, random key."""
-    actor_rng, critic_rng, reset_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 5)
-    agent = ppo.make_agent(c, actor_rng, critic_rng, reset_rng)
+    rng = jax.random.key(c.SEED)
+    *_, learning_rng = jax.random.split(rng, 5)
+    agent = ppo.make_agent(c, rng)
     collect_rng, learn_rng = jax.random.split(jax.random.fold_in(learning_rng, agent.num_updates))
     agent, rollout = jax.jit(functools.partial(ppo.collect, c))(agent, collect_rng)
     t = rollout.transition
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> Path:
         settings.UserError: see `settings.read` and `runs.open_run`.
     """
     c = ppo.configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("ratio_study", c)
     agent, batch, rng = first_rollout(c)
     advantage, lines = np.asarray(ppo.normalized(batch.advantage)), []

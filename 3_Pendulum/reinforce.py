@@ -1,6 +1,6 @@
 """REINFORCE on CartPole: push up the probability of what paid off. Paid off, compared with what?
 
-The policy is a network, and its weights climb the expected return J itself (Williams 1992; Sutton & Barto
+The policy is a network, and its params climb the expected return J itself (Williams 1992; Sutton & Barto
 2018, eq. 13.11), estimated from N whole episodes that the policy played:
 
     grad J  ~  1/N sum_episodes sum_t (G_t - b_t) grad log pi(a_t | s_t),    G_t = sum_{k>=t} gamma^(k-t) r_k
@@ -21,25 +21,24 @@ front of each term (nearly everyone leaves it out; it would all but silence the 
     python 3_Pendulum/reinforce_study.py          # every row of the table, and the variance study: 3 minutes
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-import checks
 import pictures
 import runs
 import settings
 from environments import CART_POLE as ENV
 from environments import SOLVED, EnvState, evaluate, quick_evaluate
+from settings import Count, Positive, Probability, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -48,31 +47,35 @@ class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
     # --- collecting: one rollout is an episode of every environment, learned from and thrown away
-    NUM_STEPS: int = 100_000  # environment steps of each seed, as played; the last rollout may run over
-    NUM_ENVS: int = 8  # environments of each seed, side by side
+    NUM_STEPS: Count = 100_000  # environment steps of each seed, as played; the last rollout may run over
+    NUM_ENVS: TwoOrMore = 8  # environments of each seed, side by side
     # --- judging
-    GAMMA: float = 0.99  # worth of a reward one step later: looks about 100 steps ahead
+    GAMMA: Probability = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     BASELINE: Literal["no_baseline", "batch_mean", "critic_baseline"] = "critic_baseline"  # the b_t above
     REWARD_TO_GO: bool = True  # credit an action with what came after it; False: with the whole return
     # --- learning
-    ACTOR_LEARNING_RATE: float = 1e-2  # Adam's
-    CRITIC_LEARNING_RATE: float = 3e-3  # Adam's
-    CRITIC_STEPS: int = 20  # gradient steps of the critic for each one of the actor
-    MINIBATCH_SIZE: int = 256  # time steps in each of them, drawn from the episodes just played
+    ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
+    CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
+    CRITIC_STEPS: Size = 20  # gradient steps of the critic for each one of the actor
+    MINIBATCH_SIZE: Size = 256  # time steps in each of them, drawn from the episodes just played
     # --- networks
-    HIDDEN_SIZE: int = 64  # width of the two hidden layers of each network
+    HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    EVAL_INTERVAL: int = 5_000  # environment steps between looks at the greedy policy during training
-    EVAL_EPISODES: int = 100  # greedy episodes on gymnasium.make(ENV.id) after training, for each seed
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 10  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    EVAL_INTERVAL: Count = 5_000  # environment steps between looks at the greedy policy during training
+    EVAL_EPISODES: Count = 100  # greedy episodes of each seed after training, on Gymnasium's own
     RUN_DIR: str = ""  # empty: runs/reinforce/<time>
+
+    def __post_init__(self):
+        of_interval = f"a multiple of EVAL_INTERVAL={self.EVAL_INTERVAL}"
+        settings.check(self, "NUM_STEPS", self.NUM_STEPS % self.EVAL_INTERVAL == 0, of_interval)
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.reinforce)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -95,7 +98,7 @@ def make_networks(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> 
     """Untrained actor and critic."""
     scale = ENV.observation_scale if c.SCALE_OBSERVATIONS else (1.0,) * len(ENV.observation_scale)
     actor = MLP(scale, c.HIDDEN_SIZE, 2, nnx.Rngs(actor_rng))
-    # The critic learns a share of the largest return there is; numbers up to 100 take Adam too long.
+    # The critic predicts a share of the largest return, since Adam takes too long to reach values of 100.
     largest = sum(c.GAMMA**k for k in range(ENV.max_episode_steps))
     critic = MLP((*scale, ENV.max_episode_steps), c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng), largest)
     return actor, critic
@@ -115,7 +118,7 @@ def value(critic: MLP, obs: jax.Array, t: jax.Array) -> jax.Array:
     """
     clock = jnp.broadcast_to(t, obs.shape[:-1])[..., None]
     x = jnp.concatenate([obs, clock], axis=-1)  # [..., 5]
-    return critic(x)[..., 0]  # trap: values [..., 1] less returns [...] would be a square
+    return critic(x)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -164,53 +167,50 @@ class Log(NamedTuple):
     gradient_norm: jax.Array
 
 
-def train_seeds(c: Constants, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["episode_return", "eval_return", "truncated", "explained_variance", "gradient_norm", "entropy"]
 
 
-def train(c: Constants, rng: jax.Array, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    actor_rng, critic_rng, eval_rng, learning_rng = jax.random.split(rng, 4)
-
-    def learn_and_evaluate(agent: Agent, until: jax.Array) -> tuple[Agent, Log]:
-        """Rollouts until `until` environment steps have been played, then a look at the greedy policy."""
-
-        def add_update(carry):
-            agent, total = carry
-            agent, figures = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
-            return agent, jax.tree.map(jnp.add, total, figures)
-
-        # Short episodes are few steps, long ones many: so a loop of unknown length.
-        zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
-        before = agent.num_updates
-        agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, add_update, (agent, zeros))
-        means = {name: figure / (agent.num_updates - before) for name, figure in total.items()}
-        eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
-        log = Log(agent.env_step, agent.num_updates, eval_return, **means)
-        return agent, log
-
-    agent = make_agent(c, actor_rng, critic_rng)
-    until = jnp.arange(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL)
-    return runs.scan(learn_and_evaluate, agent, until, report)
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(functools.partial(make_agent, c)))(rngs)
+    train_row, compile_seconds = runs.compile_row(
+        functools.partial(learn_and_evaluate, c), rngs, agents, shared="none"
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_STEPS // c.EVAL_INTERVAL)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        runs.print_row(log, c.NUM_STEPS, SHOWN)
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
 
-def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> Agent:
+def learn_and_evaluate(c: Constants, rng: jax.Array, agent: Agent, index: jax.Array) -> tuple[Agent, Log]:
+    """Rollouts of one seed past the next EVAL_INTERVAL, then a look at its greedy policy: row `index`."""
+    *_, eval_rng, learning_rng = jax.random.split(rng, 4)
+    until = (index + 1) * c.EVAL_INTERVAL
+
+    def one_update(carry):
+        agent, total = carry
+        agent, metrics = update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))
+        return agent, jax.tree.map(jnp.add, total, metrics)
+
+    # Short episodes are few steps, long ones many: a loop of unknown length.
+    zeros = dict.fromkeys(Log._fields[3:], jnp.float32(0))
+    before = agent.num_updates
+    agent, total = jax.lax.while_loop(lambda carry: carry[0].env_step < until, one_update, (agent, zeros))
+    means = {name: metric / (agent.num_updates - before) for name, metric in total.items()}
+    eval_return = quick_evaluate(ENV, policy, agent.actor, eval_rng)
+    return agent, Log(agent.env_step, agent.num_updates, eval_return, **means)
+
+
+def make_agent(c: Constants, rng: jax.Array) -> Agent:
     """Untrained networks and their optimizers."""
+    actor_rng, critic_rng, *_ = jax.random.split(rng, 4)
     actor, critic = make_networks(c, actor_rng, critic_rng)
     return Agent(
         actor=actor,
@@ -223,7 +223,7 @@ def make_agent(c: Constants, actor_rng: jax.Array, critic_rng: jax.Array) -> Age
 
 
 def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of REINFORCE; returns the figures of `Log` as well, float32 [] each."""
+    """The four phases of REINFORCE; also returns the metrics of `Log`, float32 [] each."""
     collect_rng, learn_rng = jax.random.split(rng)
     # 1. collect
     rollout = collect(c, agent.actor, collect_rng)
@@ -236,9 +236,9 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
     played = rollout.alive > 0  # [N, T]
     entropy = policy(agent.actor, rollout.obs).entropy().mean(where=played)  # before it learns
     agent, gradient_norm = learn(c, agent, batch, learn_rng)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its actions has changed
 
-    figures = {
+    metrics = {
         "episode_return": rollout.reward.sum(axis=1).mean(),
         "truncated": rollout.truncated.any(axis=1).mean(),
         "entropy": entropy,
@@ -247,7 +247,7 @@ def update(c: Constants, agent: Agent, rng: jax.Array) -> tuple[Agent, dict[str,
         "gradient_norm": gradient_norm,
     }
     env_step = agent.env_step + rollout.alive.sum().astype(jnp.int32)
-    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), figures
+    return agent._replace(env_step=env_step, num_updates=agent.num_updates + 1), metrics
 
 
 def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
@@ -261,11 +261,11 @@ def collect(c: Constants, actor: MLP, rng: jax.Array) -> Rollout:
     def one_step(carry: tuple[EnvState, jax.Array], rng: jax.Array):
         env_state, alive = carry  # [N, ...], [N]
         action = policy(actor, env_state.obs).sample(seed=rng)  # [N]
-        following, t = jax.vmap(ENV.step)(env_state, action)
-        row = Rollout(
-            t.obs, action, alive * t.reward, alive.astype(jnp.float32), alive & t.truncated & ~t.terminated
-        )
-        return (following, alive & ~t.terminated), row
+        next_state, transition = jax.vmap(ENV.step)(env_state, action)
+        timeout = alive & transition.truncated & ~transition.terminated
+        reward = alive * transition.reward
+        row = Rollout(transition.obs, action, reward, alive.astype(jnp.float32), timeout)
+        return (next_state, alive & ~transition.terminated), row
 
     start = jax.vmap(ENV.reset)(jax.random.split(reset_rng, c.NUM_ENVS)), jnp.ones(c.NUM_ENVS, bool)
     _, rollout = jax.lax.scan(one_step, start, jax.random.split(action_rng, ENV.max_episode_steps))
@@ -319,7 +319,7 @@ def discounted_returns(reward: jax.Array, gamma: float) -> jax.Array:
 def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
     """G_0 for every step, float32 [N, T]: each action is credited with what came before it, too.
 
-    An action cannot change the past, so this adds the noise of every earlier step: the first disease. On
+    An action cannot change the past, so this adds the variance of every earlier step. On
     average the earlier steps cancel, and what is left is gamma^t times the term of the return to go: exactly
     the gradient of the discounted return, which the estimate without gamma^t is not (Nota & Thomas 2020),
     unless gamma is 1.
@@ -332,7 +332,7 @@ def whole_return(reward: jax.Array, gamma: float) -> jax.Array:
 # (Williams 1992; Sutton & Barto 2018, section 13.4; with a learned one, Sutton et al. 2000). How much
 # variance each leaves: Greensmith et al. 2004. All take (rollout, returns [N, T], critic), return [N, T].
 def no_baseline(rollout: Rollout, returns: jax.Array, critic: MLP) -> jax.Array:
-    """b = 0. All returns of CartPole are positive: whatever was done gets pushed up. The second disease."""
+    """b = 0. All returns of CartPole are positive: every action gets pushed up, good or bad."""
     return jnp.zeros_like(returns)
 
 
@@ -358,9 +358,9 @@ BASELINES = {function.__name__: function for function in (no_baseline, batch_mea
 
 def policy_loss(log_prob: jax.Array, advantage: jax.Array, alive: jax.Array) -> jax.Array:
     """The number whose gradient is minus the estimate of grad J on top of this file; [N, T] each -> []."""
-    # Sum over the steps, mean over the episodes. The score is constant: no gradient flows through it.
-    score = alive * jax.lax.stop_gradient(advantage)
-    return -(score * log_prob).sum(axis=1).mean()
+    # Sum over the steps, mean over the episodes. The weight is a constant: no gradient flows through it.
+    weight = alive * jax.lax.stop_gradient(advantage)
+    return -(weight * log_prob).sum(axis=1).mean()
 
 
 def actor_loss(actor: MLP, batch: Batch) -> jax.Array:
@@ -391,14 +391,13 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     c = configure(arguments)
+    runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
     print(
         f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {c.NUM_ENVS} episodes, "
         f"{c.BASELINE}, in {run_dir}"
     )
-    shown = ["episode_return", "eval_return", "truncated", "explained_variance", "gradient_norm", "entropy"]
-    with contextlib.suppress(runs.Stopped), runs.progress(c.NUM_STEPS, shown) as report:
-        agents, log, compile_seconds = train_seeds(c, report)
+    agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")
     eval_return = evaluate(ENV, policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)  # [NUM_SEEDS]

@@ -62,8 +62,7 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, reinf
         label = " ".join(changes)
         c = reinforce.configure([*arguments, *changes])
         print(f"\n{label}")
-        with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "gradient_norm"]) as report:
-            agents, log, _ = reinforce.train_seeds(c, report)
+        agents, log, _ = runs.whole(reinforce.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         logs[label] = log
         eval_return = evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [
@@ -83,7 +82,8 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, reinf
 # %% Variance of the gradient ---------------------------------------------------------------------------
 def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, reinforce.MLP]], list[int]]:
     """Actor and critic of the first seed's training as they were at each row of the log; the steps so far."""
-    actor_rng, critic_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 4)
+    rng = jax.random.key(c.SEED)
+    *_, learning_rng = jax.random.split(rng, 4)
 
     @jax.jit
     def learn(agent: reinforce.Agent, until: jax.Array) -> reinforce.Agent:
@@ -92,7 +92,7 @@ def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, r
 
         return jax.lax.while_loop(lambda agent: agent.env_step < until, update, agent)
 
-    agent, frozen, steps = reinforce.make_agent(c, actor_rng, critic_rng), [], []
+    agent, frozen, steps = reinforce.make_agent(c, rng), [], []
     for until in range(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL):
         agent = learn(agent, until)
         frozen.append((agent.actor, agent.critic))
@@ -261,6 +261,7 @@ def main(arguments: list[str]) -> Path:
     """
     for changes in COMPARISON:  # a row that clashes with the command line is refused before all training
         reinforce.configure([*arguments, *changes])
+    runs.start_jax()
     run_dir = runs.open_run("reinforce_study", reinforce.configure(arguments))
     lines, logs = compare(arguments)
     runs.write_csv(run_dir / "compare.csv", lines)

@@ -107,8 +107,8 @@ class AdaptiveAgent(NamedTuple):
 def adaptive(make_agent, update) -> dict[str, Any]:
     """`make_agent` and `update` of pendulum.py with a BETA that is adapted after each rollout."""
 
-    def make_adaptive_agent(c, *rngs):
-        return AdaptiveAgent(*make_agent(c, *rngs), beta=jnp.float32(c.BETA))
+    def make_adaptive_agent(c, rng):
+        return AdaptiveAgent(*make_agent(c, rng), beta=jnp.float32(c.BETA))
 
     def adaptive_update(c, agent, rng):
         plain, figures = update(replace(c, BETA=agent.beta), pendulum.Agent(*agent[:-1]), rng)
@@ -142,8 +142,7 @@ def compare(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, pendu
         with patched(row) as changes:
             c = pendulum.configure([*arguments, *changes])
             print(f"\n{label}")
-            with runs.progress(c.NUM_STEPS, ["episode_return", "eval_return", "kl"]) as report:
-                agents, log, _ = pendulum.train_seeds(c, report)
+            agents, log, _ = runs.whole(pendulum.train(c), c.NUM_STEPS // c.EVAL_INTERVAL)
         logs[label] = log
         eval_return = evaluate(pendulum.ENV, pendulum.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
         lines += [
@@ -223,6 +222,7 @@ def main(arguments: list[str]) -> Path:
     for row in COMPARISON:  # a row that clashes with the command line is refused before anything is trained
         with patched(row) as changes:
             pendulum.configure([*arguments, *changes])
+    runs.start_jax()
     run_dir = runs.open_run("study", pendulum.configure(arguments))
     lines, logs = compare(arguments)
     runs.write_csv(run_dir / "compare.csv", lines)

@@ -1,13 +1,14 @@
-"""What stands beside exercises.py: numbers to try the functions on, the usual mistakes, the training."""
+"""What belongs to exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import grader
+import runs
 import settings
 from grader import Exercise
 
@@ -22,41 +23,38 @@ def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
     return {f"rewards {REWARDS.astype(int).tolist()}": function(jnp.asarray(REWARDS))}
 
 
-def above(rewards: jax.Array, axis: int | None = 1, ddof: int = 1, epsilon: float = 1e-6) -> jax.Array:
-    """The right one, with its choices open."""
-    mean, std = rewards.mean(axis, keepdims=True), rewards.std(axis, ddof=ddof, keepdims=True)
-    return (rewards - mean) / (std + epsilon)
+def group_advantage(
+    rewards, axis=1, ddof=1, epsilon=1e-6, sign=1,
+    mean=lambda r, axis: r.mean(axis, keepdims=True),
+    std=lambda r, axis, ddof: r.std(axis, ddof=ddof, keepdims=True),
+):  # fmt: skip
+    return sign * (rewards - mean(rewards, axis)) / (std(rewards, axis, ddof) + epsilon)
 
 
+NO_KEEPDIMS = dict(mean=lambda r, axis: r.mean(axis), std=lambda r, axis, ddof: r.std(axis, ddof=ddof))
 GROUP_ADVANTAGE = Exercise(
     look_at_group_advantage,
-    above,
+    group_advantage,
     {
-        "the standard deviation is the population's (ddof=0), not the sample's": lambda r: above(r, ddof=0),
-        "mean and standard deviation are those of the guesses for different images: wrong axis": (
-            lambda r: above(r, axis=0)
+        "the standard deviation is the population's (ddof=0), not the sample's": dict(ddof=0),
+        "mean and standard deviation are those of the guesses for different images: wrong axis": dict(axis=0),
+        "mean and standard deviation are those of the whole batch, not of each group": dict(axis=None),
+        "1e-6 is missing: a group of equal rewards is 0 / 0": dict(epsilon=0.0),
+        "keepdims is missing: [B] is spread over the guesses, not over the groups": NO_KEEPDIMS,
+        "the mean lacks keepdims: [B] is spread over the guesses, not over the groups": dict(
+            mean=NO_KEEPDIMS["mean"]
         ),
-        "mean and standard deviation are those of the whole batch, not of each group": lambda r: above(
-            r, axis=None
+        "the std lacks keepdims: [B] is spread over the guesses, not over the groups": dict(
+            std=NO_KEEPDIMS["std"]
         ),
-        "1e-6 is missing: a group of equal rewards is 0 / 0": lambda r: above(r, epsilon=0.0),
-        "keepdims is missing: [B] is spread over the guesses, not over the groups": lambda r: (
-            (r - r.mean(1)) / (r.std(1, ddof=1) + 1e-6)
+        "it is not divided by the standard deviation": dict(std=lambda r, axis, ddof: 1.0, epsilon=0.0),
+        "it is divided by the variance": dict(
+            std=lambda r, axis, ddof: r.var(axis, ddof=ddof, keepdims=True)
         ),
-        "the mean lacks keepdims: [B] is spread over the guesses, not over the groups": lambda r: (
-            (r - r.mean(1)) / (r.std(1, ddof=1, keepdims=True) + 1e-6)
-        ),
-        "the std lacks keepdims: [B] is spread over the guesses, not over the groups": lambda r: (
-            (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1) + 1e-6)
-        ),
-        "it is not divided by the standard deviation": lambda r: r - r.mean(axis=1, keepdims=True),
-        "it is divided by the variance": lambda r: (
-            (r - r.mean(1, keepdims=True)) / (r.var(1, ddof=1, keepdims=True) + 1e-6)
-        ),
-        "the mean is not subtracted": lambda r: r / (r.std(1, ddof=1, keepdims=True) + 1e-6),
-        "the sign is the other one: mean less reward": lambda r: -above(r),
-        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": lambda r: (
-            r - (r.sum(1, keepdims=True) - r) / (r.shape[1] - 1)
+        "the mean is not subtracted": dict(mean=lambda r, axis: 0.0),
+        "the sign is the other one: mean less reward": dict(sign=-1),
+        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": lambda rewards: (
+            rewards - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1)
         ),
     },
 )
@@ -79,32 +77,34 @@ def look_at_k3(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def of_difference(estimator: Callable) -> Callable:
-    """An estimator of d = log pi_ref - log pi."""
-    return lambda log_prob, ref_log_prob: estimator(ref_log_prob - log_prob)
+def k3(
+    log_prob, ref_log_prob,
+    of=lambda d: jnp.expm1(d) - d,
+    difference=lambda p, ref: ref - p,
+    finish=lambda x: x,
+):  # fmt: skip
+    return finish(of(difference(log_prob, ref_log_prob)))
 
 
 K3 = Exercise(
     look_at_k3,
-    of_difference(lambda d: jnp.expm1(d) - d),
+    k3,
     {
-        "it is k1, log pi - log pi_ref": of_difference(lambda d: -d),
-        "it is k2, half the square of log pi - log pi_ref": of_difference(lambda d: d**2 / 2),
-        "pi and pi_ref are exchanged": of_difference(lambda d: jnp.expm1(-d) + d),
-        "the sign is the other one": of_difference(lambda d: d - jnp.expm1(d)),
-        "the - 1 is missing: equal policies are 1 apart": of_difference(lambda d: jnp.exp(d) - d),
-        "the logarithm is missing: only pi_ref / pi - 1 is left": of_difference(jnp.expm1),
-        "the logarithm is added, not subtracted": of_difference(lambda d: jnp.expm1(d) + d),
-        "the exp is missing: the difference of the logarithms stands for the ratio": of_difference(
-            lambda d: d - d - 1
+        "it is k1, log pi - log pi_ref": dict(of=lambda d: -d),
+        "it is k2, half the square of log pi - log pi_ref": dict(of=lambda d: d**2 / 2),
+        "pi and pi_ref are exchanged": dict(difference=lambda p, ref: p - ref),
+        "the sign is the other one": dict(finish=lambda x: -x),
+        "the - 1 is missing: equal policies are 1 apart": dict(of=lambda d: jnp.exp(d) - d),
+        "the logarithm is missing: only pi_ref / pi - 1 is left": dict(of=jnp.expm1),
+        "the logarithm is added, not subtracted": dict(of=lambda d: jnp.expm1(d) + d),
+        "the exp is missing: the difference of the logarithms stands for the ratio": dict(
+            of=lambda d: d - d - 1
         ),
-        "a difference of probabilities stands for their ratio": lambda p, ref: (
-            jnp.expm1(jnp.exp(ref) - jnp.exp(p)) - (jnp.exp(ref) - jnp.exp(p))
+        "a difference of probabilities stands for their ratio": dict(
+            difference=lambda p, ref: jnp.exp(ref) - jnp.exp(p)
         ),
-        "no gradient flows: stop_gradient holds log_prob": of_difference(
-            lambda d: jax.lax.stop_gradient(jnp.expm1(d) - d)
-        ),
-        "the mean is taken already": of_difference(lambda d: (jnp.expm1(d) - d).mean()),
+        "no gradient flows: stop_gradient holds log_prob": dict(finish=jax.lax.stop_gradient),
+        "the mean is taken already": dict(finish=jnp.mean),
     },
 )
 
@@ -114,15 +114,11 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
+    runs.start_jax(xla_flags="")
     if not grader.run(EXERCISES, functions):
         sys.exit(1)
-    settings.run(lambda arguments: train(functions, arguments or ["MNIST_PATH=subset"]))
-
-
-def train(functions: Sequence[Callable], arguments: list[str]) -> None:
-    """grpo_mnist.py as it is, but for the functions that the reader wrote."""
     import grpo_mnist
 
     print("\nAll right. grpo_mnist.py with your group_advantage and k3:")
     grpo_mnist.group_advantage, grpo_mnist.k3 = functions
-    grpo_mnist.main(arguments)
+    settings.run(lambda arguments: grpo_mnist.main(arguments or ["MNIST_PATH=subset"]))

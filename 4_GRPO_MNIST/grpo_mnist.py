@@ -8,7 +8,7 @@ surrogate objective, with an advantage counted inside the group (DeepSeekMath, a
     J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
     ratio_i = pi(a_i | s) / pi_old(a_i | s)              the importance weight
 
-The clip plays the part of a trust region around the policy that guessed; the KL holds the policy near a
+The clip acts as a trust region around the policy that guessed; the KL holds the policy near a
 frozen reference.
 
 Read first: `update`, the four phases; `group_advantage`; `actor_loss`. The file is folder 3's ppo.py with
@@ -26,25 +26,25 @@ the KL, and three twins (PPO with a critic, REINFORCE, cross-entropy) are in var
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
 """
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tensorflow_probability.substrates.jax import distributions as tfd
+from tqdm import tqdm
 
-import checks
 import data as mnist
 import environment as env
 import pictures
 import runs
 import settings
+from settings import BelowOne, Count, NonNegative, Positive, PositiveOrInf, Seed, Size, TwoOrMore
 
 
 # %% Constants ------------------------------------------------------------------------------------------
@@ -56,28 +56,31 @@ class Constants:
     MNIST_PATH: str = ""  # empty: tensorflow-datasets (offline: the subset); subset: that; or Keras's .npz
     DATA_DIR: str = "~/tensorflow_datasets"  # where tensorflow-datasets keeps mnist
     # --- collecting: one rollout is BATCH_SIZE images, guessed G times each, learned from and thrown away
-    BATCH_SIZE: int = 128  # images per rollout; the guesses are G times as many
-    NUM_GENERATIONS: int = 8  # G, guesses for each image
-    NUM_EPOCHS: int = 10  # passes over the training images
+    BATCH_SIZE: Size = 128  # images per rollout; the guesses are G times as many
+    NUM_GENERATIONS: TwoOrMore = 8  # G, guesses for each image
+    NUM_EPOCHS: Size = 10  # passes over the training images
     # --- learning
-    LEARNING_RATE: float = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
-    WARMUP_FRACTION: float = 0.1  # share of the updates in which it rises; 0: early haste can lose a digit
-    NUM_ITERATIONS: int = 1  # mu, updates for each rollout; with 1 the ratio is 1 and the clip never binds
-    CLIP_EPSILON: float = 0.2  # how far the ratio counts below 1; inf: no clip
-    CLIP_EPSILON_HIGH: float = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
-    BETA: float = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: none is kept
+    LEARNING_RATE: Positive = 0.003  # Adam's, at its peak; falls to 0 along half a cosine
+    WARMUP_FRACTION: BelowOne = 0.1  # share of the updates in which it rises; 0: early haste can lose a digit
+    NUM_ITERATIONS: Count = 1  # mu, updates per rollout; if 1, the ratio is 1 and nothing is clipped
+    CLIP_EPSILON: PositiveOrInf = 0.2  # how far the ratio counts below 1; inf: no clip
+    CLIP_EPSILON_HIGH: PositiveOrInf = 0.2  # ... and above 1; 0.28 is DAPO's clip-higher; inf: no clip
+    BETA: NonNegative = 0.1  # weight of the KL to the frozen reference, the untrained network; 0: no KL
     # --- networks
-    HIDDEN_SIZE: int = 128  # width of the two hidden layers
+    HIDDEN_SIZE: Size = 128  # width of the two hidden layers
     # --- the run
-    SEED: int = 0  # of the first seed
-    NUM_SEEDS: int = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
-    LOGS_PER_EPOCH: int = 2  # rows of log.csv per epoch, each with a look at the validation images
+    SEED: Seed = 0  # of the first seed
+    NUM_SEEDS: Size = 5  # SEED, SEED + 1, ...: trained side by side by jax.vmap
+    LOGS_PER_EPOCH: Count = 2  # rows of log.csv per epoch, each with a look at the validation images
     RUN_DIR: str = ""  # empty: runs/grpo_mnist/<time>
+
+    def __post_init__(self):
+        settings.check(self, "NUM_ITERATIONS", self.NUM_ITERATIONS <= 64, "from 1 to 64")
 
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.grpo)
+    return settings.read(Constants, arguments)
 
 
 # %% Networks -------------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ class Rollout(NamedTuple):
     obs: jax.Array  # float32 [B, 784]
     action: jax.Array  # int32 [B, G]
     reward: jax.Array  # float32 [B, G]
-    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that drew it
+    log_prob: jax.Array  # float32 [B, G], of the action, by the policy that sampled it
     ref_log_prob: jax.Array  # float32 [B, G], by the frozen reference
     entropy: jax.Array  # float32 [B], of that policy, nats
 
@@ -144,55 +147,54 @@ class Log(NamedTuple):
     kl: jax.Array  # KL to the reference (k3); nan: no reference
 
 
-def train_seeds(c: Constants, data: mnist.Data, report: Callable[[Log], None]) -> tuple[Agent, Log, float]:
-    """`train` for all seeds as one program, leaves [NUM_SEEDS, ...]; and the seconds of compiling it."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    train_all = jax.vmap(functools.partial(train, c, report=report), in_axes=(0, None), axis_name="seed")
-    (agents, log), compile_seconds = runs.compile_and_run(train_all, rngs, data)
-    return agents, runs.trained_rows(log), compile_seconds
+SHOWN = ["validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance"]
 
 
-def train(c: Constants, rng: jax.Array, data: mnist.Data, report: Callable[[Log], None]) -> tuple[Agent, Log]:
-    """One seed's whole training, a pure function: jax.jit compiles it, jax.vmap runs it for many seeds.
-
-    Must be mapped with `jax.vmap(..., axis_name="seed")`.
-
-    Args:
-        c: the constants.
-        rng: everything random follows from it.
-        data: images and labels.
-        report: called on the host with each row of the log, averaged over the seeds.
+def train(c: Constants, data: mnist.Data) -> tuple[Agent, Log, float]:
+    """Trains all seeds side by side, one row of the log at a time. Ctrl-C ends the training after a row.
 
     Returns:
-        The agent at the end, and the log [rows].
+        The agents, each leaf [NUM_SEEDS, ...]; the log, each field [NUM_SEEDS, rows]; seconds of compiling.
     """
-    agent_rng, learning_rng = jax.random.split(rng)
-    agent = make_agent(c, agent_rng, len(data.images))
-    reference = agent.actor  # frozen: the scan below changes its own copy of the agent
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng, len(data.images))))(rngs)
+    train_row, compile_seconds = runs.compile_row(
+        functools.partial(learn_and_evaluate, c), rngs, agents, mnist.Data(*map(jnp.asarray, data))
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+        if len(log) % c.LOGS_PER_EPOCH == 0:
+            texts = [f"{name} {100 * getattr(log[-1], name).mean():5.2f} %" for name in SHOWN]
+            tqdm.write("   ".join([f"images {log[-1].images[0]:7d}", *texts]))
+    return agents, Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
 
-    def learn_and_evaluate(agent: Agent, x) -> tuple[Agent, Log]:
-        """The updates of one row of the log, then a look at the validation images."""
-        images, index, rngs = x
 
-        def one_update(agent: Agent, x):
-            index, rng = x
-            return update(c, agent, reference, env.pixels(data.images[index]), data.labels[index], rng)
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array, data: mnist.Data
+) -> tuple[Agent, Log]:
+    """A part of an epoch of one seed, then a look at the validation images: row `index` of the log."""
+    _, learning_rng = jax.random.split(rng)
+    reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
+    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
+    epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
+    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
 
-        agent, figures = jax.lax.scan(one_update, agent, (index, rngs))
-        accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
-        log = Log(images, *accuracies, **{name: figure.mean() for name, figure in figures.items()})
-        return agent, log
+    def one_update(agent: Agent, x: tuple[jax.Array, jax.Array]):
+        batch, rng = x
+        return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
 
-    epochs = jax.random.split(learning_rng, c.NUM_EPOCHS)
-    epochs = jax.vmap(lambda rng: env.shuffled(c, rng, len(data.images)))(epochs)
-    index, rngs = (x.reshape(-1, *x.shape[2:]) for x in epochs)  # [rows, updates, B] and [rows, updates]
-    images = (1 + jnp.arange(len(index))) * index[0].size
-    return runs.scan(learn_and_evaluate, agent, (images, index, rngs), report)
+    agent, metrics = jax.lax.scan(one_update, agent, (batches, rngs))
+    accuracies = env.evaluate(policy, agent.actor, data.validation_images, data.validation_labels)
+    means = {name: metric.mean() for name, metric in metrics.items()}
+    return agent, Log((index + 1) * batches.size, *accuracies, **means)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """An untrained network and its optimizer."""
-    actor_rng, _ = jax.random.split(rng)  # the other half is for the critic of variants.py
+    agent_rng, _ = jax.random.split(rng)
+    actor_rng, _ = jax.random.split(agent_rng)  # the other half is for the critic of variants.py
     actor = MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
     num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * c.NUM_ITERATIONS
     return Agent(actor=actor, actor_optimizer=nnx.Optimizer(actor, adam(c, num_updates), wrt=nnx.Param))
@@ -207,7 +209,7 @@ def adam(c: Constants, num_updates: int) -> optax.GradientTransformation:
 def update(
     c: Constants, agent: Agent, reference: MLP, obs: jax.Array, label: jax.Array, rng: jax.Array
 ) -> tuple[Agent, dict[str, jax.Array]]:
-    """The four phases of GRPO on a batch of images; returns the figures of `Log` as well, float32 [] each."""
+    """The four phases of GRPO on a batch of images; also returns the metrics of `Log`, float32 [] each."""
     # 1. collect
     rollout = collect(c, agent.actor, reference, obs, label, rng)
     # 2. judge
@@ -215,15 +217,15 @@ def update(
     batch = Batch(obs, rollout.action, rollout.log_prob, rollout.ref_log_prob, advantage)
     # 3. learn
     agent, learned = learn(c, agent, batch)
-    # 4. discard: the rollout ends here. Its actions were drawn by a policy that is gone.
+    # 4. discard the rollout: the policy that sampled its guesses has changed
 
-    figures = {
+    metrics = {
         "reward": rollout.reward.mean(),
         "advantage_std": batch.advantage.std(),
         "zero_variance": 1 - has_signal(rollout.reward).mean(),
         "entropy": rollout.entropy.mean(),
     }
-    return agent, figures | learned
+    return agent, metrics | learned
 
 
 def collect(
@@ -238,11 +240,11 @@ def collect(
 
 
 def learn(c: Constants, agent: Agent, batch: Batch) -> tuple[Agent, dict[str, jax.Array]]:
-    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; figures of the last."""
+    """NUM_ITERATIONS gradient steps on one batch, which change the agent in place; metrics of the last."""
     for _ in range(c.NUM_ITERATIONS):
-        gradient, figures = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
+        gradient, metrics = nnx.grad(functools.partial(actor_loss, c), has_aux=True)(agent.actor, batch)
         agent.actor_optimizer.update(agent.actor, gradient)
-    return agent, figures
+    return agent, metrics
 
 
 # %% Algorithm ------------------------------------------------------------------------------------------
@@ -286,17 +288,24 @@ def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
 
 
 def actor_loss(c: Constants, actor: MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Minus the surrogate objective on top of this file, and figures of `Log`; float32 [] each."""
+    """Minus the surrogate objective on top of this file, and metrics of `Log`; float32 [] each."""
     log_prob = policy(actor, batch.obs)[:, None].log_prob(batch.action)  # [B, G]
     ratio = jnp.exp(log_prob - batch.log_prob)  # 1 at the first gradient step
     objective = clipped_objective(ratio, batch.advantage, c.CLIP_EPSILON, c.CLIP_EPSILON_HIGH)
     kl = k3(log_prob, batch.ref_log_prob)
     loss = -(objective - c.BETA * kl).mean(axis=1)  # [B], mean over the group
-    figures = {
+    metrics = {
         "clip_fraction": jnp.mean(objective < ratio * batch.advantage),
         "kl": kl.mean() if c.BETA else jnp.nan,
     }
-    return loss.mean(), figures
+    return loss.mean(), metrics
+
+
+def percent(rows: list[dict[str, Any]], name: str) -> str:
+    """Mean and sample standard deviation of a column over the seeds."""
+    values = 100 * np.array([row[name] for row in rows])
+    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread} %"
 
 
 # %% Main -----------------------------------------------------------------------------------------------
@@ -315,6 +324,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     c = configure(arguments)
+    runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = mnist.read_mnist(c.MNIST_PATH, c.DATA_DIR)
     env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run("grpo_mnist", c)
@@ -322,18 +332,12 @@ def main(arguments: list[str]) -> dict[str, Any]:
         f"data: {source}\neach update: {c.BATCH_SIZE} images, {c.BATCH_SIZE * c.NUM_GENERATIONS} guesses, "
         f"{c.NUM_ITERATIONS} optimizer step(s); {c.NUM_SEEDS} seeds side by side, in {run_dir}"
     )
-    with (
-        contextlib.suppress(runs.Stopped),
-        runs.progress("grpo", c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report,
-    ):
-        agents, log, compile_seconds = train_seeds(c, data, report)
-    runs.write_log(run_dir, {"grpo": log}, c.SEED)
+    agents, log, compile_seconds = train(c, data)
+    runs.write_log(run_dir, log, c.SEED, method="grpo")
     final = env.final_rows(c, policy, "grpo", agents, log, data)
     runs.write_csv(run_dir / "accuracy.csv", final)
     pictures.draw_accuracy(run_dir / "accuracy.png", {"grpo": log})
-    greedy, sampled = (
-        runs.percent(row[name] for row in final) for name in ("test_accuracy", "test_sampled_accuracy")
-    )
+    greedy, sampled = (percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
     epochs = log.images.shape[1] / c.LOGS_PER_EPOCH
     print(f"\ntest accuracy after {epochs:g} epochs: greedy {greedy}, sampled {sampled}")
     result = {

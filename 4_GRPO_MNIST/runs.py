@@ -1,42 +1,53 @@
-"""What serves a run and changes nothing that is learned: its folder, its log, what it prints."""
+"""What a run needs besides learning: its folder, its files, its loop. The same in folders 2 to 4."""
 
-import contextlib
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import os
 import re
 import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from settings import UserError
 
-RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # wherever a script is called
-# What was compiled is kept from run to run: another SEED compiles nothing. Safe to delete.
-jax.config.update(
-    "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
-)
+RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  # in the repository
 
 
-STOP = threading.Event()  # set by Ctrl-C while a training runs
+def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
+    """Configures JAX; call it before the first array is made.
+
+    By default XLA splits even the smallest matrix product over all cores. With networks this small that costs
+    more than it saves, and in one thread a run is repeatable bit for bit.
+
+    Raises:
+        UserError: the platform that JAX_PLATFORMS names isn't there.
+    """
+    os.environ.setdefault("XLA_FLAGS", xla_flags)
+    # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted.
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    warnings.showwarning = functools.partial(remove_damaged, warnings.showwarning)
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        platform = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        raise UserError(f"{platform}: {str(error).splitlines()[0]}; unset it to use the CPU") from None
 
 
-def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
-    """Not of a compiled program that a killed run left half written: it goes, and is kept anew."""
+def remove_damaged(show: Callable, message: Warning, *where: Any) -> None:
+    """Removes a compiled program that a killed run left half written; `show`s any other warning."""
     damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
     if not damaged:
         return show(message, *where)
@@ -44,38 +55,24 @@ def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwa
         path.unlink(missing_ok=True)
 
 
-warnings.showwarning = show_warning
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C has ended a training early; what was trained until then is whole."""
-
-
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes the constants into it.
+    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes constants.json into it.
 
     Raises:
-        UserError: the folder cannot be written, or holds another run.
+        UserError: the folder can't be written, or it holds the result of another run.
     """
-    folder = Path(c.RUN_DIR or RUNS / name)
-    try:
-        folder = folder if c.RUN_DIR else new_folder(folder / time.strftime("%Y-%m-%d_%H-%M-%S"))
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "result.json").exists():
-            raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-        write_json(folder / "constants.json", dataclasses.asdict(c))
-    except OSError as error:
-        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
-    return folder
-
-
-def new_folder(path: Path) -> Path:
-    """Makes it, or path_2, path_3, ...: two runs may start in the same second."""
+    wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     for count in itertools.count(1):
-        folder = path.with_name(f"{path.name}_{count}") if count > 1 else path
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+        folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+            if (folder / "result.json").exists():
+                raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+            write_json(folder / "constants.json", dataclasses.asdict(c))
             return folder
+        except OSError as error:
+            if c.RUN_DIR or not isinstance(error, FileExistsError):  # else two runs began in the same second
+                raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -84,7 +81,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a table; numbers in full, so that everything shown can be computed again from the file."""
+    """Writes a table, with every digit of its numbers."""
     rows = list(rows)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -92,110 +89,120 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def write_log(folder: Path, logs: Mapping[str, Any], first_seed: int) -> None:
-    """The logs by method, arrays [NUM_SEEDS, rows]: log.csv, and means over the seeds for TensorBoard."""
-    rows = [
-        {"method": method, "seed": first_seed + i}
-        | {name: values[i, j].item() for name, values in log._asdict().items()}
-        for method, log in logs.items()
-        for i, j in np.ndindex(log.images.shape)
+def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
+    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as rows of log.csv; `columns` stand in front."""
+    return [
+        {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in log._asdict().items()}
+        for i, j in np.ndindex(log[0].shape)
     ]
-    write_csv(folder / "log.csv", rows)
-    for method, log in logs.items():
-        with SummaryWriter(str(folder / "tensorboard" / method)) as writer:
-            for name, values in log._asdict().items():
-                for images, value in zip(log.images[0], values.mean(axis=0)):
-                    if np.isfinite(value):  # nan where a method has no such figure
-                        writer.add_scalar(f"train/{name}", float(value), int(images))
 
 
-@contextlib.contextmanager
-def progress(method: str, num_rows: int, rows_per_line: int) -> Iterator[Callable[[Any], None]]:
-    """A progress bar while a training runs, and a printed line after every `rows_per_line` rows of the log.
-
-    Yields:
-        report(row), to be called with each row of the log, means over the seeds.
-    """
-    with tqdm(total=num_rows, desc=method, leave=False, disable=None) as bar:
-        rows = []
-
-        def report(row: Any) -> None:
-            rows.append(row)
-            bar.update()
-            if len(rows) % rows_per_line == 0:
-                shares = ("validation_accuracy", "validation_sampled_accuracy", "reward", "zero_variance")
-                texts = [f"{name} {100 * getattr(row, name):5.2f} %" for name in shares]
-                tqdm.write("   ".join([f"{method:13s}   images {int(row.images):7d}", *texts]))
-
-        STOP.clear()
-        yield report
-        if STOP.is_set():
-            raise Stopped
+def write_curves(folder: Path, log: Any) -> None:
+    """Writes the means over the seeds as TensorBoard's curves; the log's first field is the x-axis."""
+    with SummaryWriter(str(folder)) as writer:
+        for name, values in log._asdict().items():
+            for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
+                if np.isfinite(value):  # a metric is nan where there was nothing to measure
+                    writer.add_scalar(f"train/{name}", float(value), int(x))
 
 
-def scan(body: Callable, agent: Any, xs: Any, report: Callable[[Any], None]) -> tuple[Any, Any]:
-    """jax.lax.scan, which calls report(row), means over the seeds, after each row, and ends once STOP is set.
+def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
+    """Writes log.csv, see `log_rows`, and TensorBoard's curves."""
+    write_csv(folder / "log.csv", log_rows(log, first_seed, **columns))
+    write_curves(folder / "tensorboard", log)
+
+
+def compile_row(
+    learn_and_evaluate: Callable,
+    rngs: jax.Array,
+    agents: Any,
+    *data: Any,
+    shared: str = "count|step|env_step",
+) -> tuple[Callable, float]:
+    """Compiles the training of one row of the log, for all seeds side by side.
+
+    Two details change nothing but how XLA rounds. They keep every digit of the published results, which came
+    from one program with a loop over the rows: a step count that all seeds share stays one number instead of
+    a vector of equal ones, and the row is a loop of one round whose length XLA doesn't know.
 
     Args:
-        body: (agent, x) -> (agent, row of the log), mapped with `jax.vmap(..., axis_name="seed")`.
-        agent, xs: as those of jax.lax.scan.
-        report: called on the host.
+        learn_and_evaluate: (rng, agent, index of the row, *data) -> (agent, row of the log), for one seed.
+        rngs: [NUM_SEEDS].
+        agents: each leaf [NUM_SEEDS, ...].
+        data: arrays that all seeds share.
+        shared: names of the counts in the agents that are the same for all seeds, a regular expression.
 
     Returns:
-        The agent, and the log; rows that were not trained any more are 0.
+        (agents, index) -> (agents, row), leaves [NUM_SEEDS, ...]; and the seconds of compiling it.
     """
+    paths, tree = jax.tree.flatten_with_path(agents)
+    is_shared = [re.search(rf"\.({shared})(\.value)?$", jax.tree_util.keystr(path)) for path, _ in paths]
 
-    def go_on(row: Any) -> np.bool_:
-        report(row)
-        return np.bool_(not STOP.is_set())
+    def one_seed(rng, leaves, index, rounds, data):
+        def one_round(_, carry):
+            return learn_and_evaluate(rng, carry[0], index, *data)
 
-    def one_row(carry: tuple) -> tuple:
-        i, _, agent, log = carry
-        agent, row = body(agent, jax.tree.map(lambda x: x[i], xs))
-        log = jax.tree.map(lambda rows, new: rows.at[i].set(new), log, row)
-        going = io_callback(go_on, jax.ShapeDtypeStruct((), bool), jax.lax.pmean(row, "seed"))
-        return i + 1, going, agent, log
+        agent = tree.unflatten(leaves)
+        row = jax.eval_shape(lambda: learn_and_evaluate(rng, agent, index, *data)[1])
+        row = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), row)
+        return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
 
-    count = len(jax.tree.leaves(xs)[0])
-    _, row = jax.eval_shape(body, agent, jax.tree.map(lambda x: x[0], xs))
-    log = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), row)
-    start = (jnp.int32(0), jnp.bool_(True), agent, log)
-    *_, agent, log = jax.lax.while_loop(lambda carry: (carry[0] < count) & carry[1], one_row, start)
-    return agent, log
+    def all_seeds(rngs, agents, index, rounds, data):
+        leaves = [x[0] if one else x for x, one in zip(jax.tree.leaves(agents), is_shared)]
+        axes = 0, [None if one else 0 for one in is_shared], None, None, None
+        return jax.vmap(one_seed, in_axes=axes)(rngs, leaves, index, rounds, data)
 
-
-def trained_rows(log: Any) -> Any:
-    """The log as numpy arrays [NUM_SEEDS, rows], without the rows that `scan` has left out."""
-    log = jax.tree.map(np.asarray, log)
-    return jax.tree.map(lambda values: values[:, log[0][0] > 0], log)  # the first column counts what was seen
-
-
-def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float]:
-    """What `function` returns of jax arrays, and the seconds of compiling it.
-
-    Ctrl-C while it runs ends its `scan` at the next report. Once more: nothing is kept.
-    """
     started = time.perf_counter()
-    program = jax.jit(function).lower(*arguments).compile()
-    compile_seconds = time.perf_counter() - started
+    program = jax.jit(all_seeds).lower(rngs, agents, 0, 1, data).compile()
+    return lambda agents, index: program(rngs, agents, index, 1, data), time.perf_counter() - started
+
+
+def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
+    """The items, with a progress bar. Ctrl-C ends the loop over them when the round it's in is complete.
+
+    Pressed again, it raises KeyboardInterrupt as usual.
+    """
+    pressed = []
 
     def stop(number: int, frame: Any) -> None:
-        STOP.set()
-        tqdm.write("stopping at the next report (Ctrl-C once more: nothing is kept)")
+        pressed.append(number)
         signal.signal(number, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        # Python hears Ctrl-C only in a thread that XLA does not keep busy.
-        with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(lambda: jax.block_until_ready(program(*arguments))).result()
+        for item in tqdm(items, unit="row", leave=False, disable=None):
+            yield item
+            if pressed:
+                tqdm.write("stopped by Ctrl-C; what's trained so far is kept (Ctrl-C again: nothing is)")
+                break
     finally:
         signal.signal(signal.SIGINT, before)
-    return result, compile_seconds
 
 
-def percent(accuracies: Iterable[float]) -> str:
-    """Mean and sample standard deviation over the seeds."""
-    values = 100 * np.array(list(accuracies))
-    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{values.mean():.2f}{spread} %"
+def whole[T](trained: T, num_rows: int) -> T:
+    """What `train` returned; KeyboardInterrupt if Ctrl-C cut it short, since a study keeps no such row."""
+    if trained[1][0].shape[1] < num_rows:
+        raise KeyboardInterrupt
+    return trained
+
+
+def print_row(log: Sequence[Any], num_steps: int, shown: Sequence[str]) -> None:
+    """Prints the last row of a log, means over the seeds, if it begins another tenth of `num_steps`.
+
+    `log` is a list of rows so far, NamedTuples of arrays [NUM_SEEDS]; `shown` names the fields to print.
+    """
+    if len(log) == 1:
+        tqdm.write("     step   " + "   ".join(shown))
+    before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]
+    if 10 * before // num_steps < 10 * now // num_steps:
+        columns = (f"{getattr(log[-1], name).mean():{len(name)}.4g}" for name in shown)
+        tqdm.write(f"{int(log[-1].env_step.mean()):9,}   " + "   ".join(columns))
+
+
+def summary(eval_return: np.ndarray, solved: float | None = None) -> str:
+    """Mean and sample standard deviation over the seeds [NUM_SEEDS], the lowest, and how many are solved."""
+    spread = f" +- {eval_return.std(ddof=1):.1f}" if len(eval_return) > 1 else ""
+    text = f"{eval_return.mean():.1f}{spread}, lowest {eval_return.min():.1f}"
+    if solved is None:
+        return text
+    return f"{text}, {(eval_return >= solved).sum()} of {len(eval_return)} seeds solved ({solved:g} or more)"

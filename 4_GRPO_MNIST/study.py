@@ -81,8 +81,8 @@ GRID = [
 # %% Training -------------------------------------------------------------------------------------------
 def train(c: variants.Constants, data: Data, testing: bool) -> tuple[script.Log, list[dict[str, Any]], float]:
     """Trains one variant: its log, a row for each seed of what came of it, and the seconds of compiling."""
-    with runs.progress(c.METHOD, c.NUM_EPOCHS * c.LOGS_PER_EPOCH, c.LOGS_PER_EPOCH) as report:
-        agents, log, compile_seconds = variants.train_seeds(c, data, report)
+    print(c.METHOD)
+    agents, log, compile_seconds = runs.whole(variants.train(c, data), c.NUM_EPOCHS * c.LOGS_PER_EPOCH)
     finals = env.final_rows(c, script.policy, c.METHOD, agents, log, data if testing else None)
     return log, finals, compile_seconds
 
@@ -93,14 +93,15 @@ def twins(run_dir: Path, c: variants.Constants, data: Data, source: str) -> None
     for method in variants.METHODS:
         logs[method], finals[method], seconds = train(replace(c, METHOD=method), data, testing=True)
         compile_seconds += seconds
-    runs.write_log(run_dir, logs, c.SEED)
+    rows = [row for method, log in logs.items() for row in runs.log_rows(log, c.SEED, method=method)]
+    runs.write_csv(run_dir / "log.csv", rows)
+    for method, log in logs.items():
+        runs.write_curves(run_dir / "tensorboard" / method, log)
     runs.write_csv(run_dir / "accuracy.csv", [row for final in finals.values() for row in final])
     pictures.draw_accuracy(run_dir / "accuracy.png", logs)
     print(f"\ntest accuracy after {c.NUM_EPOCHS} epochs, mean ± sample standard deviation over the seeds")
     for method, final in finals.items():
-        greedy, sampled = (
-            runs.percent(row[name] for row in final) for name in ("test_accuracy", "test_sampled_accuracy")
-        )
+        greedy, sampled = (script.percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
         print(f"  {pictures.LABELS[method]:24s} greedy {greedy:18s} sampled {sampled}")
     result = {
         "test_accuracy": [row["test_accuracy"] for row in finals["grpo"]],
@@ -137,7 +138,7 @@ def train_rows(
             # of the others the mean over the whole training
             line |= {k: v[i].mean().item() for k, v in log._asdict().items() if k not in line}
             lines.append(line | {"seconds_of_all_seeds": seconds})
-        accuracy = runs.percent(final["validation_accuracy"] for final in finals)
+        accuracy = script.percent(finals, "validation_accuracy")
         print(f"{method} {' '.join(changes)}: validation accuracy {accuracy}, {seconds:.1f} s\n")
         runs.write_csv(path, lines)
 
@@ -196,7 +197,7 @@ def gradient_study(arguments: list[str], data: Data) -> list[dict[str, Any]]:
     """
     given = variants.configure([*arguments, "MICRO_BATCH_SIZE=0"])
     one_epoch = replace(given, NUM_EPOCHS=1, NUM_SEEDS=1)
-    agent = jax.tree.map(lambda leaf: leaf[0], variants.train_seeds(one_epoch, data, lambda row: None)[0])
+    agent = jax.tree.map(lambda leaf: leaf[0], variants.train(one_epoch, data)[0])
     count = min(len(data.images), 10_000)
     images, labels = env.pixels(jnp.asarray(data.images[:count])), jnp.asarray(data.labels[:count])
 
@@ -289,6 +290,7 @@ def main(arguments: list[str]) -> Path:
     arguments = [*TUNING_SEEDS, *arguments] if what == "tune" else arguments
     c = variants.configure(arguments)
     rows = {"": COMPARISON, "tune": GRID, "twins": [], "one": [(c.METHOD, [])]}[what]
+    runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
     for method, changes in [("grpo", []), *rows]:
         # one that clashes with the command line is refused before anything is trained

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-import checks
 import environment as env
 import grpo_mnist as script
 import settings
@@ -31,10 +30,18 @@ class Constants(script.Constants):
     """Those of grpo_mnist.py, and what can be exchanged there."""
 
     METHOD: Literal["grpo", "cross_entropy", "ppo", "reinforce", "exact"] = "grpo"  # who learns, see above
+    NUM_GENERATIONS: settings.Size = 8  # G; 1 has no group: only ADVANTAGE=batch_mean takes it
     ADVANTAGE: Literal["group_std", "group", "batch_mean", "leave_one_out"] = "group_std"  # GRPO's
     KL_ESTIMATOR: Literal["k1", "k2", "k3"] = "k3"  # Schulman 2020; as a loss each pulls another way
     SKIP_ZERO_VARIANCE: bool = False  # True: groups whose rewards are all equal do not count in GRPO's mean
-    MICRO_BATCH_SIZE: int = 0  # images per gradient pass, added up over the batch; 0: the whole batch at once
+    MICRO_BATCH_SIZE: settings.CountOrOff = 0  # images per gradient pass, added up; 0: all at once
+
+    def __post_init__(self):
+        super().__post_init__()
+        group = self.NUM_GENERATIONS > 1 or self.ADVANTAGE == "batch_mean"
+        settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
+        divides = self.BATCH_SIZE % max(self.MICRO_BATCH_SIZE, 1) == 0
+        settings.check(self, "MICRO_BATCH_SIZE", divides, f"0, or a divisor of BATCH_SIZE={self.BATCH_SIZE}")
 
 
 METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
@@ -42,7 +49,7 @@ METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
 
 def configure(arguments: list[str]) -> Constants:
     """The constants above, changed by `NAME=value` arguments. Raises settings.UserError."""
-    return settings.read(Constants, arguments, checks.variants)
+    return settings.read(Constants, arguments)
 
 
 # %% Training -------------------------------------------------------------------------------------------
@@ -68,15 +75,15 @@ class Batch(NamedTuple):
     weight: jax.Array  # float32 [B], sums to 1 over the whole batch: its parts' sums add up to the whole
 
 
-def train_seeds(c: Constants, data: Data, report: Callable) -> tuple[Agent, script.Log, float]:
-    """`grpo_mnist.train_seeds` with the functions of this file in the place of that one's."""
+def train(c: Constants, data: Data) -> tuple[Agent, script.Log, float]:
+    """`grpo_mnist.train` with the functions of this file in the place of that one's."""
     with mock.patch.multiple(script, make_agent=make_agent, update=update):
-        return script.train_seeds(c, data, report)
+        return script.train(c, data)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
     """Untrained networks and their optimizers; the actor is grpo_mnist.py's."""
-    actor_rng, critic_rng = jax.random.split(rng)
+    actor_rng, critic_rng = jax.random.split(jax.random.split(rng)[0])
     actor = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, env.NUM_DIGITS, nnx.Rngs(actor_rng))
     critic = script.MLP(env.NUM_PIXELS, c.HIDDEN_SIZE, 1, nnx.Rngs(critic_rng))
     num_updates = c.NUM_EPOCHS * c.LOGS_PER_EPOCH * env.updates_per_row(c, num_images) * num_iterations(c)

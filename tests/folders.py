@@ -1,4 +1,4 @@
-"""Imports the files of folders 1 to 4. Each has a `settings`, a `study`: names that clash in one process."""
+"""Imports the files of folders 1 to 4. Each has a `settings`, a `runs`: names that clash in one process."""
 
 import contextlib
 import functools
@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
+
+import jax
+import jax.numpy as jnp
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,14 +41,25 @@ def load(folder: str, name: str) -> ModuleType:
     return load_all(folder)[name]
 
 
+def training(script: ModuleType, c: Any, rng: jax.Array, rows: int, *data: Any) -> tuple[Any, Any]:
+    """One seed's whole training as one traceable function: the agent, and the log [rows]."""
+    sizes = [len(part.images) for part in data]  # folder 4's make_agent asks for the number of images
+    agent = script.make_agent(c, rng, *sizes)
+    if hasattr(script, "fill_buffer"):
+        agent = script.fill_buffer(c, rng, agent)
+    return jax.lax.scan(
+        lambda agent, row: script.learn_and_evaluate(c, rng, agent, row, *data), agent, jnp.arange(rows)
+    )
+
+
 def whole_run_of(script: ModuleType, folder: Path, *arguments: str) -> tuple[Path, dict, str, list[Any]]:
     """A whole run of a script of folder 3: `folder`, its result, what was printed, what was trained."""
-    printed, trained, train_seeds = io.StringIO(), [], script.train_seeds
+    printed, trained, train = io.StringIO(), [], script.train
 
-    def remember(c, report):
-        trained.extend(train_seeds(c, report))
+    def remember(c):
+        trained.extend(train(c))
         return trained
 
-    with mock.patch.object(script, "train_seeds", remember), contextlib.redirect_stdout(printed):
+    with mock.patch.object(script, "train", remember), contextlib.redirect_stdout(printed):
         result = script.main([*arguments, f"RUN_DIR={folder}"])
     return folder, result, printed.getvalue(), trained

@@ -10,10 +10,8 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import short_runs
 from folders import load
@@ -50,80 +48,48 @@ def test_runs_lie_in_the_repository_wherever_the_script_is_called(folder, tmp_pa
     assert runs.RUNS.resolve() == (tmp_path / __file__).resolve().parent.parent / "runs"
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of a log, as a tree."""
+def stop_at_the_second(runs, rows):
+    """Ctrl-C while a script prints the second row of its log; keeps their steps in `rows`."""
 
-    count: jax.Array
-    value: jax.Array
-
-    def __getitem__(self, i):
-        return (self.count, self.value)[i]
-
-
-jax.tree_util.register_dataclass(Row)
-
-
-@pytest.mark.parametrize("folder", COMPILED)
-def test_ctrl_c_stops_a_training_at_the_next_report_and_keeps_what_was_trained(folder, capsys):
-    runs, reported = load(folder, "runs"), []
-
-    def report(row):
-        reported.append(float(row.value))
-        if len(reported) == 3:
+    def print_row(log, *_):
+        rows.append(int(log[-1].env_step.mean()))
+        if len(log) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            runs.STOP.wait(10)  # the signal is on its way to the main thread
 
-    def body(agent, x):
-        agent = agent + x
-        return agent, Row(agent.astype(int), 10.0 * agent)
+    return mock.patch.object(runs, "print_row", print_row)
 
-    def train(start):
-        return runs.scan(body, start, jnp.ones(1_000), report)
 
-    runs.STOP.clear()
+SMALL_DQN = ["NUM_SEEDS=1", "HIDDEN_SIZE=4", "REPLAY_CAPACITY=1000", "EVAL_EPISODES=1"]
+
+
+def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, capsys):
+    dqn, rows = load("2_Cart_Pole_DQN", "cart_pole_dqn"), []
     handler = signal.getsignal(signal.SIGINT)
-    train_all = jax.vmap(train, axis_name="seed")
-    (agents, log), _ = runs.compile_and_run(train_all, jnp.array([0.0, 2.0]))
+    with stop_at_the_second(dqn.runs, rows):
+        result = dqn.main([*SMALL_DQN, f"RUN_DIR={tmp_path / 'run'}"])
     assert signal.getsignal(signal.SIGINT) is handler
-    assert reported == [20.0, 30.0, 40.0]  # means over both seeds
-    assert agents.tolist() == [3.0, 5.0]
-    log = runs.trained_rows(log)
-    assert log.count.tolist() == [[1, 2, 3], [3, 4, 5]] and isinstance(log.value, np.ndarray)
-    assert "stopping at the next report" in capsys.readouterr().out
-    runs.STOP.clear()
-    (agents, log), _ = runs.compile_and_run(train_all, jnp.array([0.0, 2.0]))  # nobody stops this one
-    assert agents.tolist() == [1_000.0, 1_002.0] and log.count.shape == (2, 1_000)
-
-
-@pytest.mark.parametrize("folder", COMPILED)
-def test_a_study_keeps_no_row_that_was_stopped(folder):
-    runs = load(folder, "runs")
-    shown = ("grpo", 10, 1) if folder[0] == "4" else (10, ["loss"])
-    with pytest.raises(KeyboardInterrupt), runs.progress(*shown):
-        runs.STOP.set()
-    with runs.progress(*shown):  # and the next training is not stopped by it
-        assert not runs.STOP.is_set()
-
-
-def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
-    dqn = load("2_Cart_Pole_DQN", "cart_pole_dqn")
-    rows = []
-
-    def stop_at_the_second(log):
-        rows.append(int(log.env_step))
-        if len(rows) >= 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            dqn.runs.STOP.wait(10)
-
-    train_seeds = dqn.train_seeds
-    monkeypatch.setattr(dqn, "train_seeds", lambda c, report: train_seeds(c, stop_at_the_second))
-    small = ["NUM_SEEDS=1", "HIDDEN_SIZE=4", "REPLAY_CAPACITY=1000", "EVAL_EPISODES=1"]
-    result = dqn.main([*small, f"RUN_DIR={tmp_path / 'run'}"])
     assert rows == [2_000, 3_000] and result["env_steps"] == [3_000]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["env_steps"] == [3_000]
     assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 1 + 2
     assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+def test_a_study_keeps_no_row_that_was_stopped():
+    study, rows = load("2_Cart_Pole_DQN", "study"), []
+    with stop_at_the_second(study.runs, rows), pytest.raises(KeyboardInterrupt):
+        study.measure(SMALL_DQN)
+    assert rows == [2_000, 3_000]
+
+
+@pytest.mark.parametrize("folder", COMPILED)
+def test_a_second_ctrl_c_stops_at_once(folder):
+    runs, done = load(folder, "runs"), []
+    with pytest.raises(KeyboardInterrupt):
+        for i in runs.until_ctrl_c(range(10)):
+            for _ in range(2 * i):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(i)
+    assert done == [0]
 
 
 # --- folder 5
@@ -137,16 +103,23 @@ def test_module_6_makes_a_folder_of_its_own(tmp_path, monkeypatch):
     assert {path.parent.name for path in made} == {"mesh_and_axis_rules"}
 
 
-@pytest.mark.parametrize("run", [settings.run, *(load(folder, "settings").run for folder in FOLDERS)])
-def test_the_last_cell_of_a_script_runs_in_a_notebook(run, monkeypatch):
-    """Its kernel's arguments are no constants of the reader's."""
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_last_cell_of_a_script_runs_in_a_notebook(folder, monkeypatch):
+    """Its kernel's arguments are no constants of the reader's; those that a cell puts in their place are."""
+    given, run = [], load(folder, "settings").run
+    monkeypatch.setattr(sys, "argv", ["/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    run(given.append)
+    monkeypatch.setattr(sys, "argv", ["script.py", "SEED=1"])
+    run(given.append)
+    assert given == [[], ["SEED=1"]]
+
+
+def test_the_last_cell_of_folder_5_runs_in_a_notebook(monkeypatch):
     given = []
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
-    run(given.append)
-    monkeypatch.delitem(sys.modules, "ipykernel")
-    run(given.append)
-    assert given == [[], ["-f", "kernel.json"]]
+    settings.run(given.append)
+    assert given == [[]]
 
 
 def rows_of(path):
@@ -212,6 +185,7 @@ if "Maxtext" in sys.argv[1]:
     process.keep_compiled()
 else:
     import runs
+    runs.start_jax()
 jax.config.update("jax_compilation_cache_dir", sys.argv[2])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

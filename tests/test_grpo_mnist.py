@@ -34,10 +34,6 @@ TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BA
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
 
-def silent(row):
-    """A report that reports nothing."""
-
-
 @functools.cache
 def subset():
     return mnist_data.read_mnist("subset", "")[0]
@@ -65,9 +61,9 @@ def trained(method, *arguments):
     """Agents and log of a training on the images of `run`; a program that is the same is compiled once."""
     c = variants.configure([*RUN, f"METHOD={method}", *arguments])
     images, labels, _, _, *test = few(480)
-    return variants.train_seeds(
-        c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test), silent
-    )[:2]
+    return variants.train(c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test))[
+        :2
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +72,15 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_npz(folder / "own.npz", few(480))
     made, make_schedule = {}, grpo_mnist.optax.warmup_cosine_decay_schedule
-    train_seeds, final_rows, out, lengths = variants.train_seeds, environment.final_rows, io.StringIO(), []
+    train, final_rows, out, lengths = variants.train, environment.final_rows, io.StringIO(), []
 
     def note_length(start, peak, warmup, length):
         lengths.append((warmup, length))
         return make_schedule(start, peak, warmup, length)
 
-    def note_training(c, data, report):
+    def note_training(c, data):
         lengths.clear()
-        agents, log, seconds = train_seeds(c, data, report)
+        agents, log, seconds = train(c, data)
         before = untrained(c, len(data.images))
         made[c.METHOD] = SimpleNamespace(
             before=before, agents=agents, log=log, data=data, lengths=set(lengths), c=c
@@ -98,7 +94,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.chdir(folder)
         patch.setattr(grpo_mnist.optax, "warmup_cosine_decay_schedule", note_length)
-        patch.setattr(variants, "train_seeds", note_training)
+        patch.setattr(variants, "train", note_training)
         patch.setattr(environment, "final_rows", note_rows)
         run_dir = study.main(["twins", *RUN])
     result = json.loads((folder / run_dir / "result.json").read_text())
@@ -109,7 +105,7 @@ def untrained(c, num_images):
     """The agents before training, leaves [NUM_SEEDS, ...]."""
     rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
     make = functools.partial(variants.make_agent, c, num_images=num_images)
-    return jax.jit(jax.vmap(lambda rng: make(jax.random.split(rng)[0])))(rngs)
+    return jax.jit(jax.vmap(make))(rngs)
 
 
 @functools.cache  # to draw weights is slow where everything has to be compiled
@@ -553,7 +549,7 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     for method in ("grpo", "cross_entropy"):
         c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
         script = grpo_mnist if method == "grpo" else variants
-        agents, log, _ = script.train_seeds(c, subset(), silent)
+        agents, log, _ = script.train(c, subset())
         rows = environment.final_rows(c, grpo_mnist.policy, method, agents, log, subset())
         accuracy[method] = np.mean([row["test_accuracy"] for row in rows])
     assert accuracy["grpo"] > 0.90
@@ -598,7 +594,8 @@ def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_i
 
 def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
     trained = run.made["grpo"]
-    lines = [line for line in run.out.splitlines() if line.startswith("grpo ")]
+    of_grpo = run.out.split("grpo\n", 1)[1].partition("cross_entropy\n")[0]
+    lines = [line for line in of_grpo.splitlines() if line.startswith("images ")]
     images = [int(re.search(r"images +(\d+)", line)[1]) for line in lines]
     assert images == [384, 768, 1152]  # 400 images are 3 batches of 64 for each of 2 rows
     log, data, final = trained.log, trained.data, trained.final[1]
@@ -665,7 +662,7 @@ def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
 
 def test_the_exact_gradient_learns_too():
     c = variants.configure([*TINY, "NUM_EPOCHS=10", "LEARNING_RATE=0.01", "METHOD=exact"])
-    assert variants.train_seeds(c, few(), silent)[1].validation_accuracy[:, -1].min() > 0.5
+    assert variants.train(c, few())[1].validation_accuracy[:, -1].min() > 0.5
 
 
 def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
@@ -846,7 +843,7 @@ def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, ru
     values = 100 * np.array(result["test_accuracy"])
     assert f"greedy {values.mean():.2f} ± {values.std(ddof=1):.2f} %" in out
     assert (folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert list((folder / "tensorboard" / "grpo").iterdir())
+    assert list((folder / "tensorboard").iterdir())
 
 
 def test_the_twins_write_their_result_their_tables_and_their_picture(run):
@@ -909,13 +906,13 @@ def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_re
     monkeypatch.setattr(study, "GRID", study.GRID[-1:])
     write_npz(tmp_path / "own.npz", few(480))
     training = trained("cross_entropy", "SEED=8")
-    configured, arguments = [], ["NUM_SEEDS=2", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
+    configured, arguments = [], ["NUM_SEEDS=2", "NUM_EPOCHS=3", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
 
-    def train_seeds(c, data, report):
+    def train(c, data):
         configured.append((c.METHOD, c.SEED, c.LEARNING_RATE, c.WARMUP_FRACTION))
         return *training, 0.0
 
-    monkeypatch.setattr(variants, "train_seeds", train_seeds)
+    monkeypatch.setattr(variants, "train", train)
     study.main(["tune", *arguments])
     assert configured == [("cross_entropy", 100, 0.006, 0.3)]
     rows = read("tune/tune.csv")
@@ -928,8 +925,8 @@ def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_
 ):
     monkeypatch.chdir(tmp_path)
     write_npz(tmp_path / "own.npz", few(480))
-    monkeypatch.setattr(variants, "train_seeds", None)
-    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1.0")):
+    monkeypatch.setattr(variants, "train", None)
+    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1: ")):
         with pytest.raises(settings.UserError, match=words):
             study.main([*arguments, "MNIST_PATH=own.npz"])
     assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
@@ -937,39 +934,39 @@ def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_
 
 BAD = [
     ("LEARNING_RAT=1", ["LEARNING_RAT=1", "LEARNING_RATE"]),
-    ("METHOD=sarsa", ["METHOD=sarsa", "grpo, cross_entropy, ppo, reinforce, exact"]),
+    ("METHOD=sarsa", ["METHOD=sarsa", "'grpo', 'cross_entropy', 'ppo', 'reinforce' or 'exact'"]),
     ("-h=1", ["-h=1", "NAME=value"]),
-    ("BETA=[", ["BETA=[", "float"]),
-    ("BETA=${x}", ["BETA=${x}", "float"]),
-    ("CLIP_EPSILON=.inf", ["CLIP_EPSILON=.inf", "float"]),
-    ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5", "int"]),
+    ("BETA=[", ["BETA=["]),
+    ("BETA=${x}", ["BETA=${x}"]),
+    ("CLIP_EPSILON=.inf", ["CLIP_EPSILON=.inf"]),
+    ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5"]),
     ("COMPARE=True", ["COMPARE=True", "no such constant"]),
-    ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE", "bool"]),
+    ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE=yes please"]),
     ("MNIST_PATH=/nowhere.npz", ["MNIST_PATH=/nowhere.npz", "No such file"]),
     ("DATA_DIR", ["DATA_DIR", "NAME=value"]),
-    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "from 2 to 1024"]),
-    ("NUM_GENERATIONS=1025", ["NUM_GENERATIONS=1025", "1024"]),
-    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "group_std, group, batch_mean, leave_one_out"]),
-    ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0", "from 1"]),
-    ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65", "64"]),
-    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0.0", "inf"]),
-    ("CLIP_EPSILON=nan", ["CLIP_EPSILON=nan", "inf"]),
-    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1.0", "inf"]),
-    ("BETA=-0.1", ["BETA=-0.1", "0 or more"]),
-    ("BETA=inf", ["BETA=inf", "finite"]),
-    ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "k1, k2, k3"]),
-    ("BATCH_SIZE=0", ["BATCH_SIZE=0", "from 1"]),
+    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1"]),
+    ("NUM_GENERATIONS=10001", ["NUM_GENERATIONS=10001"]),
+    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "'group_std', 'group', 'batch_mean' or 'leave_one_out'"]),
+    ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0"]),
+    ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65"]),
+    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0"]),
+    ("CLIP_EPSILON=nan", ["CLIP_EPSILON=nan"]),
+    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1"]),
+    ("BETA=-0.1", ["BETA=-0.1"]),
+    ("BETA=inf", ["BETA=inf"]),
+    ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "'k1', 'k2' or 'k3'"]),
+    ("BATCH_SIZE=0", ["BATCH_SIZE=0"]),
     ("BATCH_SIZE=5000", ["BATCH_SIZE=5000", "training images"]),
     ("MICRO_BATCH_SIZE=24", ["MICRO_BATCH_SIZE=24", "divisor of BATCH_SIZE"]),
-    ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1", "divisor of BATCH_SIZE"]),
-    ("NUM_EPOCHS=0", ["NUM_EPOCHS=0", "from 1"]),
-    ("LEARNING_RATE=0", ["LEARNING_RATE=0.0", "above 0"]),
-    ("LEARNING_RATE=nan", ["LEARNING_RATE=nan", "finite"]),
-    ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1.0", "below 1"]),
-    ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0", "from 1"]),
-    ("SEED=-1", ["SEED=-1", "from 0"]),
-    ("NUM_SEEDS=0", ["NUM_SEEDS=0", "from 1"]),
-    ("LOGS_PER_EPOCH=0", ["LOGS_PER_EPOCH=0", "1 or more"]),
+    ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1"]),
+    ("NUM_EPOCHS=0", ["NUM_EPOCHS=0"]),
+    ("LEARNING_RATE=0", ["LEARNING_RATE=0"]),
+    ("LEARNING_RATE=nan", ["LEARNING_RATE=nan"]),
+    ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1"]),
+    ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0"]),
+    ("SEED=-1", ["SEED=-1"]),
+    ("NUM_SEEDS=0", ["NUM_SEEDS=0"]),
+    ("LOGS_PER_EPOCH=0", ["LOGS_PER_EPOCH=0"]),
     ("LOGS_PER_EPOCH=100", ["LOGS_PER_EPOCH", "training images"]),
     ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
 ]

@@ -20,17 +20,13 @@ import optax
 import pytest
 import rlax
 from flax import nnx
-from folders import load, whole_run_of
+from folders import load, training, whole_run_of
 from tensorflow_probability.substrates.jax import distributions as tfd
 
 ppo, study = load("3_Pendulum", "pendulum"), load("3_Pendulum", "study")
 environments = load("3_Pendulum", "environments")
 SCRIPT = Path(ppo.__file__)
 ENV, C = ppo.ENV, ppo.Constants()
-
-
-def silent(row):
-    """A report that reports nothing."""
 
 
 def actor_of(c=C, seed=0):
@@ -324,7 +320,7 @@ def test_a_rollout_adapts_the_beta_of_the_next(adaptive, kl, factor, monkeypatch
                        "EVAL_INTERVAL=10", "NUM_STEPS=10"])  # fmt: skip
     with study.patched([study.ADAPTIVE] if adaptive else []) as changes:
         assert changes == []
-        agent = ppo.make_agent(c, *jax.random.split(jax.random.key(0), 3))
+        agent = ppo.make_agent(c, jax.random.key(0))
         for rng in jax.random.split(jax.random.key(1)):
             agent, _ = ppo.update(c, agent, rng)
     assert seen == ([0.25, 0.25 * factor] if adaptive else [0.25, 0.25])
@@ -360,7 +356,7 @@ def one_rollout():
     c = ppo.configure(
         ["NUM_ENVS=3", "ROLLOUT_STEPS=7", "MINIBATCH_SIZE=21", "EVAL_INTERVAL=21", "NUM_STEPS=21"]
     )
-    agent = ppo.make_agent(c, *jax.random.split(jax.random.key(0), 3))
+    agent = ppo.make_agent(c, jax.random.key(0))
     return agent, *ppo.collect(c, agent, jax.random.key(1)), c
 
 
@@ -483,7 +479,7 @@ def test_the_rollout_holds_what_was_played(monkeypatch):
     c = ppo.configure(
         ["NUM_STEPS=2000", "EVAL_INTERVAL=1000", "MINIBATCH_SIZE=1000", "NUM_EPOCHS=2", "NUM_SEEDS=1"]
     )
-    _, log, _ = ppo.train_seeds(c, silent)
+    _, log, _ = ppo.train(c)
     assert len(seen) == 4
     (batch, ratio, loc, value), (again, *_), (later, *_), _ = seen
     # the critic's targets; two compiled programs with other shapes round differently
@@ -542,7 +538,7 @@ def test_a_changed_constant_is_seen_by_the_next_training():
 def test_seeds_do_not_see_each_other(whole_run):
     """Seed 4 beside 3 and beside 5, which is the same program."""
     *_, (together, log, _) = whole_run
-    others, _, _ = ppo.train_seeds(ppo.configure([*QUICK, "GAMMA=0.5", "SEED=4"]), silent)
+    others, _, _ = ppo.train(ppo.configure([*QUICK, "GAMMA=0.5", "SEED=4"]))
     for a, b in zip(params(together.actor), params(others.actor)):
         np.testing.assert_array_equal(a[1], b[0])
     assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
@@ -558,7 +554,7 @@ def test_every_update_has_a_key_of_its_own(monkeypatch):
 
     monkeypatch.setattr(ppo, "update", update)
     c = ppo.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=2000", "HIDDEN_SIZE=8", "NUM_SEEDS=1", "SEED=7"])
-    _, log, _ = ppo.train_seeds(c, silent)
+    _, log, _ = ppo.train(c)
     learning_rng = jax.random.split(jax.random.key(7), 5)[4]
     drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(4)]
     expected = np.reshape(drawn, (2, 2)).mean(axis=1)
@@ -570,7 +566,7 @@ def test_every_update_has_a_key_of_its_own(monkeypatch):
 def test_the_learning_rates_fall_to_their_share(share):
     """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""
     c = ppo.configure(["NUM_STEPS=5000", "MINIBATCH_SIZE=500", "NUM_EPOCHS=2", f"LEARNING_RATE_END={share}"])
-    agent = ppo.make_agent(c, *jax.random.split(jax.random.key(0), 3))
+    agent = ppo.make_agent(c, jax.random.key(0))
     for network, optimizer, rate in (
         (agent.actor, agent.actor_optimizer, c.ACTOR_LEARNING_RATE),
         (agent.critic, agent.critic_optimizer, c.CRITIC_LEARNING_RATE),
@@ -657,10 +653,10 @@ def probed():
             observation_scale=ENV.observation_scale,
         )
         with mock.patch.object(ppo, "ENV", probe):
-            return ppo.train(c, key, silent)[0]
+            return training(ppo, c, key, c.NUM_STEPS // c.EVAL_INTERVAL)[0]
 
     keys = jnp.stack([jax.random.key(0)] * len(PROBES))
-    agents = jax.jit(jax.vmap(train_in, axis_name="seed"))(keys, jnp.arange(len(PROBES)))
+    agents = jax.jit(jax.vmap(train_in))(keys, jnp.arange(len(PROBES)))
     return {name: unstack(agents, i) for i, name in enumerate(PROBES)}
 
 
@@ -715,7 +711,7 @@ def test_two_seeds_learn_to_swing_up():
     """Ten seeds of ten are above -155; the mark leaves room for fewer steps and for other machines' rounding.
     Chance: -1,200."""
     c = ppo.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10", "NUM_STEPS=60_000", "EVAL_INTERVAL=20_000"])
-    agents, log, _ = ppo.train_seeds(c, silent)
+    agents, log, _ = ppo.train(c)
     returns = environments.evaluate(ENV, ppo.policy, agents.actor, c.EVAL_EPISODES).mean(axis=1)
     assert (returns >= -180).all(), returns
     # what a practitioner reads is in its healthy range

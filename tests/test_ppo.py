@@ -32,7 +32,7 @@ def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
     ours, theirs = functions(ppo), functions(pendulum)
     same = {name for name in ours if ours[name] == theirs.get(name)}
     assert same >= {
-        "train_seeds", "train", "learn", "train_step", "gae", "normalized", "clipped_objective",
+        "train", "learn_and_evaluate", "learn", "train_step", "gae", "normalized", "clipped_objective",
         "policy_loss", "critic_loss", "value", "Agent",
     }  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
 @pytest.fixture(scope="module")
 def agent():
     """Untrained."""
-    return ppo.make_agent(SMALL, *jax.random.split(jax.random.key(0), 3))
+    return ppo.make_agent(SMALL, jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(played):
 def test_a_rollout_has_room_for_episodes_that_are_longer_than_it():
     """The second rollout begins in the states in which the first one stopped."""
     c = ppo.configure(["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=5"])
-    agent = ppo.make_agent(c, *jax.random.split(jax.random.key(0), 3))
+    agent = ppo.make_agent(c, jax.random.key(0))
     after, first = ppo.collect(c, agent, jax.random.key(1))
     _, second = ppo.collect(c, after, jax.random.key(2))
     np.testing.assert_array_equal(second.transition.obs[:, 0], first.transition.next_obs[:, -1])
@@ -183,7 +183,7 @@ def test_the_networks_by_hand(scaled):
 
 def test_a_training_step_moves_each_network_by_its_own_rate():
     """Adam's first step is the learning rate, whatever the gradient."""
-    agent = ppo.make_agent(SMALL, *jax.random.split(jax.random.key(0), 3))
+    agent = ppo.make_agent(SMALL, jax.random.key(0))
     before = [jax.tree.map(np.array, nnx.state(x, nnx.Param)) for x in (agent.actor, agent.critic)]
     ppo.train_step(C, agent, batch_of(agent.actor))
     after = [nnx.state(x, nnx.Param) for x in (agent.actor, agent.critic)]

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from folders import load, whole_run_of
+from folders import load, training, whole_run_of
 from jax.flatten_util import ravel_pytree
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
@@ -29,14 +29,10 @@ SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "C
 QUICK = [*SHORT, "NUM_SEEDS=2", "EVAL_EPISODES=2"]
 
 
-def silent(row):
-    """A report that reports nothing."""
-
-
 def train(c, seeds=(0,)):
     """Agents and log of these seeds."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    return jax.jit(jax.vmap(lambda key: reinforce.train(c, key, silent), axis_name="seed"))(keys)
+    return jax.jit(jax.vmap(lambda key: training(reinforce, c, key, c.NUM_STEPS // c.EVAL_INTERVAL)))(keys)
 
 
 def unstack(tree, index=0):
@@ -112,7 +108,6 @@ def test_what_the_scripts_share_is_the_same_text():
     modules = [reinforce, ppo, pendulum]
     texts = [Path(script.__file__).read_text() for script in modules]
     same = {
-        (reinforce, ppo, pendulum): ["train_seeds"],
         (ppo, pendulum): [
             "gae",
             "normalized",
@@ -427,7 +422,7 @@ def test_the_critic_loss_by_hand():
 
 
 def make_agent(c, seed=0):
-    return reinforce.make_agent(c, *jax.random.split(jax.random.key(seed)))
+    return reinforce.make_agent(c, jax.random.key(seed))
 
 
 def test_the_critic_learns_from_the_steps_that_were_played_only(monkeypatch):
@@ -551,7 +546,7 @@ def whole_run(tmp_path_factory):
 def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other(whole_run):
     """Seed 4 beside 3 and beside 5, which is the same program."""
     *_, (together, log, _) = whole_run
-    others, log_of_others, _ = reinforce.train_seeds(reinforce.configure([*QUICK, "SEED=4"]), silent)
+    others, log_of_others, _ = reinforce.train(reinforce.configure([*QUICK, "SEED=4"]))
     for a, b in zip(params(together.actor), params(others.actor)):
         np.testing.assert_array_equal(a[1], b[0])
     assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
@@ -634,7 +629,7 @@ def test_evaluate_plays_cart_pole_v1():
 def test_two_seeds_learn_to_balance():
     """Ten seeds of ten balance for 500 steps; the mark leaves room for other machines' rounding."""
     c = reinforce.configure(["NUM_SEEDS=2", "EVAL_EPISODES=10", "NUM_STEPS=60_000", "EVAL_INTERVAL=20_000"])
-    agents, log, _ = reinforce.train_seeds(c, silent)
+    agents, log, _ = reinforce.train(c)
     returns = environments.evaluate(reinforce.ENV, reinforce.policy, agents.actor, c.EVAL_EPISODES).mean(
         axis=1
     )
@@ -672,8 +667,9 @@ def test_the_committed_ratios_are_those_of_the_first_update_of_a_training():
     rows = read(Path(ppo.__file__).parent / "assets" / "ratio_passes.csv")
     shares = {(float(row["clip_epsilon"]), int(row["passes"])): float(row["share_outside"]) for row in rows}
     c = ppo.Constants()
-    actor_rng, critic_rng, reset_rng, _, learning_rng = jax.random.split(jax.random.key(c.SEED), 5)
-    agent = ppo.make_agent(c, actor_rng, critic_rng, reset_rng)
+    rng = jax.random.key(c.SEED)
+    *_, learning_rng = jax.random.split(rng, 5)
+    agent = ppo.make_agent(c, rng)
     _, figures = jax.jit(partial(ppo.update, c))(agent, jax.random.fold_in(learning_rng, 0))
     # of 1,000 actions: another machine's rounding may carry one or two over the edge
     assert shares[c.CLIP_EPSILON, c.NUM_EPOCHS] == pytest.approx(

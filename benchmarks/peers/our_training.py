@@ -18,19 +18,19 @@ from machine import commit, versions
 path, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
 sys.path.insert(0, str(path.parent))
 script = importlib.import_module(path.stem)
-train_seeds = script.train_seeds
+train = script.train
 clocks = []
 
 
 def timed(*args, **kwargs):
-    """Compiles and trains, as `train_seeds` does."""
+    """Compiles and trains, as `train` does."""
     clock = peer.Clock()
-    result = train_seeds(*args, **kwargs)
+    result = train(*args, **kwargs)
     clocks.append(clock.read())
     return result
 
 
-script.train_seeds = timed
+script.train = timed
 with tempfile.TemporaryDirectory() as folder:
     script.main([*arguments, f"RUN_DIR={folder}/run"])
     result = json.loads(Path(folder, "run", "result.json").read_text())
