@@ -32,7 +32,7 @@ def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
     ours, theirs = functions(ppo), functions(pendulum)
     same = {name for name in ours if ours[name] == theirs.get(name)}
     assert same >= {
-        "train", "learn_and_evaluate", "learn", "train_step", "gae", "normalized", "clipped_objective",
+        "learn_and_evaluate", "learn", "train_step", "gae", "normalized", "clipped_objective",
         "policy_loss", "critic_loss", "value", "Agent",
     }  # fmt: skip
 
