@@ -32,7 +32,7 @@ class Variants:
     KL_LOSS_MODE: Literal["low_var_kl", "kl", "mse_kl"] = "low_var_kl"  # k3 (arXiv 2402.03300, eq. 4), k1, k2
     METHOD: str = ""  # Python file with your own function for a table: rollouts, advantage, weights, ...
     # --- what combines with every method
-    EPSILON_HIGH: NonNegative = 0.0  # upper clip range of dapo, gspo-token, cispo (0 = EPSILON); DAPO: 0.28
+    EPSILON_HIGH: NonNegative = 0.0  # upper clip range; dapo needs it (0.28); gspo-token, cispo: 0 = EPSILON
     TEACHER: str = ""  # model in the reference's place, name or folder: on-policy distillation (empty = off)
     SAMPLER_CORRECTION: NonNegative = pair(laptop=0.0, tpu=2.0)  # cap of pi / pi_sampler per token (0 = off)
     SAMPLER_WEIGHT: Literal[

@@ -4,7 +4,8 @@ One script, two sizes. `MODEL` is any Llama or Qwen3 checkpoint in Hugging Face'
 tiny Llama in this folder (0.3 M parameters, laptop CPU), at full size `meta-llama/Llama-3.1-8B-Instruct` on a
 TPU VM. Both run the same code; a constant with two values takes the one that fits the model.
 
-The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q:
+The objective (DeepSeekMath, arXiv 2402.03300, eq. 3), for G answers o_1..o_G to one question q; a step takes
+the mean over all answers to its BATCH_SIZE questions:
 
     J = mean_i mean_t [ min(ratio_it * A_i, clip(ratio_it, 1 - eps, 1 + eps) * A_i) - beta * KL_it ]
     A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)        ratio_it = pi(o_it | q, o_i<t) / pi_old(...)
@@ -18,10 +19,10 @@ This page is plain GRPO, complete. Read it from top to bottom; you only need to 
     c       the constants
     llm     the language model on its devices: generate, log_probs, reference_log_probs, load
     task    the questions, and what an answer earns
-    run     the folder of the run: restores it, runs the steps that are left, logs and saves each one
+    run     this training: restores its checkpoint, runs the steps that are left, logs and saves each one
 
 Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the place of
-one on this page. The rooms model/, task/ and run/ hold what only serves the run.
+one on this page. The packages model/, task/ and run/ serve the run.
 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py                   # tiny Llama, a minute on 2 cores
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py --help            # every constant with its comment
@@ -110,7 +111,7 @@ from run import evaluation, start
 from run.training import TrainingRun
 from task.task import Samples, Task
 
-MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: a larger ratio would only overflow
+MAX_LOG_RATIO = 20.0  # ratios stay below exp(20) = 5e8; beyond it they have no gradient
 
 
 # %% Samples ------------------------------------------------------------------------------------------------
@@ -149,23 +150,24 @@ def mean_of_answers(mask: np.ndarray) -> np.ndarray:
     Returns:
         float [B, G, T]; the weights of a step sum to 1.
     """
-    tokens = mask.sum(axis=-1, keepdims=True).clip(1)  # [B, G, 1]
-    answers = mask.any(axis=-1).sum().clip(1)  # []: answers with a token to train
-    return mask / tokens / answers
+    num_tokens = mask.sum(axis=-1, keepdims=True).clip(1)  # [B, G, 1]
+    num_answers = mask.any(axis=-1).sum().clip(1)  # []: answers with a token to train
+    return mask / num_tokens / num_answers
 
 
 # %% The loss -----------------------------------------------------------------------------------------------
 class Batch(NamedTuple):
     """The input of the loss: N = B * G answers, float32 [N, T] unless noted.
 
-    `update` gets all gradient passes of a step, [passes, N / passes, ...], and `loss` one of them.
+    `to_batch` makes it of arrays [B, G, ...]; `update` gets all gradient passes of a step,
+    [passes, N / passes, ...], and `loss` one of them. T ends with the longest answer.
     """
 
     prompt_ids: jax.Array  # int32 [N, P], left-padded
     completion_ids: jax.Array  # int32 [N, T], right-padded
     mask: jax.Array  # bool [N, T]: the tokens to train, up to and with end-of-sequence
     weight: jax.Array  # of each token in J
-    advantage: jax.Array  # [N, 1]: all tokens of an answer share it
+    advantage: jax.Array  # [N, 1]: all tokens of an answer share it; [N, T] with ADVANTAGE=turn
     beta: jax.Array  # [N, 1], weight of the KL
     sampler_log_prob: jax.Array  # under the distribution the tokens were sampled from
     ref_log_prob: jax.Array | None = None  # under the starting model; None without KL
@@ -253,9 +255,9 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     optimizer = optax.adamw(learning_rate, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
-    # Otherwise one NaN would spread to every weight, and to the next checkpoint. `run.check_finite` stops the
-    # run before optax gives up skipping.
-    return optax.apply_if_finite(optimizer, max_consecutive_errors=c.MAX_NONFINITE_UPDATES + updates)
+    # Otherwise one NaN would spread to every weight, and to the next checkpoint. optax never gives up
+    # skipping here; `run.check_finite` stops the run.
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=updates)
 
 
 # %% Training -----------------------------------------------------------------------------------------------
@@ -277,7 +279,7 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """The loop: GRPO from the step of the newest checkpoint to the last one.
 
     Returns:
-        One row of metrics per step, as in `train_log.csv`.
+        One row of metrics per step, as in `train_log.csv`: those of its last update.
 
     Raises:
         KeyboardInterrupt: stopped by the user; a checkpoint is saved.
@@ -319,7 +321,7 @@ def main(arguments: list[str]) -> None:
     if c.DRY_RUN:
         return start.dry_run(c, arguments, reward_func, TABLES)
     with start.opened(c, arguments, reward_func, TABLES) as (c, llm, task, folder):
-        before = folder.once("before", lambda: evaluate(c, llm, task, task.test), folder.done)
+        before = folder.once("before", lambda: evaluate(c, llm, task, task.test), trained=folder.done)
         with TrainingRun(c, llm, task, folder, evaluate) as run:
             log = train(c, llm, task, run)
         after = folder.once("after", lambda: evaluate(c, llm, task, task.test))

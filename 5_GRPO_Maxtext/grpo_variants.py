@@ -20,7 +20,7 @@ from settings import UserError, find_path
 from task.questions import mixed_batches
 from task.run_grader import load_file, place_of
 
-MAX_LOG_RATIO = 20.0  # of a token; exp(20) is 5e8
+MAX_LOG_RATIO = 20.0  # of a token: ratios stay below exp(20) = 5e8
 MAX_LOG_SEQUENCE_RATIO = 10.0  # of GSPO's mean over an answer, and of the sum over an answer
 CANDIDATES = 2  # `curriculum` picks from this many times BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
@@ -121,9 +121,9 @@ def no_advantage(samples):
 
 
 def turn_advantage(samples):
-    """Return-to-go per turn, A_ik = (G_ik - mean_i G_ik) / std: normalized within the group of a question.
+    """Return-to-go per turn, A_ik = (R_ik - mean_i R_ik) / std: normalized within the group of a question.
 
-    G_ik is what answer i earned from turn k on (the return-to-go of chapter 3). The mean is over the answers
+    R_ik is what answer i earned from turn k on (the return-to-go of chapter 3). The mean is over the answers
     that got that far, the std over all turns of the group around their means.
 
     Returns:
@@ -172,7 +172,7 @@ ADVANTAGES = {
 
 # %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] -------------------------
 def mean_of_tokens(mask):
-    """DAPO (arXiv 2503.14476, eq. 8): every token of the step counts the same."""
+    """DAPO (arXiv 2503.14476, eq. 8): every token counts the same, here of the whole step, not of a group."""
     return mask / mask.sum().clip(1)
 
 
@@ -237,7 +237,7 @@ OBJECTIVES = {"dapo": clip_higher_objective, "gspo-token": gspo_objective, "cisp
 
 # %% KL_LOSS_MODE: of log pi_ref - log pi, [N, T] ------------------------------------------------------------
 def k1(log_ref_ratio):
-    """The plain KL estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref."""
+    """The plain estimator (joschu.net/blog/kl-approx.html): log pi - log pi_ref; its mean gradient is 0."""
     return -log_ref_ratio
 
 
@@ -251,25 +251,25 @@ KLS = {"kl": k1, "mse_kl": k2}
 
 # %% SAMPLER_WEIGHT: of the batch and the cap; the factor of the objective, [N, T] or [N, 1] -----------------
 def truncated_weight(batch, cap):
-    """min(pi / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section 4.1)."""
+    """min(pi_old / pi_sampler, cap): the truncated importance weight (arXiv 1802.01561, section 4.1)."""
     log_ratio = jnp.clip(batch.old_log_prob - batch.sampler_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.minimum(jnp.exp(log_ratio), cap)
 
 
 def masked_weight(batch, cap):
-    """IcePop (arXiv 2510.18855): a token's pi / pi_sampler within 1/cap..cap, otherwise 0."""
+    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler within 1/cap..cap, otherwise 0."""
     weight = jnp.exp(jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
     return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
 
 
 def sequence_weight(batch, cap):
-    """min(pi / pi_sampler of the whole answer, cap): exact, and noisier the longer the answer."""
+    """min(pi_old / pi_sampler of the whole answer, cap): exact below the cap, noisier for long answers."""
     log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(axis=1, keepdims=True)
     return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
 
 
 def masked_sequence_weight(batch, cap):
-    """pi / pi_sampler of the whole answer, 0 if it's above cap (arXiv 2510.26788, section 4.2)."""
+    """pi_old / pi_sampler of the whole answer, 0 if it's above cap (arXiv 2510.26788, section 4.2)."""
     weight = sequence_weight(batch, math.inf)
     return jnp.where(weight <= cap, weight, 0.0)
 
@@ -379,7 +379,7 @@ class Method(NamedTuple):
     rollouts: Callable[..., Any]  # (c, llm, task, run): yields (step, Samples)
     advantage: Callable[..., Any]  # (samples): [B, G] or [B, G, T]
     weights: Callable[..., Any]  # (mask [B, G, T]): [B, G, T]
-    objective: Callable[..., Any]  # (pi, batch): [N, T] and bool [N, T]
+    objective: Callable[..., Any]  # (pi, batch, c), of a `choose`d method (pi, batch): [N, T], bool [N, T]
     kl: Callable[..., Any]  # (log_ref_ratio [N, T]): [N, T]
 
 
@@ -388,7 +388,10 @@ def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
     picked = (table[getattr(c, constant)] for constant, table in tables.items())
     use = Method(*picked)._replace(**own_functions(c.METHOD))
     rollouts, advantage = use.rollouts, use.advantage
-    objective = functools.partial(use.objective, c=c)
+
+    def objective(pi, batch):
+        return use.objective(pi, batch, c)
+
     if c.ZERO_VARIANCE_GROUPS == "refill":
         rollouts = functools.partial(refilled, rollouts)
     if c.ZERO_VARIANCE_GROUPS != "keep":

@@ -195,6 +195,13 @@ def test_a_readers_function_takes_the_place_of_the_pages(tmp_path):
     np.testing.assert_allclose(advantage, [[1, 0, 0, -1], [0, 0, 0, 0]], atol=1e-12)
 
 
+def test_a_readers_objective_names_its_arguments_as_it_likes(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("def objective(policy, answers, constants):\n    return policy, constants.EPSILON\n")
+    use = variants.choose(constants_of(f"METHOD={own}", "EPSILON=0.3"), demo.TABLES)
+    assert use.objective("pi", "batch") == ("pi", 0.3)
+
+
 WRONG_METHODS = {
     "def advantages(samples): return samples.rewards": "defines none of rollouts, advantage",
     "def advantage(samples): return samples.rewards.ravel()": "shape (8,)",
