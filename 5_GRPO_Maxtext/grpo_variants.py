@@ -283,12 +283,13 @@ SAMPLER_WEIGHTS = {
 
 
 # %% What wraps the function that was picked -----------------------------------------------------------------
-def has_signal(samples):
-    """Whether the answers of a group differ in reward: bool [B]."""
-    return np.ptp(samples.rewards, axis=1) > 0
+def has_signal(advantage, samples):
+    """Whether the answers of a group differ in their advantage: bool [B]. Rounding alone is no difference."""
+    spread = np.ptp(advantage(samples), axis=1)  # [B], or [B, T] where each token has an advantage
+    return spread.reshape(len(spread), -1).max(axis=1) > 1e-6
 
 
-def refilled(rollouts, c, llm, task, run):
+def refilled(rollouts, signal, c, llm, task, run):
     """ZERO_VARIANCE_GROUPS=refill, DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
     It asks replacement questions until B groups have a signal, at most MAX_REFILLS batches of them.
@@ -299,18 +300,18 @@ def refilled(rollouts, c, llm, task, run):
     others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
     for step, samples in rollouts(c, llm, task, run):
         for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
-            if has_signal(samples).sum() >= c.BATCH_SIZE:
+            if signal(samples).sum() >= c.BATCH_SIZE:
                 break
             more = sample(c, llm, task, others[i], step)
             samples = samples.joined(more)
-        first = np.argsort(~has_signal(samples), kind="stable")[: c.BATCH_SIZE]
+        first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
         yield step, samples.groups(first)._replace(sampled=samples)
 
 
-def without_equal_groups(rollouts, c, llm, task, run):
+def without_equal_groups(rollouts, signal, c, llm, task, run):
     """ZERO_VARIANCE_GROUPS=skip or refill: a group without a signal isn't trained, not even by the KL."""
     for step, samples in rollouts(c, llm, task, run):
-        yield step, samples._replace(mask=samples.mask & has_signal(samples)[:, None, None])
+        yield step, samples._replace(mask=samples.mask & signal(samples)[:, None, None])
 
 
 def without_cut_off(rollouts, c, llm, task, run):
@@ -392,10 +393,11 @@ def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
     def objective(pi, batch):
         return use.objective(pi, batch, c)
 
+    signal = functools.partial(has_signal, use.advantage)
     if c.ZERO_VARIANCE_GROUPS == "refill":
-        rollouts = functools.partial(refilled, rollouts)
+        rollouts = functools.partial(refilled, rollouts, signal)
     if c.ZERO_VARIANCE_GROUPS != "keep":
-        rollouts = functools.partial(without_equal_groups, rollouts)
+        rollouts = functools.partial(without_equal_groups, rollouts, signal)
     if c.MASK_OVERLONG:
         rollouts = functools.partial(without_cut_off, rollouts)
     if c.ADVANTAGE_CLIP:
