@@ -35,6 +35,7 @@ from table_policy import (
 from tunix.rl import algo_core
 from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 
+import grpo_by_hand as by_hand
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants as variants
 import settings
@@ -44,6 +45,26 @@ INPUTS = np.concatenate([PROMPTS, ANSWERS], axis=1)[:, :-1]  # the token before 
 
 
 # --- by hand
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_step_by_hand_has_the_pages_loss_and_gradient(seed):
+    """grpo_by_hand.py's formulas after two updates, ratios in and out of the clip, against the page's."""
+    rng = np.random.default_rng(seed)
+    params = rng.normal(size=by_hand.START.shape)
+    answers = rng.integers(1, 6, (4, 3))
+    old, ref = (by_hand.log_probs(params + 0.3 * rng.normal(size=params.shape), answers) for _ in "ab")
+    advantage = rng.normal(size=(4, 1))
+    value, gradient, parts = by_hand.loss_and_gradient(params, answers, advantage, old, ref)
+    expected, _, slope = loss_of(
+        f"BETA={by_hand.BETA}", f"EPSILON={by_hand.EPSILON}", table=params.astype(np.float32),
+        prompt_ids=np.zeros((4, 1), int), completion_ids=answers, mask=np.ones((4, 3), bool),
+        advantage=advantage, beta=np.full((4, 1), by_hand.BETA), sampler_log_prob=old, old_log_prob=old,
+        ref_log_prob=ref,
+    )  # fmt: skip
+    assert 0 < parts["clipped"].sum() < answers.size
+    np.testing.assert_allclose(value, expected, **CLOSE)
+    np.testing.assert_allclose(gradient, slope, **CLOSE)
 
 
 def clipped_by_hand(low=0.2, high=0.2, sequence_ratio=False, log_prob=None):

@@ -65,8 +65,8 @@ def combinations(c) -> None:
         f"TEACHER={c.TEACHER}: the gradient of KL_LOSS_MODE=kl is 0 on average; set it to mse_kl":
             c.TEACHER and c.KL_LOSS_MODE == "kl",
         "ADVANTAGE=none: then only a teacher teaches; set TEACHER": c.ADVANTAGE == "none" and not c.TEACHER,
-        f"ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}: with ADVANTAGE=none no group has an advantage; set it "
-        "to keep": c.ADVANTAGE == "none" and c.ZERO_VARIANCE_GROUPS != "keep",
+        f"ZERO_VARIANCE_GROUPS={c.ZERO_VARIANCE_GROUPS}: with ADVANTAGE=none no group has an advantage; set "
+        "it to keep": c.ADVANTAGE == "none" and c.ZERO_VARIANCE_GROUPS != "keep",
         f"SAMPLER_WEIGHT={c.SAMPLER_WEIGHT}: SAMPLER_CORRECTION=0 weighs nothing; set it to 2":
             c.SAMPLER_WEIGHT != "token" and not c.SAMPLER_CORRECTION,
         "REFERENCE_OFFLOAD=True: BETA=0 has no reference model; set BETA above 0":
