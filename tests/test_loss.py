@@ -67,6 +67,12 @@ def test_the_step_by_hand_has_the_pages_loss_and_gradient(seed):
     np.testing.assert_allclose(gradient, slope, **CLOSE)
 
 
+@pytest.mark.parametrize("page", ["README.md", "README_ch.md"])
+def test_the_chapter_shows_what_the_step_by_hand_prints(page, capsys):
+    by_hand.main()
+    assert f"```text\n{capsys.readouterr().out}```\n" in (settings.HERE / page).read_text()
+
+
 def clipped_by_hand(low=0.2, high=0.2, sequence_ratio=False, log_prob=None):
     """Per-token losses [2, 3] of the clipped objective (without KL)."""
     log_ratio = (log_probs_by_hand() if log_prob is None else log_prob) - OLD
