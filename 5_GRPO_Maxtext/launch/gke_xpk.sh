@@ -71,14 +71,14 @@ case $step in
     git archive HEAD 5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt | tar --extract --directory="$course"
     printf -v constants '%q ' RUN_DIR="runs/$run" CHECKPOINT_DIR="$BUCKET" \
       MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "${constants[@]}"
-    # The report goes to BUCKET whether the run ends well or not, for the pod's disk ends with it.
+    # One line: XPK puts it into YAML as it is. The report goes to BUCKET however the run ends, for the pod's disk
+    # doesn't last.
+    install="pip install --quiet --require-hashes -r requirements/build.txt"
+    install+=" && pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt"
     put="import gcsfs; gcsfs.GCSFileSystem().put('runs/$run/', '${BUCKET#gs://}/reports/$run/', recursive=True)"
     xpk workload "create$suffix" "${where[@]}" "${slice[@]}" --workload="$run" "${more[@]}" \
       --base-docker-image=python:3.12 --script-dir="$course" --env="HF_TOKEN=$HF_TOKEN" "${dry[@]}" \
-      --command="pip install --quiet --require-hashes -r requirements/build.txt &&
-        pip install --quiet --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt || exit 1;
-        python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants; code=\$?;
-        python -c \"$put\"; exit \$code"
+      --command="$install || exit 1; python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants; code=\$?; python -c \"$put\"; exit \$code"
     ;;
   fetch)
     fetch
