@@ -24,7 +24,7 @@
 #
 # --dry-run prints what XPK would do and changes nothing; that much was run. Nobody here has run more of it: a test
 # runs every step against stand-ins for xpk and gcloud.
-set -euo pipefail
+set -eo pipefail  # not -u: macOS's bash 3.2 takes an empty array for unset
 refuse() { echo "error: $1" >&2; exit 2; }
 step=${1:-}
 shift || true
@@ -66,10 +66,10 @@ case $step in
     [ -n "${HF_TOKEN:-}" ] || refuse "HF_TOKEN is not set; see the top of this file"
     more=(--max-restarts=10)
     if [ "$kind" = pathways ]; then images; fi
-    course=$(mktemp --directory)  # not this folder itself: .venv and runs/ would go into the image
+    course=$(mktemp -d)  # not this folder itself: .venv and runs/ would go into the image
     trap 'rm -r "$course"' EXIT
     git archive HEAD 5_GRPO_Maxtext requirements/build.txt requirements/tpu.txt | tar --extract --directory="$course"
-    printf -v constants '%q ' RUN_DIR="runs/$run" CHECKPOINT_DIR="$BUCKET" \
+    printf -v words '%q ' RUN_DIR="runs/$run" CHECKPOINT_DIR="$BUCKET" \
       MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "${constants[@]}"
     # One line: XPK puts it into YAML as it is. The report goes to BUCKET however the run ends, for the pod's disk
     # doesn't last.
@@ -78,7 +78,7 @@ case $step in
     put="import gcsfs; gcsfs.GCSFileSystem().put('runs/$run/', '${BUCKET#gs://}/reports/$run/', recursive=True)"
     xpk workload "create$suffix" "${where[@]}" "${slice[@]}" --workload="$run" "${more[@]}" \
       --base-docker-image=python:3.12 --script-dir="$course" --env="HF_TOKEN=$HF_TOKEN" "${dry[@]}" \
-      --command="$install || exit 1; python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants; code=\$?; python -c \"$put\"; exit \$code"
+      --command="$install || exit 1; python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $words; code=\$?; python -c \"$put\"; exit \$code"
     ;;
   fetch)
     fetch

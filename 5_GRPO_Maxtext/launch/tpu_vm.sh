@@ -23,7 +23,7 @@
 #
 # The machine was taken away? `delete --without-results`, then everything from `create` on: `run` resumes from BUCKET.
 # Nobody here has a TPU: a test runs every step against a stand-in for gcloud, and none was run for real.
-set -euo pipefail
+set -eo pipefail  # not -u: macOS's bash 3.2 takes an empty array for unset
 refuse() { echo "error: $1" >&2; exit 2; }
 step=${1:-}
 shift || true
@@ -81,10 +81,10 @@ case $step in
       .venv-vllm/bin/python -c "import jax; print(len(jax.local_devices()))"'
     ;;
   run)  # setsid and the three redirections, of the whole group, let ssh return and the run live on
-    printf -v constants '%q ' RUN_DIR="runs/${RUN:-grpo}" ${BUCKET:+CHECKPOINT_DIR="$BUCKET"} \
+    printf -v words '%q ' RUN_DIR="runs/${RUN:-grpo}" ${BUCKET:+CHECKPOINT_DIR="$BUCKET"} \
       MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "$@"
     on all "{ cd course && HF_TOKEN=\$(cat ~/token) exec setsid .venv-vllm/bin/python \
-      5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants; } >> course/run.log 2>&1 < /dev/null &"
+      5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $words; } >> course/run.log 2>&1 < /dev/null &"
     ;;
   log)
     on all 'tail -n 20 course/run.log'
