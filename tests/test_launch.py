@@ -4,6 +4,7 @@ The stand-ins on PATH record their arguments. gcloud's runs what it is given for
 as the machine, and copies files into it and out of it.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -22,7 +24,7 @@ import pytest
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model import devices
-from run import cost, memory
+from run import checks, cost, memory
 
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
@@ -171,6 +173,111 @@ def test_a_cluster_is_not_deleted_before_its_reports_are_here(desk):
 
 # --- every printed command
 
-PRINTED = [settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")]
-CARDS = {"T4": 14.7, "H100": 79.1}  # GiB that a program may use
-COMMANDS = r"^(?:#     |!|)((?:[A-Z_]+=\S+ )*(?:bash|sbatch|python|\S+/python) 5_GRPO_Maxtext/(?:launch|grpo).*)"
+PRINTED = [
+    *(settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")),
+    *sorted(LAUNCH.glob("*.sh")),
+]
+COMMAND = re.compile(
+    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)(?:# *(\S+))?|TPU=(\S+)",
+    re.M,
+)
+PARAMETERS = {
+    memory.LLAMA_3_1_8B: 8_030_261_248,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+}
+MACHINES = {  # backend, device_kind, devices, GiB that a program may use
+    "v6e-8": ("tpu", "TPU v6 lite", 8, 31.24), "v5e-1": ("tpu", "TPU v5 lite", 1, 15.75),
+    "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "T4": ("gpu", "Tesla T4", 1, 14.7),
+    "H100": ("gpu", "NVIDIA H100 80GB HBM3", 1, 79.1), "8xH100": ("gpu", "NVIDIA H100 80GB HBM3", 8, 79.1),
+}  # fmt: skip
+
+
+def printed():
+    """Each command with the machine it is for: named in its remark, or by the TPU exported above it."""
+    found = {}
+    for path in PRINTED:
+        tpu = ""
+        for command, remark, exported in COMMAND.findall(path.read_text()):
+            tpu = exported or tpu
+            if command:
+                machine = remark if remark in MACHINES else tpu if "launch/" in command else ""
+                found[command.strip(), machine] = path.name
+    return [pytest.param(*key, id=f"{name}-{i}") for i, (key, name) in enumerate(found.items())]
+
+
+def constants_of(desk, words, machine):
+    """What the main script is given by a command, which may be a launch script's; None: it starts no run."""
+    variables = dict(itertools.takewhile(lambda pair: len(pair) == 2, (word.split("=", 1) for word in words)))
+    program, script, *arguments = words[len(variables) :]
+    if script == DEMO:
+        return arguments
+    variables |= {"TPU": machine, "BUCKET": "gs://b/x", "SLURM_JOB_ID": "7"}
+    arguments = [*itertools.dropwhile(lambda word: word.startswith("--"), arguments)] if program == "sbatch" else arguments
+    code, error, calls = desk.run(Path(script).name, *arguments, **variables)
+    assert code == 0, error
+    words = [word for call in calls for text in call for word in shlex.split(text) if DEMO in text or "=" in text]
+    return words[words.index(DEMO) + 1 :] if DEMO in words else None
+
+
+@pytest.mark.parametrize("command, machine", printed())
+def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, command, machine):
+    """Settings, launch script, attention, device plan and memory, with as many devices as the machine has."""
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = constants_of(desk, shlex.split(command), machine)
+    if arguments is None:
+        return
+    arguments = list(itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments))
+    c = settings.read(demo.Constants, arguments)
+    checks.refuse(c)
+    if settings.is_small(c.MODEL):
+        return demo.main([*arguments, "DISTRIBUTED=False", "DRY_RUN=True"])
+    backend, kind, count, gib = MACHINES[machine]
+    device = types.SimpleNamespace(device_kind=kind, memory_stats=lambda: {"bytes_limit": gib * memory.GIB})
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda *backend: [device] * count)
+    monkeypatch.setattr(jax, "device_count", lambda: count)
+    devices.check_attention(c)
+    memory.plan_memory(c, memory.published_config(c.MODEL), PARAMETERS[c.MODEL])
+
+
+# --- hours and dollars
+
+
+def test_the_cost_of_a_step_by_hand():
+    """Llama 3.1 8B on v6e-8, with round numbers: one step of 4 x 8 answers in 2 passes, no evaluation but the test's."""
+    c = settings.read(demo.Constants, [
+        f"MODEL={memory.LLAMA_3_1_8B}", "NUM_BATCHES=1", "BATCH_SIZE=4", "TRAIN_MICRO_BATCH_SIZE=2",
+        "MAX_PROMPT_LENGTH=256", "TOTAL_GENERATION_STEPS=768", "EVAL_EVERY=0", "NUM_TEST_QUESTIONS=256",
+    ])  # fmt: skip
+    rate = 8 * 1400  # tokens per second
+    wave = 768 * 256 / rate  # 17.6 s
+    arithmetic = 32 * 1024 * 8 * 8.03e9 / (8 * 918e12)  # 0.29 s at the peak
+    gather = 2 * 8.03e9 * 2 * 7 / 8 / 448e9  # both passes, once: 0.06 s
+    expected = {
+        "sampling": (32 * 200 / rate, wave),
+        "training": (arithmetic / 0.45, arithmetic / 0.225 + 4 * gather / 0.5),
+        "weight sync": (6.7, 22),
+        "evaluations": (4 * 256 * 200 / rate, 4 * wave),
+        "start": (20 * 60, 45 * 60),
+    }
+    found = cost.hours(c, 8.03e9, "v6e", 8)
+    assert found.keys() == expected.keys()
+    for part, seconds in expected.items():
+        assert found[part] == pytest.approx([x / 3600 for x in seconds]), part
+    low, high = (sum(ends) / 3600 for ends in zip(*expected.values()))
+    assert cost.total(c, 8.03e9, "v6e", 8) == (
+        pytest.approx((low, high)), pytest.approx((21.6 * low, 21.6 * high))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_the_pages_table_of_hours_is_the_formulas(language):
+    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
+    text = pages.text(settings.HERE, language)
+    for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
+        hours, dollars = cost.total(c, PARAMETERS[memory.LLAMA_3_1_8B], kind, chips)
+        ranges = [*cost.hours(c, PARAMETERS[memory.LLAMA_3_1_8B], kind, chips).values(), hours]
+        cells = [f"{low:.1f} – {high:.1f}" for low, high in ranges] + [f"{dollars[0]:.0f} – {dollars[1]:.0f}"]
+        assert f"| {name} | {' | '.join(cells)} |" in text

@@ -89,9 +89,8 @@ def dry_run(c, course: ModuleType) -> None:
 
 def say_cost(c, parameters: int, fits: str) -> None:
     """Prints hours and dollars on the slices of one host that aren't refused in `fits`."""
-    for name in ("v6e-8", "v5p-8"):
+    for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
         if c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
-            kind, chips = name.split("-")[0], memory.slice_of(name).chips
             (low, high), (least, most) = cost.total(c, parameters, kind, chips)
             print(
                 f"cost     {name}: {low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand, by "
