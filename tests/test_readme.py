@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import inspect
 import itertools
-import math
 import re
 import shlex
 import statistics
