@@ -1,4 +1,4 @@
-"""Hours and dollars of a run on one host with vLLM, as a range. Calculated: nobody here has measured any of it.
+"""Hours and dollars of a run on one host with vLLM, as a range by a formula, of which nothing was measured.
 
 A step samples its answers, trains on them, and sends the new weights to vLLM; evaluations sample, too. Every
 factor that isn't a constant of the run has its source beside it. The optimistic end hides the transfers of

@@ -92,10 +92,8 @@ def say_cost(c, parameters: int, fits: str) -> None:
     for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
         if c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
             (low, high), (least, most) = cost.total(c, parameters, kind, chips)
-            print(
-                f"cost     {name}: {low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand, by "
-                "a formula (run/cost.py)"
-            )
+            said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
+            print(f"cost     {name}: {said}, by the formula in run/cost.py")
 
 
 def on_target(c) -> bool:
