@@ -1,11 +1,10 @@
 """The launch scripts against stand-ins for gcloud, xpk and SLURM; every printed command in a dry run.
 
-The stand-ins on PATH record their arguments. gcloud's runs what it is given for ssh in a folder that serves
-as the machine, and copies files into it and out of it.
+The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command in a folder that serves as
+the rented machine; for scp it copies.
 """
 
 import itertools
-import json
 import os
 import re
 import shlex
@@ -28,70 +27,56 @@ from run import checks, cost, memory
 
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
-RECORDER = f"""#!{sys.executable}
-import json, os, pathlib, shutil, subprocess, sys
-name, arguments = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
-here = pathlib.Path(os.environ["STAND_IN"])
-with open(here / "calls", "a") as calls:
-    print(json.dumps([name, *arguments]), file=calls)
-if name in os.environ.get("BROKEN", "").split(","):
-    sys.exit(1)
-vm = here / "vm"
-if "ssh" in arguments:
-    command = next(a for a in arguments if a.startswith("--command=")).partition("=")[2]
-    sys.exit(subprocess.run(["bash", "-c", command], cwd=vm, env=os.environ | {{"HOME": str(vm)}}).returncode)
-if "scp" in arguments:
-    source, target = arguments[arguments.index("scp") + 1:][:2]
-    shutil.copy(vm / source.partition(":")[2] if source.startswith("grpo:") else source,
-                vm / target.partition(":")[2] if target.startswith("grpo:") else target)
+STAND_IN = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" >> "$HERE/calls"; echo >> "$HERE/calls"
+[ "${0##*/}" != "$BROKEN" ] || exit ${CODE:-1}
+case "$4" in
+  ssh) cd "$HERE/vm"; last=${@: -1}; HOME=$PWD exec bash -c "${last#--command=}" ;;
+  scp) cp "${5/#grpo:/$HERE/vm/}" "${6/#grpo:/$HERE/vm/}" ;;
+esac
 """
 PYTHON = """#!/bin/bash
 [ "$1" != -c ] || exit 0
 mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/report.html; sleep 20
 """
+STAND_INS = ("gcloud", "xpk", "srun", "scontrol", "python3")
 
 
 class Desk:
-    """A repository's folder on one's own machine, and what the stand-ins were asked."""
+    """A small repository on one's own machine, and `vm`, the folder that serves as the rented one."""
 
     def __init__(self, folder):
-        self.folder = folder / "repository"
-        self.variables = {
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "STAND_IN": str(folder), "PROJECT": "p",
-            "ZONE": "z", "TPU": "v6e-8", "HF_TOKEN": "secret", "HF_TOKEN_FILE": str(folder / "token"),
-        }  # fmt: skip
-        (folder / "token").write_text("secret")
-        (folder / "bin").mkdir()
-        for name in ("gcloud", "xpk", "srun", "python3"):
-            (folder / "bin" / name).write_text(RECORDER)
-            (folder / "bin" / name).chmod(0o755)
-        self.vm, self.record = folder / "vm", folder / "calls"
-        (self.vm / "course" / ".venv-vllm" / "bin").mkdir(parents=True)
-        python = self.vm / "course" / ".venv-vllm" / "bin" / "python"
-        python.write_text(PYTHON)
-        (self.vm / "course" / "runs").mkdir()
-        (self.vm / "course" / "run.log").touch()
-        python.chmod(0o755)
-        (self.folder / "requirements").mkdir(parents=True)
-        for name in ("requirements/tpu.txt", "requirements/build.txt"):
-            shutil.copy(pages.ROOT / name, self.folder / name)
-        (self.folder / settings.HERE.name).mkdir()
-        (self.folder / DEMO).touch()
-        (self.folder / settings.HERE.name / "examples").symlink_to(settings.HERE / "examples")
-        (self.folder / ".venv").symlink_to(sys.prefix)
-        (self.folder / "runs").mkdir()
-        (self.folder / "runs" / "smollm2").symlink_to(settings.HERE / "tiny_llama")
+        self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"
+        course, python = self.folder / settings.HERE.name, self.vm / "course/.venv-vllm/bin/python"
+        for made in (course, self.folder / "runs", self.vm / "course/runs", python.parent, folder / "bin"):
+            made.mkdir(parents=True)
+        for path, text in (
+            (python, PYTHON), (folder / "token", "secret"), (self.vm / "course/run.log", ""),
+            (self.folder / DEMO, ""), *((folder / "bin" / name, STAND_IN) for name in STAND_INS),
+        ):  # fmt: skip
+            path.write_text(text)
+            path.chmod(0o755)
+        shutil.copytree(pages.ROOT / "requirements", self.folder / "requirements")
+        for link, target in (
+            (course / "examples", settings.HERE / "examples"), (self.folder / ".venv", sys.prefix),
+            (self.folder / "runs/smollm2", settings.HERE / "tiny_llama"),
+        ):  # fmt: skip
+            link.symlink_to(target)
         for command in ("init --quiet", "add .", "-c user.name=x -c user.email=x commit --quiet -m x"):
             subprocess.run(["git", *command.split()], cwd=self.folder, check=True)
+        self.variables = os.environ | {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HERE": str(folder), "PROJECT": "p",
+            "ZONE": "z", "TPU": "v6e-8", "HF_TOKEN": "secret", "HF_TOKEN_FILE": str(folder / "token"),
+            "SLURM_JOB_ID": "7",
+        }  # fmt: skip
 
     def run(self, script, *arguments, **environment):
         """Runs a launch script; (exit code, standard error, the calls it made)."""
-        self.record.unlink(missing_ok=True)
-        variables = {**os.environ, **self.variables, **environment}
-        done = subprocess.run(["bash", LAUNCH / script, *arguments], cwd=self.folder, env=variables,
-                              capture_output=True, text=True, timeout=15)  # fmt: skip
-        lines = self.record.read_text().splitlines() if self.record.exists() else []
-        return done.returncode, done.stderr, [json.loads(line) for line in lines]
+        calls, options = self.here / "calls", dict(capture_output=True, text=True, timeout=15)
+        calls.write_text("")
+        command, variables = ["bash", LAUNCH / script, *arguments], self.variables | environment
+        done = subprocess.run(command, cwd=self.folder, env=variables, **options)
+        return done.returncode, done.stderr, [c.split("\0") for c in calls.read_text().split("\0\n")[:-1]]
 
 
 @pytest.fixture
@@ -135,6 +120,21 @@ def test_several_hosts_need_a_bucket_and_maxtext(desk):
     assert code == 2 and error.startswith("error: BUCKET is not set") and not calls
     _, _, [call] = desk.run("tpu_vm.sh", "run", TPU="v5p-64", BUCKET="gs://b")
     assert "--worker=all" in call and "DISTRIBUTED=True ROLLOUT_ENGINE=maxtext" in call[-1]
+
+
+@pytest.mark.parametrize(
+    "code, restarts, again", [(1, 9, True), (143, 0, True), (1, 10, False), (2, 0, False)]
+)
+def test_slurm_puts_a_job_back_unless_the_script_refused_or_it_has_restarted_ten_times(
+    desk, code, restarts, again
+):
+    environment = {"BROKEN": "srun", "CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}
+    found, _, [srun, *more] = desk.run("slurm.sh", "NUM_BATCHES=20", **environment)
+    assert srun[-4:] == [DEMO, "DISTRIBUTED=True", "RUN_DIR=runs/slurm_7", "NUM_BATCHES=20"]
+    assert more == ([["scontrol", "requeue", "7"]] if again else []) and found == (0 if again else code)
+    (desk.folder / ".venv").unlink()
+    code, error, calls = desk.run("slurm.sh")
+    assert code == 2 and error.startswith("error: no .venv/bin/python in ") and not calls
 
 
 def workload(desk, *arguments, **environment):
@@ -203,8 +203,8 @@ PARAMETERS = {
 }
 MACHINES = {  # backend, device_kind, devices, GiB that a program may use
     "v6e-8": ("tpu", "TPU v6 lite", 8, 31.24), "v5e-1": ("tpu", "TPU v5 lite", 1, 15.75),
-    "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "T4": ("gpu", "Tesla T4", 1, 14.7),
-    "H100": ("gpu", "NVIDIA H100 80GB HBM3", 1, 79.1), "8xH100": ("gpu", "NVIDIA H100 80GB HBM3", 8, 79.1),
+    "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "t4": ("gpu", "Tesla T4", 1, 14.7),
+    "h100": ("gpu", "NVIDIA H100 80GB HBM3", 1, 79.1), "8xh100": ("gpu", "NVIDIA H100 80GB HBM3", 8, 79.1),
 }  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def constants_of(desk, words, machine):
         arguments = [*itertools.dropwhile(lambda word: word.startswith("--"), arguments)]
     if "setup" in arguments:
         desk.run("tpu_vm.sh", "copy")
-    variables |= {"TPU": machine, "BUCKET": "gs://b/x", "SLURM_JOB_ID": "7"}
+    variables |= {"TPU": machine, "BUCKET": "gs://b/x"}
     code, error, calls = desk.run(Path(script).name, *arguments, **variables)
     assert code == 0, error
     words = [word for call in calls for text in call for word in shlex.split(text)]
