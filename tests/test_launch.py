@@ -150,11 +150,8 @@ def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
     servers = [word for word in call if word.startswith(("--server-image=", "--proxy-server-image="))]
     assert len(servers) == 2 and all(word.endswith(f":jax-{jax_version}") for word in servers)
     assert not any("max-restarts" in word for word in call)
-    for words, tag in (
-        ("an image of that", "20260901-jax_0.11.1"),
-        ("no image", f"20261120-jax_{jax_version}"),
-    ):
-        code, error, call = workload(desk, PATHWAYS_TAG=tag, BROKEN="gcloud")
+    for words, tag in (("an image of that", "0.11.1"), ("no image", jax_version)):
+        code, error, call = workload(desk, PATHWAYS_TAG=f"20260901-jax_{tag}", BROKEN="gcloud")
         assert code == 2 and words in error and not call
     _, _, call = workload(desk, KIND="hosts")
     assert "--max-restarts=10" in call and not any("image=us-docker" in word for word in call)
@@ -168,11 +165,9 @@ def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_pat
     assert "\n" not in command  # it would end the YAML block
     for name, code in (("pip", 0), ("python", ends_with)):
         file = tmp_path / "bin" / name
-        file.write_text(
-            f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/pod\n[ "$1" != {DEMO} ] || exit {code}\n'
-        )
+        file.write_text(f'#!/bin/bash\necho {name} "$@" >> ../pod\n[ "$1" != {DEMO} ] || exit {code}\n')
         file.chmod(0o755)
-    done = subprocess.run(["bash", "-c", command], env=os.environ | desk.variables)
+    done = subprocess.run(["bash", "-c", command], cwd=desk.folder, env=desk.variables)
     assert done.returncode == ends_with
     *_, run, put = (tmp_path / "pod").read_text().splitlines()
     assert run.startswith(f"python {DEMO} RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x ")
@@ -196,11 +191,7 @@ COMMAND = re.compile(
     r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
     r"(?:# *(\S+))?|TPU=(\S+)", re.M,
 )  # fmt: skip
-PARAMETERS = {
-    memory.LLAMA_3_1_8B: 8_030_261_248,
-    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
-    "Qwen/Qwen3-0.6B": 596_049_920,
-}
+PARAMETERS = {memory.LLAMA_3_1_8B: 8_030_261_248, "Qwen/Qwen3-0.6B": 596_049_920}
 MACHINES = {  # backend, device_kind, devices, GiB that a program may use
     "v6e-8": ("tpu", "TPU v6 lite", 8, 31.24), "v5e-1": ("tpu", "TPU v5 lite", 1, 15.75),
     "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "t4": ("gpu", "Tesla T4", 1, 14.7),
@@ -223,17 +214,15 @@ def printed():
 
 def constants_of(desk, words, machine):
     """What a command, maybe a launch script's, gives the main script; None: it starts no run."""
-    pairs = [word.split("=", 1) for word in itertools.takewhile(lambda word: "/" not in word, words)]
-    variables = dict(pair for pair in pairs if len(pair) == 2)
-    program, script, *arguments = words[len(variables) :]
-    if script == DEMO:
-        return arguments
-    if program == "sbatch":  # its own options come first
-        arguments = [*itertools.dropwhile(lambda word: word.startswith("--"), arguments)]
+    start = next(i for i, word in enumerate(words) if word.startswith(settings.HERE.name))
+    if words[start] == DEMO:
+        return words[start + 1 :]
+    variables = dict(word.split("=", 1) for word in words[: start - 1])
+    arguments = [word for word in words[start + 1 :] if words[0] != "sbatch" or word[0] != "-"]  # its own
     if "setup" in arguments:
         desk.run("tpu_vm.sh", "copy")
     variables |= {"TPU": machine, "BUCKET": "gs://b/x"}
-    code, error, calls = desk.run(Path(script).name, *arguments, **variables)
+    code, error, calls = desk.run(Path(words[start]).name, *arguments, **variables)
     assert code == 0, error
     words = [word for call in calls for text in call for word in shlex.split(text)]
     return words[words.index(DEMO) + 1 :] if DEMO in words else None

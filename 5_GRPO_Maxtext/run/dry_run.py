@@ -90,7 +90,7 @@ def dry_run(c, course: ModuleType) -> None:
 def say_cost(c, parameters: int, fits: str) -> None:
     """Prints hours and dollars on the slices of one host that aren't refused in `fits`."""
     for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
-        if c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
+        if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
             (low, high), (least, most) = cost.total(c, parameters, kind, chips)
             said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
             print(f"cost     {name}: {said}, by the formula in run/cost.py")
