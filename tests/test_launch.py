@@ -17,6 +17,7 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pages
 import pytest
 
@@ -255,39 +256,28 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
 # --- hours and dollars
 
 
-def test_the_cost_of_a_step_by_hand():
-    """Llama 3.1 8B on v6e-8: one step of 4 x 8 answers in 2 passes, evaluated on 256 test questions."""
-    c = settings.read(demo.Constants, [
-        f"MODEL={memory.LLAMA_3_1_8B}", "NUM_BATCHES=1", "BATCH_SIZE=4", "TRAIN_MICRO_BATCH_SIZE=2",
-        "MAX_PROMPT_LENGTH=256", "TOTAL_GENERATION_STEPS=768", "EVAL_EVERY=0", "NUM_TEST_QUESTIONS=256",
-    ])  # fmt: skip
-    rate = 8 * 1400  # tokens per second
-    wave = 768 * 256 / rate  # 17.6 s
-    arithmetic = 32 * 1024 * 8 * 8.03e9 / (8 * 918e12)  # 0.29 s at the peak
-    gather = 2 * 8.03e9 * 2 * 7 / 8 / 448e9  # both passes, once: 0.06 s
-    expected = {
-        "sampling": (32 * 200 / rate, wave),
-        "training": (arithmetic / 0.45, arithmetic / 0.225 + 4 * gather / 0.5),
-        "weight sync": (6.7, 22),
-        "evaluations": (4 * 256 * 200 / rate, 4 * wave),
+def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
+    """v6e-8: 116 steps of 512 answers in 32 passes; evaluations of 4 x 1,319 and 7 x 2 x 512 answers."""
+    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
+    parameters, rate = PARAMETERS[memory.LLAMA_3_1_8B], 8 * 1400  # tokens per second
+    wave = 768 * 256 / rate
+    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
+    gather = 32 * parameters * 2 * 7 / 8 / 448e9  # all passes, once
+    by_hand = {
+        "sampling": (116 * 512 * 200 / rate, 116 * 2 * wave),
+        "training": (116 * arithmetic / 0.45, 116 * (arithmetic / 0.225 + 4 * gather / 0.5)),
+        "weight sync": (116 * 6.7, 116 * 22),
+        "evaluations": ((4 * 1319 + 14 * 512) * 200 / rate, (4 * 6 + 14 * 2) * wave),
         "start": (20 * 60, 45 * 60),
     }
-    found = cost.hours(c, 8.03e9, "v6e", 8)
-    assert found.keys() == expected.keys()
-    for part, seconds in expected.items():
-        assert found[part] == pytest.approx([x / 3600 for x in seconds]), part
-    low, high = (sum(ends) / 3600 for ends in zip(*expected.values()))
-    assert cost.total(c, 8.03e9, "v6e", 8) == (
-        pytest.approx((low, high)), pytest.approx((21.6 * low, 21.6 * high))
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_pages_table_of_hours_is_the_formulas(language):
-    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
-    text = pages.text(settings.HERE, language)
-    for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
-        hours, dollars = cost.total(c, PARAMETERS[memory.LLAMA_3_1_8B], kind, chips)
-        ranges = [*cost.hours(c, PARAMETERS[memory.LLAMA_3_1_8B], kind, chips).values(), hours]
-        cells = [f"{low:.1f} – {high:.1f}" for low, high in ranges] + [f"{dollars[0]:.0f} – {dollars[1]:.0f}"]
-        assert f"| {name} | {' | '.join(cells)} |" in text
+    found = cost.hours(c, parameters, "v6e", 8)
+    assert [*found] == [*by_hand]
+    np.testing.assert_allclose([*found.values()], np.array([*by_hand.values()]) / 3600, rtol=2e-4)  # 8.03e9
+    for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):
+        hours, dollars = cost.total(c, parameters, kind, chips)
+        assert dollars == pytest.approx([price * x for x in hours])
+        ranges = [*cost.hours(c, parameters, kind, chips).values(), hours]
+        cells = [f"{low:.1f} – {high:.1f}" for low, high in ranges] + ["{:.0f} – {:.0f}".format(*dollars)]
+        assert all(
+            f"| {name} | {' | '.join(cells)} |" in pages.text(settings.HERE, x) for x in pages.LANGUAGES
+        )
