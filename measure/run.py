@@ -2,7 +2,7 @@
 
     python measure/run.py STALE=True                                  # what's out of date, and the minutes
     python measure/run.py ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
-    python measure/run.py MNIST_PATH=mnist.npz WORKERS=2              # everything: hours; resumes
+    python measure/run.py MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
     python measure/run.py MARK=True                                   # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
@@ -261,6 +261,8 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
     if "run" in job.make:
         for name, target in zip(job.make.get("names", job.make["files"]), targets):
             shutil.copyfile(runs[0].folder(store) / Path(name).name, target)
+            if target.with_stem(f"{target.stem}_dark").exists():
+                importlib.import_module("pictures").darken(target)
     elif "columns" in job.make:
         write_csv(targets[0], list(table(job, store)))
     else:
@@ -337,14 +339,16 @@ def mark(found: Sequence[Job]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
-    found = chosen(options.pop("ONLY", ""))
+    only = options.pop("ONLY", "")
+    found = chosen(only)
     workers, out = int(options.pop("WORKERS", 1)), Path(options.pop("OUT", ROOT))
     if options.pop("STALE", "") == "True":
         print(listing(stale(found)))
     elif options.pop("MARK", "") == "True":
         mark(jobs())
     else:
-        for job in found:
+        old = [job.make for job, _, _ in stale(found)]
+        for job in found if only else [job for job in found if job.make in old]:
             print(f"{job.command()}\n  -> {', '.join(job.make['files'])}", flush=True)
             try:
                 minutes = make(job, options, out, ROOT / "runs" / "measure", workers)
