@@ -1,4 +1,4 @@
-"""What can be computed about GRPO on MNIST instead of trained: the gradient's direction, the pull, the memory.
+"""What can be computed about GRPO on MNIST instead of trained: the gradient, the pull, the memory.
 
     python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz     # writes gradient.csv, pull.csv and memory.csv
 

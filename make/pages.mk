@@ -2,10 +2,10 @@
 .PHONY: figures pages page-pictures benchmark
 
 figures: setup  ## committed tables and pictures anew where out of date: hours; STALE=True lists them, ONLY=path
-	$(BIN)/python measure/run.py $(foreach name,ONLY STALE MARK WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
+	$(BIN)/python -m measure.run $(foreach name,ONLY STALE MARK WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
 
 pages: setup  ## fills the tables of measurements in all pages from the CSV files
-	$(BIN)/python measure/tables.py
+	$(BIN)/python -m measure.tables
 
 page-pictures: setup  ## the pictures of docs/seeing_a_run.md, of a run with default constants: RUN=its folder
 	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures

@@ -1,7 +1,7 @@
 """What a finished run adds to a committed table, and tables that follow from other tables.
 
-Each function named under `columns` in a study.toml takes the folders of a row's runs (one, or one per seed) and
-yields lines; each named under `derive` takes tables' paths.
+Each function named under `columns` in a study.toml takes the folders of a row's runs (one, or one per seed)
+and yields lines; each named under `derive` takes tables' paths.
 """
 
 import csv
@@ -40,7 +40,7 @@ def seeds_of(run: Path) -> list[int]:
     return [constants["SEED"] + i for i in range(constants["NUM_SEEDS"])]
 
 
-# %% Folder 1 -----------------------------------------------------------------------------------------------
+# %% Folder 1 -------------------------------------------------------------------------------------------
 def q_learning_facts(run: Path) -> dict[str, Any]:
     """What the tables of folder 1 choose from: constants, log, table and optimum, and figures of them."""
     constants, result = read_json(run / "constants.json"), read_json(run / "result.json")
@@ -120,7 +120,7 @@ def q_learning_curves(runs: Sequence[Path]) -> Lines:
         yield {"episode": int(episode)} | {name: f"{values[i]:.4g}" for name, values in lines.items()}
 
 
-# %% Folders 2 and 3: seeds side by side ------------------------------------------------------------------------
+# %% Folders 2 and 3: seeds side by side ----------------------------------------------------------------
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
     for run in runs:
@@ -229,7 +229,7 @@ def paired_rows(table: Path) -> Lines:
 
 
 def best_of_tune(table: Path) -> list[dict[str, Any]]:
-    """Each learner's best setting by the mean of its last policies; among equals, by its mean while learning."""
+    """Each learner's best setting by the mean of its last policies; of equals, by that while learning."""
     best: dict[str, tuple] = {}
     lines = read_csv(table)
     for key in dict.fromkeys((x["learner"], x["learning_rate"], x["target_sync_interval"]) for x in lines):
@@ -244,7 +244,7 @@ def best_of_tune(table: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# %% Folder 4 -----------------------------------------------------------------------------------------------
+# %% Folder 4 -------------------------------------------------------------------------------------------
 def mnist_study(runs: Sequence[Path]) -> Lines:
     """Folder 4's compare.csv: the last accuracies, and means over the whole training."""
     for run in runs:
@@ -280,7 +280,7 @@ def mnist_log(runs: Sequence[Path]) -> Lines:
         yield from read_csv(run / "log.csv")
 
 
-# %% Folder 5 -----------------------------------------------------------------------------------------------
+# %% Folder 5 -------------------------------------------------------------------------------------------
 def measured(run: Path) -> dict[str, str]:
     """Machine and date."""
     return {name: read_json(run / "measured.json")[name] for name in ("machine", "date")}

@@ -1,6 +1,6 @@
 """The drawings of the course: what explains, and isn't measured.
 
-    python measure/drawings.py
+    python -m measure.drawings
 
 Draws the map of the course, agent and environment, values that crawl back, actor and critic, surprises that
 become an advantage, the ratios of one update, eight answers, their advantages and where these push, the
@@ -16,17 +16,18 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from columns import read_csv
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from pictures import darken
+
+from measure.columns import read_csv
+from measure.pictures import darken
 
 ROOT = Path(__file__).resolve().parent.parent
 BLUE, ORANGE, GREEN, RED, GREY = "#1f77b4", "#d9730d", "#2a8f3c", "#c73a3a", "#6b7280"
 Point = tuple[float, float]
 
 
-# %% Boxes and arrows -------------------------------------------------------------------------------------
+# %% Boxes and arrows -----------------------------------------------------------------------------------
 def sheet(width: float, height: float) -> tuple[plt.Figure, Axes]:
     """An empty picture whose unit is an inch."""
     figure = plt.figure(figsize=(width, height), dpi=150)
@@ -54,7 +55,7 @@ def arrow(axes: Axes, start: Point, end: Point, text: str = "", at: Point | None
         axes.text(x, y, text, ha="center", va="center", fontsize=9)
 
 
-# %% The drawings -----------------------------------------------------------------------------------------
+# %% The drawings ---------------------------------------------------------------------------------------
 def course_map() -> plt.Figure:
     """Five chapters: what each learns, who says whether an action was good, and what that costs."""
     figure, axes = sheet(10, 4.6)
@@ -407,7 +408,7 @@ DRAWINGS = {
 }
 
 
-# %% Main ---------------------------------------------------------------------------------------------------
+# %% Main -----------------------------------------------------------------------------------------------
 def main() -> None:
     """Draws everything."""
     for name, draw in DRAWINGS.items():

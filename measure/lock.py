@@ -1,11 +1,12 @@
 """What a committed table or picture was made from, and whether that's still what the repository holds.
 
-lock.json has an entry for each committed product: the command, a hash of the code that made it, a hash of what
-the code was given (constants, patches, or the tables that a picture is drawn from), commit, versions, machine,
-date and minutes. Comments, docstrings and line breaks change no hash.
+lock.json has an entry for each committed product: the command, a hash of the code that made it, a hash of
+what the code was given (constants, patches, or the tables that a picture is drawn from), commit, versions,
+machine, date and minutes. Comments, docstrings and line breaks change no hash.
 """
 
 import ast
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -65,14 +66,20 @@ def imported(tree: ast.Module, places: Sequence[Path]) -> Iterator[Path]:
 def code_of(script: Path, edits: Edits = (), root: Path = ROOT) -> str:
     """A digest of a script and of the local modules that it imports, as they are with `edits`."""
     texts, seen, waiting = edited(script.parent, edits), {}, [script]
-    places = [script.parent, root / "5_GRPO_Maxtext"]
+    places = (script.parent, root, root / "5_GRPO_Maxtext")
     while waiting:
         path = waiting.pop()
         if path not in seen:
-            tree = without_words(texts.get(path) or path.read_text())
-            seen[path] = ast.unparse(tree)
-            waiting += imported(tree, places)
+            seen[path], imports = parsed(texts.get(path) or path.read_text(), places)
+            waiting += imports
     return digest({str(path.relative_to(root)): text for path, text in seen.items()})
+
+
+@functools.cache
+def parsed(text: str, places: tuple[Path, ...]) -> tuple[str, tuple[Path, ...]]:
+    """A module without its words, and the local files it imports."""
+    tree = without_words(text)
+    return ast.unparse(tree), tuple(imported(tree, places))
 
 
 def function_of(path: Path, name: str) -> str:
@@ -95,6 +102,6 @@ def why_stale(entry: dict[str, Any] | None, code: str, given: str) -> str:
     """In words, or empty if the product is what today's code makes of today's constants."""
     if not entry:
         return "never recorded"
-    changed = [words for name, now, words in (("code", code, "its code"), ("given", given, "what it was given"))
-               if entry[name] != now]  # fmt: skip
+    words = {"code": "its code", "given": "what it was given"}
+    changed = [words[name] for name, now in (("code", code), ("given", given)) if entry[name] != now]
     return f"{' and '.join(changed)} changed since {entry['commit']}" if changed else ""

@@ -1,4 +1,4 @@
-"""The pictures of the lab books, each a function of committed tables; `save` makes the light and the dark one."""
+"""The pictures of the lab books, each a function of committed tables; `save` writes light and dark."""
 
 import io
 import runpy
@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
-from columns import read_csv
 from PIL import Image, ImageSequence
+
+from measure.columns import read_csv
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -18,7 +19,7 @@ BLUE, ORANGE, GREY, GREEN, RED = "#1f77b4", "#ff7f0e", "#888888", "#2ca02c", "#d
 PAGE = np.array([13, 17, 23])  # the background of GitHub's dark pages
 
 
-# %% Light and dark -----------------------------------------------------------------------------------------
+# %% Light and dark -------------------------------------------------------------------------------------
 def darkened(pixels: np.ndarray) -> np.ndarray:
     """A picture with its lightness turned round and its hues kept; white becomes the dark page.
 
@@ -57,7 +58,7 @@ def save(figure: plt.Figure, path: Path) -> None:
     darken(path)
 
 
-# %% Pieces -------------------------------------------------------------------------------------------------
+# %% Pieces ---------------------------------------------------------------------------------------------
 def grouped(rows: Sequence[dict[str, str]], *names: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """The lines by what these columns hold, in the order of appearance."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -72,7 +73,7 @@ def numbers(rows: Sequence[dict[str, str]], name: str) -> np.ndarray:
 
 
 def draw_band(axes, rows: Sequence[dict[str, str]], color: str, label: str | None = None) -> None:
-    """A line of the mean and a band from the lowest to the highest seed: columns env_step, mean, low, high."""
+    """A line of the mean, a band from lowest to highest seed: columns env_step, mean, low, high."""
     x = numbers(rows, "env_step")
     axes.plot(x, numbers(rows, "mean"), color=color, label=label)
     axes.fill_between(x, numbers(rows, "low"), numbers(rows, "high"), color=color, alpha=0.2, linewidth=0)
@@ -95,7 +96,7 @@ def seeds_by_row(
     return figure, axes
 
 
-# %% Folder 1 -----------------------------------------------------------------------------------------------
+# %% Folder 1 -------------------------------------------------------------------------------------------
 def step_sizes(curves: Path) -> plt.Figure:
     """Left: largest error. Right: return. Lines are means over the seeds, bands lowest to highest."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
@@ -113,7 +114,7 @@ def step_sizes(curves: Path) -> plt.Figure:
     return figure
 
 
-# %% Folder 2 -----------------------------------------------------------------------------------------------
+# %% Folder 2 -------------------------------------------------------------------------------------------
 def seeds_of_dqn(table: Path) -> plt.Figure:
     """Last policies, and how many seeds are solved."""
     figure, axes = seeds_by_row(
@@ -143,7 +144,7 @@ def overestimation(table: Path) -> plt.Figure:
     return figure
 
 
-# %% Folder 3 -----------------------------------------------------------------------------------------------
+# %% Folder 3 -------------------------------------------------------------------------------------------
 def seeds_of_ppo(table: Path) -> plt.Figure:
     """Last policies, and their mean."""
 
@@ -242,7 +243,7 @@ def gradient_variance(table: Path) -> plt.Figure:
     return figure
 
 
-# %% Folder 4 -----------------------------------------------------------------------------------------------
+# %% Folder 4 -------------------------------------------------------------------------------------------
 def accuracy(table: Path) -> plt.Figure:
     """All four methods while they learn: the chapter's own picture, from the table."""
     draw = runpy.run_path(str(table.resolve().parents[1] / "pictures.py"))["draw_accuracy"]
@@ -271,7 +272,7 @@ def pull(table: Path) -> plt.Figure:
     return figure
 
 
-# %% Folder 5 -----------------------------------------------------------------------------------------------
+# %% Folder 5 -------------------------------------------------------------------------------------------
 def mismatch(table: Path, window: int = 10) -> plt.Figure:
     """What the health line looks at, and what becomes of the answers; moving means of `window` steps."""
     figure, halves = plt.subplots(1, 2, figsize=(13, 4.4), layout="constrained")

@@ -1,9 +1,9 @@
 """Makes the committed tables and pictures: `make figures`. Each chapter's study.toml says what is measured.
 
-    python measure/run.py STALE=True                                  # what's out of date, and the minutes
-    python measure/run.py ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
-    python measure/run.py MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
-    python measure/run.py MARK=True                                   # marks in lock.json what's out of date
+    python -m measure.run STALE=True                                  # what's out of date, and the minutes
+    python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
+    python -m measure.run MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
+    python -m measure.run MARK=True                                   # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
 mistake on purpose). Each runs as a process of its own in runs/measure. A finished run is found again by the
@@ -11,7 +11,6 @@ hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
 """
 
 import csv
-import importlib
 import itertools
 import json
 import os
@@ -32,16 +31,17 @@ from typing import Any
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "measure"), str(ROOT / "benchmarks")]
+sys.path.append(str(ROOT / "benchmarks"))
 
-import lock
 from machine import commit, processor, versions
+
+from measure import columns, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
 
 
-# %% What study.toml says ---------------------------------------------------------------------------------
+# %% What study.toml says -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Run:
     """One process: a script, its constants, and what is replaced in a copy of its folder."""
@@ -84,9 +84,9 @@ class Job:
         return [self.folder / "assets" / name for name in self.make.get("from", [])]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table's rows: text becomes the column `changed`, or `command`; a list means one row per value."""
+        """The table's rows: text becomes the column `changed`; a list means one row per value."""
         if "rows_from" in self.make:
-            return getattr(importlib.import_module("columns"), self.make["rows_from"])(*self.sources())
+            return getattr(columns, self.make["rows_from"])(*self.sources())
         rows = []
         for row in self.make.get("rows", []):
             row = {"changed": row} if isinstance(row, str) else row
@@ -123,7 +123,7 @@ class Job:
             scripts = self.make.get("code", words[1:2])
             return lock.digest([lock.code_of(ROOT / name) for name in scripts]), lock.digest(words)
         runs = self.runs()
-        code = sorted({lock.code_of(run.source()) for run in runs})
+        code = sorted(lock.code_of(script) for script in {run.source() for run in runs})
         return lock.digest(code, function), lock.digest(given, [(run.arguments, run.edits) for run in runs])
 
     def command(self) -> str:
@@ -140,7 +140,7 @@ def jobs() -> list[Job]:
     return found
 
 
-# %% Running ----------------------------------------------------------------------------------------------
+# %% Running --------------------------------------------------------------------------------------------
 def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
     """A command's words with this machine's paths for NAME=PATH.
 
@@ -233,7 +233,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:
     """The lines of a job's table, from its runs' folders."""
-    add = getattr(importlib.import_module("columns"), job.make["columns"])
+    add = getattr(columns, job.make["columns"])
     for row in job.rows():
         runs = job.runs_of(row)
         named = {k: v or "unchanged" if k == "changed" else v for k, v in row.items() if k not in NOT_COLUMNS}
@@ -262,23 +262,22 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
         for name, target in zip(job.make.get("names", job.make["files"]), targets):
             shutil.copyfile(runs[0].folder(store) / Path(name).name, target)
             if target.with_stem(f"{target.stem}_dark").exists():
-                importlib.import_module("pictures").darken(target)
+                pictures.darken(target)
     elif "columns" in job.make:
         write_csv(targets[0], list(table(job, store)))
     else:
         sources = [out / path.relative_to(ROOT) for path in job.sources()]
         function = job.make.get("derive") or job.make["draw"]
-        module = importlib.import_module("columns" if "derive" in job.make else "pictures")
-        made = getattr(module, function)(*sources)
+        made = getattr(columns if "derive" in job.make else pictures, function)(*sources)
         if "derive" in job.make:
             write_csv(targets[0], list(made))
         else:
-            module.save(made, targets[0])
+            pictures.save(made, targets[0])
     measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
     return sum(measured) if runs else (time.perf_counter() - started) / 60
 
 
-# %% Command line -----------------------------------------------------------------------------------------
+# %% Command line ---------------------------------------------------------------------------------------
 def chosen(only: str) -> list[Job]:
     """The jobs of a chapter or of a product, or all. Raises SystemExit if there are none."""
     found = [job for job in jobs() if not only or any(

@@ -1,7 +1,7 @@
 """The tables of measurements in the pages, from the committed CSV files: `make pages`.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's study.toml describes
-it for both languages:
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's study.toml
+describes it for both languages:
 
     csv = "compare.csv"         # in assets/
     by = ["changed"]            # a line of the table for each value of these columns
@@ -9,10 +9,11 @@ it for both languages:
       ["last policy", "最後的策略", "{mean_std eval_return .1f}"],
     ]
 
-In a cell, {kind column format} is a figure of the line's rows. `@ column=value` at its end takes some of the rows,
-100*column is in percent. A third kind of cell, "{words}", is what `words` says by the line's first key.
+In a cell, {kind column format} is a figure of the line's rows. `@ column=value` at its end takes some of the
+rows, 100*column is in percent. "{words}" is what the table `words` says of the line's first key.
 """
 
+import json
 import re
 import statistics
 import sys
@@ -21,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lock
-from columns import paired, read_csv
+from measure import lock
+from measure.columns import paired, read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"<!-- table (\S+) -->\n\n(.*?)\n\n<!-- end -->", re.S)
@@ -140,7 +141,7 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
     return lines
 
 
-# %% Tables that are more than figures by row -----------------------------------------------------------------
+# %% Tables that are more than figures by row -----------------------------------------------------------
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
     heading = (
@@ -178,11 +179,19 @@ def sixty_paired(folder: Path, language: int) -> list[list[str]]:
 
 def group_sizes(folder: Path, language: int) -> list[list[str]]:
     """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
-    heading = [("G", "G"), ("changed", "改了什麼"), ("greedy", "貪婪"), ("groups without signal", "沒有訊號的群組"),
-               ("spread of the advantages", "優勢的離散程度"), ("cosine, `group_std`", "餘弦，`group_std`"),
-               *[(f"`{name}`",) * 2 for name in ("group", "batch_mean", "leave_one_out")]]  # fmt: skip
+    heading = (
+        [
+            "G",
+            "changed",
+            "greedy",
+            "groups without signal",
+            "spread of the advantages",
+            "cosine, `group_std`",
+        ],
+        ["G", "改了什麼", "貪婪", "沒有訊號的群組", "優勢的離散程度", "餘弦，`group_std`"],
+    )[language]
     compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
-    lines = [[text[language] for text in heading]]
+    lines = [[*heading, "`group`", "`batch_mean`", "`leave_one_out`"]]
     for size in dict.fromkeys(row["num_generations"] for row in gradient):
         rows = [row for row in compare if row["changed"].startswith(f"NUM_GENERATIONS={size} ")]
         cosine = {row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size}
@@ -255,23 +264,48 @@ def mismatch(folder: Path, language: int) -> list[list[str]]:
     """Folder 5: means over the seeds, of the first and the last ten steps, and of the test questions."""
     heading = (["", "`mismatch`, first → last ten steps", "`entropy`", "answers right in training",
                 "in the test, sampled"],
-               ["", "`mismatch`，最初十步 → 最後十步", "`entropy`", "訓練中答對", "測試中答對（抽樣）"])[language]  # fmt: skip
+               ["", "`mismatch`，最初十步 → 最後十步", "`entropy`", "訓練中答對",
+                "測試中答對（抽樣）"])[language]  # fmt: skip
     runs, curves = (read_csv(folder / "assets" / f"{name}.csv") for name in ("mismatch", "mismatch_curves"))
     lines = [heading]
     for variant in dict.fromkeys(row["variant"] for row in runs):
         mine = [row for row in curves if row["variant"] == variant]
         ten = [row for row in mine if int(row["step"]) <= 10], [row for row in mine if int(row["step"]) > 90]
         cells = [" → ".join(KINDS["mean"](rows, name, form) for rows in ten)
-                 for name, form in (("mismatch", ".3f"), ("entropy", ".2f"), ("100*correct", ".0f"))]  # fmt: skip
+                 for name, form in (("mismatch", ".3f"), ("entropy", ".2f"),
+                                    ("100*correct", ".0f"))]  # fmt: skip
         test = spread([row for row in runs if row["variant"] == variant], "100*after_answer_accuracy", ".1f")
         lines.append([variant, *cells[:2], f"{cells[2]} %", f"{test} %"])
     return lines
 
 
-SPECIAL = {f.__name__: f for f in (measured_when, sixty_paired, group_sizes, memory, peers, methods, learned_when, mismatch)}
+def transcript(folder: Path, language: int) -> list[list[str]]:
+    """The front page: eight answers to one question, with their rewards and advantages."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    lines = [(["answer", "points", "advantage"], ["回答", "得分", "優勢"])[language]]
+    for answer in group["before"]:
+        advantage = f"{answer['advantage']:+.2f}".replace("-", "−")
+        lines.append([f"`{answer['text']}`", f"{answer['reward']:.1f}", advantage])
+    return lines
 
 
-# %% Pages ----------------------------------------------------------------------------------------------------
+SPECIAL = {
+    f.__name__: f
+    for f in (
+        measured_when,
+        sixty_paired,
+        group_sizes,
+        memory,
+        peers,
+        methods,
+        learned_when,
+        mismatch,
+        transcript,
+    )
+}
+
+
+# %% Pages ----------------------------------------------------------------------------------------------
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     rule = "|" + "---|" * len(lines[0])
