@@ -12,7 +12,6 @@ import pages
 import pytest
 import scipy.stats
 from folders import load
-
 from measure import columns, lock, run, tables
 
 ROOT = Path(__file__).resolve().parent.parent
