@@ -38,6 +38,7 @@ from machine import commit, processor, versions
 from measure import columns, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
+PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
 NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
 
 
@@ -50,12 +51,16 @@ class Run:
     arguments: tuple[str, ...]
     edits: tuple[tuple[str, str, str], ...] = ()
 
+    def given(self) -> list[Any]:
+        """What tells it from another run of the same code: constants, patches, and what named files hold."""
+        values = [word.partition("=")[2] for word in self.arguments if word.endswith(".py")]
+        files = [path for value in values for place in PLACES if (path := place / value).exists()]
+        return [self.arguments, self.edits, *(lock.digest(path.read_text()) for path in files)]
+
     def folder(self, runs: Path) -> Path:
         """Where it is, or will be."""
-        return (
-            runs
-            / f"{self.script.stem}_{lock.digest(lock.code_of(self.source(), self.edits), self.arguments)}"
-        )
+        code = lock.code_of(self.source(), self.edits)
+        return runs / f"{self.script.stem}_{lock.digest(code, self.given())}"
 
     def source(self) -> Path:
         """The file whose code decides: of `tool.py NAME` the tool."""
@@ -124,7 +129,7 @@ class Job:
             return lock.digest([lock.code_of(ROOT / name) for name in scripts]), lock.digest(words)
         runs = self.runs()
         code = sorted(lock.code_of(script) for script in {run.source() for run in runs})
-        return lock.digest(code, function), lock.digest(given, [(run.arguments, run.edits) for run in runs])
+        return lock.digest(code, function), lock.digest(given, [run.given() for run in runs])
 
     def command(self) -> str:
         """What one types to make this."""
@@ -154,15 +159,19 @@ def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
         if value == "PATH" or (name.isupper() and "/" in value and not any(
             (place / part.partition(":")[0]).exists()
             for part in value.split(",")
-            for place in (ROOT, ROOT / "5_GRPO_Maxtext")
+            for place in PLACES
         )):  # fmt: skip
             raise FileNotFoundError(f"{name}={value} isn't there; give {name}=path")
         new.append(f"{name}={value}" if value else word)
     return new
 
 
-def perform(run: Run, places: dict[str, str], runs: Path, core: int | None = None) -> Path:
-    """The run's folder; runs it, unless it has been. measured.json, written last, says that it's complete."""
+def perform(run: Run, places: dict[str, str], runs: Path, core: int | None, started: list) -> Path:
+    """The run's folder; runs it, unless it has been. measured.json, written last, says that it's complete.
+
+    Its process joins `started`: in a session of its own, Ctrl-C doesn't reach it, or it would end early and
+    write a result.
+    """
     folder = run.folder(runs)
     if (folder / "measured.json").exists():
         return folder
@@ -173,41 +182,40 @@ def perform(run: Run, places: dict[str, str], runs: Path, core: int | None = Non
         copy = folder / "changed" / script.parent.name
         shutil.copytree(script.parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__", "*.md"))
         for path, text in lock.edited(script.parent, run.edits).items():
-            (copy / path.name).write_text(text)
+            (copy / path.relative_to(run.script.parent)).write_text(text)
         script = copy / script.name
     words = [sys.executable, str(script), *filled(run.arguments, places), f"RUN_DIR={folder}"]
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))
-    started = time.perf_counter()
+    begun = time.perf_counter()
     with open(folder / "said.txt", "w") as said:
         process = subprocess.Popen(
             words, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
             env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
             preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
         )  # fmt: skip
-        try:
-            code = process.wait()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if code:
-        raise SystemExit(f"error: {run.command()}: exit code {code}; {folder / 'said.txt'} has the reason")
+        started.append(process)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+    if status:
+        raise SystemExit(f"error: {run.command()}: failed; {folder / 'said.txt'} has the reason")
     (folder / "measured.json").write_text(json.dumps({
-        "command": run.command(), "minutes": (time.perf_counter() - started) / 60,
-        "date": time.strftime("%Y-%m-%d"), "machine": processor(),
+        "command": run.command(), "minutes": (time.perf_counter() - begun) / 60,
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1), "date": time.strftime("%Y-%m-%d"),
+        "machine": processor(), "commit": commit(), "versions": versions(*PACKAGES),
     }))  # fmt: skip
     return folder
 
 
 def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
     """All runs, `workers` at a time, each then on a core of its own."""
-    cores: queue.Queue = queue.Queue()
+    cores, started = queue.Queue(), []
     for core in sorted(os.sched_getaffinity(0))[:workers] if workers > 1 else [None]:
         cores.put(core)
 
     def one(run: Run) -> None:
         core = cores.get()
         try:
-            perform(run, places, store, core)
+            perform(run, places, store, core, started)
         finally:
             cores.put(core)
 
@@ -216,7 +224,10 @@ def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, worker
             try:
                 future.result()
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in started:
+                    if process.returncode is None:
+                        os.killpg(process.pid, signal.SIGKILL)
                 raise
             bar.update()
 

@@ -201,7 +201,7 @@ from pathlib import Path
 run.Run.folder = lambda self, runs: runs / "one"
 run.Run.command = lambda self: "slow"
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-run.perform(run.Run(Path({str(script)!r}), ()), {{}}, Path({str(tmp_path)!r}))
+run.perform_all([run.Run(Path({str(script)!r}), ())], {{}}, Path({str(tmp_path)!r}), 1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert "KeyboardInterrupt" in done.stderr
