@@ -129,52 +129,26 @@ def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, 
             yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
 
 
-def returns_of_seeds(runs: Sequence[Path]) -> Lines:
-    """The last policy of each seed."""
-    yield from (line for line, _ in with_logs(runs))
+def first_step(log: dict[str, np.ndarray], name: str, value: str) -> int | str:
+    """The environment step at which a column has a value for the first time."""
+    reached = log["env_step"][log[name] == float(value)]
+    return int(reached[0]) if len(reached) else "never"
 
 
-def returns_and_steps(runs: Sequence[Path]) -> Lines:
-    """And how many environment steps it learned from."""
+FIGURES = {
+    "first": first_step,
+    "last": lambda log, name: log[name][-1],
+    "count": lambda log, name: int(log[name][-1]),
+    "max": lambda log, name: log[name].max(),
+    "mean": lambda log, name: log[name].mean(),
+}
+
+
+def seeds_side_by_side(runs: Sequence[Path], **figures: str) -> Lines:
+    """A line per seed: its last policy's return, and figures of its log, such as kl="mean kl"."""
     for line, log in with_logs(runs):
-        yield line | {"env_steps": int(log["env_step"][-1])}
-
-
-def dqn_study(runs: Sequence[Path]) -> Lines:
-    """Folder 2's compare.csv."""
-    for line, log in with_logs(runs):
-        reached = log["env_step"][log["eval_return"] == 500]
-        first = int(reached[0]) if len(reached) else "never"
-        yield line | {"first_step_at_500": first, "largest_max_q": log["max_q"].max()}
-
-
-def while_learning(runs: Sequence[Path]) -> Lines:
-    """Folder 2's tune.csv."""
-    for line, log in with_logs(runs):
-        yield line | {"mean_while_learning": log["eval_return"].mean()}
-
-
-def ppo_study(runs: Sequence[Path]) -> Lines:
-    """Folder 3's compare.csv."""
-    for line, log in with_logs(runs):
-        yield line | {
-            "kl": log["kl"].mean(), "clip_fraction": log["clip_fraction"].mean(),
-            "last_explained_variance": log["explained_variance"][-1], "last_sigma": log["sigma"][-1],
-        }  # fmt: skip
-
-
-def ppo_mistake(runs: Sequence[Path]) -> Lines:
-    """Folder 3's mistakes and exercises: explained variance and entropy are where a mistake may show."""
-    for line, log in with_logs(runs):
-        last = {f"last_{name}": log[name][-1] for name in ("explained_variance", "entropy")}
-        yield line | last
-
-
-def reinforce_study(runs: Sequence[Path]) -> Lines:
-    """Folder 3's reinforce_compare.csv."""
-    for line, log in with_logs(runs):
-        yield line | {name: int(log[key][-1]) for name, key in
-                      (("env_steps", "env_step"), ("num_updates", "num_updates"))}  # fmt: skip
+        specs = {name: spec.split() for name, spec in figures.items()}
+        yield line | {name: FIGURES[kind](log, *rest) for name, (kind, *rest) in specs.items()}
 
 
 def band(runs: Sequence[Path], value: Any) -> Lines:

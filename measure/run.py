@@ -11,6 +11,7 @@ hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
 """
 
 import csv
+import functools
 import itertools
 import json
 import os
@@ -129,7 +130,9 @@ class Job:
             return lock.digest([lock.code_of(ROOT / name) for name in scripts]), lock.digest(words)
         runs = self.runs()
         code = sorted(lock.code_of(script) for script in {run.source() for run in runs})
-        return lock.digest(code, function), lock.digest(given, [run.given() for run in runs])
+        return lock.digest(code, function, self.make.get("figures")), lock.digest(
+            given, [run.given() for run in runs]
+        )
 
     def command(self) -> str:
         """What one types to make this."""
@@ -244,7 +247,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:
     """The lines of a job's table, from its runs' folders."""
-    add = getattr(columns, job.make["columns"])
+    add = functools.partial(getattr(columns, job.make["columns"]), **job.make.get("figures", {}))
     for row in job.rows():
         runs = job.runs_of(row)
         named = {k: v or "unchanged" if k == "changed" else v for k, v in row.items() if k not in NOT_COLUMNS}

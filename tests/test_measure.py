@@ -240,16 +240,16 @@ def test_seeds_side_by_side_by_hand(tmp_path):
         for s in (7, 8) for i in range(3)
     ]  # fmt: skip
     run.write_csv(tmp_path / "log.csv", rows)
-    first, second = columns.dqn_study([tmp_path])
+    figures = {"first_step_at_500": "first eval_return 500", "largest_max_q": "max max_q"}
+    first, second = columns.seeds_side_by_side([tmp_path], **figures)
     assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
     assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
     at = list(columns.overestimation([tmp_path]))
     assert [(line["env_step"], line["mean"], line["low"], line["high"]) for line in at] == [
         ("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)
     ]  # fmt: skip
-    assert [line["mean_while_learning"] for line in columns.while_learning([tmp_path])] == pytest.approx(
-        [1010 / 3, 30]
-    )
+    means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
+    assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
 
 
 def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(tmp_path):
