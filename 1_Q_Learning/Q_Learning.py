@@ -14,7 +14,6 @@ second table against maximization bias (no noise, no bias), gymnasium (the world
     python 1_Q_Learning/Q_Learning.py                  # 2 to 3 seconds after imports on 2 cores of an EPYC
     python 1_Q_Learning/Q_Learning.py ALPHA=1.0 SEED=1
     python 1_Q_Learning/Q_Learning.py --help           # every constant
-    python 1_Q_Learning/study.py                       # step sizes and epsilons side by side: a minute
 """
 
 import time

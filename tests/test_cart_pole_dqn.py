@@ -20,12 +20,11 @@ import numpy as np
 import optax
 import pytest
 import rlax
-import scipy.stats
 from flax import nnx
 from folders import load, training
 
-dqn, settings, study, pictures, env = (
-    load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "settings", "study", "pictures", "cart_pole")
+dqn, settings, pictures, env = (
+    load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "settings", "pictures", "cart_pole")
 )
 SCRIPT = Path(dqn.__file__)
 C = dqn.Constants()
@@ -822,98 +821,6 @@ def test_a_second_run_does_not_write_over_the_first(whole_run):
     folder = whole_run[0]
     with pytest.raises(settings.UserError, match=f"^RUN_DIR={re.escape(str(folder))}: "):
         dqn.main([*QUICK, f"RUN_DIR={folder}"])
-
-
-def test_a_study_measures_what_the_script_measures(whole_run):
-    """Same constants, same digits."""
-    with looking():  # the same program
-        lines, log = study.measure(QUICK)
-    assert [line["seed"] for line in lines] == [3, 4]
-    assert [line["eval_return"] for line in lines] == whole_run[1]["eval_return"]
-    assert study.first_step_at_500(log, 0) == "never"
-    reached = log._replace(eval_return=np.where(np.arange(20).reshape(2, 10) > 8, 500, 499.9))
-    assert [study.first_step_at_500(reached, i) for i in range(2)] == [51, 15]
-
-
-def made_up(arguments):
-    """In place of `study.measure`: returns that depend on the constants, nothing trained."""
-    c = dqn.configure(arguments)
-    rng = np.random.default_rng(c.N_STEPS + 10 * c.DOUBLE_DQN)
-    returns = rng.uniform(400, 500, 3) + 1e4 * c.LEARNING_RATE
-    log = dqn.Log(*(rng.uniform(1, 500, (3, 4)) for _ in dqn.Log._fields))
-    return [{"seed": c.SEED + i, "eval_return": returns[i]} for i in range(3)], log
-
-
-def test_the_comparison_pairs_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "measure", made_up)
-    folder = study.main([f"RUN_DIR={tmp_path / 'study'}"])
-    lines, pairs = read(folder / "compare.csv"), read(folder / "compare_paired.csv")
-    labels = [study.label_of(changes) for changes in study.COMPARISON]
-    assert [line["changed"] for line in lines] == [label for label in labels for _ in range(3)]
-    expected = [(label, "unchanged") for label in labels[1:]]
-    textbook = "N_STEPS=1 TARGET_SYNC_INTERVAL=20"
-    assert [(pair["changed"], pair["against"]) for pair in pairs] == [
-        *expected, (f"{textbook} DOUBLE_DQN=False", textbook)
-    ]  # fmt: skip
-    by_label = {
-        label: [float(ln["eval_return"]) for ln in lines if ln["changed"] == label] for label in labels
-    }
-    for pair in pairs:
-        difference = np.subtract(by_label[pair["changed"]], by_label[pair["against"]])
-        assert float(pair["mean_difference"]) == pytest.approx(difference.mean())
-        assert float(pair["low"]) <= difference.mean() <= float(pair["high"])
-        assert int(pair["lower"]) == sum(difference < 0) and int(pair["higher"]) == sum(difference > 0)
-    drawn = read(folder / "promises.csv")
-    rows = [study.label_of([*row, *more]) for row in study.PROMISE for more in ([], ["DOUBLE_DQN=False"])]
-    assert list(dict.fromkeys(line["changed"] for line in drawn)) == rows
-    assert all(float(line["low"]) <= float(line["mean"]) <= float(line["high"]) for line in drawn)
-    for name in ("compare.png", "overestimation.png"):
-        assert (folder / name).stat().st_size > 10_000
-
-
-def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
-    rng = np.random.default_rng(0)
-    before = rng.normal(400, 50, 200)
-    after = before - 10 + rng.normal(0, 20, 200)
-    rows = {"unchanged": before, "x": after}
-    lines = [{"changed": name, "eval_return": value} for name in rows for value in rows[name]]
-    pair = study.paired(lines, "x", "unchanged")
-    student = scipy.stats.ttest_rel(after, before).confidence_interval()
-    # 200 normal differences: both intervals are about +-2.8 wide, 10,000 resamples leave 0.1
-    assert (pair["low"], pair["high"]) == pytest.approx((student.low, student.high), abs=0.2)
-
-
-def test_tuning_gives_both_learners_the_same_settings_on_other_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "measure", made_up)
-    folder = study.main(["tune", f"RUN_DIR={tmp_path / 'tune'}"])
-    lines, tuned = read(folder / "tune.csv"), read(folder / "tuned.csv")
-    settings_of = {
-        learner: [
-            (line["learning_rate"], line["target_sync_interval"], line["seed"])
-            for line in lines
-            if line["learner"] == learner
-        ]
-        for learner in ("ours", "textbook")
-    }
-    assert settings_of["ours"] == settings_of["textbook"] and len(set(settings_of["ours"])) == 18 * 3
-    assert not {line["seed"] for line in lines} & {line["seed"] for line in tuned}
-    # made-up returns grow with the rate; of the six settings with the largest, the best while learning wins
-    means = {}
-    for line in lines:
-        key = line["learner"], line["learning_rate"], line["target_sync_interval"]
-        means.setdefault(key, []).append(float(line["mean_while_learning"]))
-    for learner in ("ours", "textbook"):
-        largest = [key for key in means if key[0] == learner and key[1] == "0.0023"]
-        best = max(largest, key=lambda key: np.mean(means[key]))
-        [changed] = {line["changed"] for line in tuned if line["learner"] == learner}
-        assert "LEARNING_RATE=0.0023" in changed and f"TARGET_SYNC_INTERVAL={best[2]}" in changed
-        assert ("LEARNING_RATE_END=0.0023" in changed) == (learner == "textbook")
-
-
-def test_a_row_that_clashes_with_the_command_line_is_refused_before_any_training(monkeypatch):
-    monkeypatch.setattr(study, "measure", None)
-    with pytest.raises(settings.UserError, match="N_STEPS=10"):
-        study.main(["LEARNING_STARTS=8", "NUM_STEPS=1008"])
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,6 @@ def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, capsys):
     assert (tmp_path / "run" / "learning_curve.png").exists()
 
 
-def test_a_study_keeps_no_row_that_was_stopped():
-    study, rows = load("2_Cart_Pole_DQN", "study"), []
-    with stop_at_the_second(study.runs, rows), pytest.raises(KeyboardInterrupt):
-        study.measure(SMALL_DQN)
-    assert rows == [2_000, 3_000]
-
-
 @pytest.mark.parametrize("folder", COMPILED)
 def test_a_second_ctrl_c_stops_at_once(folder):
     runs, done = load(folder, "runs"), []
@@ -209,12 +202,3 @@ def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, 
     command = [sys.executable, "-c", DAMAGED, settings.HERE.parent / folder, tmp_path / "compiled"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
-
-
-def test_one_method_of_folder_4_is_trained_alone(tmp_path, monkeypatch):
-    study = load("4_GRPO_MNIST", "study")
-    trained = []
-    monkeypatch.setattr(study, "train_rows", lambda path, rows, *_, **__: trained.append((path.name, rows)))
-    words = ["one", "METHOD=ppo", "BETA=0.0", "MNIST_PATH=subset", f"RUN_DIR={tmp_path / 'run'}"]
-    study.main(words)
-    assert trained == [("compare.csv", [("ppo", [])])]

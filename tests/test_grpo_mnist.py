@@ -20,7 +20,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pages
 import pytest
 from flax import nnx
 from folders import load
@@ -53,6 +52,7 @@ def few(count=400, held_out=200):
     )  # fmt: skip
 
 
+METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
 RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
 
 
@@ -96,9 +96,9 @@ def run(tmp_path_factory):
         patch.setattr(grpo_mnist.optax, "warmup_cosine_decay_schedule", note_length)
         patch.setattr(variants, "train", note_training)
         patch.setattr(environment, "final_rows", note_rows)
-        run_dir = study.main(["twins", *RUN])
-    result = json.loads((folder / run_dir / "result.json").read_text())
-    return SimpleNamespace(folder=folder / run_dir, result=result, out=out.getvalue(), made=made)
+        for method in METHODS:
+            variants.main([*RUN, f"METHOD={method}", f"RUN_DIR={folder / method}"])
+    return SimpleNamespace(folder=folder, out=out.getvalue(), made=made)
 
 
 def untrained(c, num_images):
@@ -592,16 +592,10 @@ def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_i
     assert (actor != critic).mean() > 0.9
 
 
-def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
+def test_a_log_row_each_evaluation(run):
     trained = run.made["grpo"]
-    of_grpo = run.out.split("grpo\n", 1)[1].partition("cross_entropy\n")[0]
-    lines = [line for line in of_grpo.splitlines() if line.startswith("images ")]
-    images = [int(re.search(r"images +(\d+)", line)[1]) for line in lines]
-    assert images == [384, 768, 1152]  # 400 images are 3 batches of 64 for each of 2 rows
     log, data, final = trained.log, trained.data, trained.final[1]
     assert log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
-    shown = [float(re.search(r"validation_accuracy +([\d.]+)", line)[1]) for line in lines]
-    np.testing.assert_allclose(shown, 100 * log.validation_accuracy.mean(axis=0)[1::2], atol=0.006)
     # the last row is the returned actor's, evaluated by hand
     actor = jax.tree.map(lambda leaf: leaf[1], trained.agents.actor)
     for name in ("validation", "test"):
@@ -622,7 +616,7 @@ def test_the_kl_is_one_to_the_untrained_network(run):
     assert np.isnan(run.made["cross_entropy"].log.kl).all()
 
 
-@pytest.mark.parametrize("method", variants.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, method):
     """Whatever NUM_ITERATIONS is: without a ratio there is one update for each batch."""
     trained = run.made[method]
@@ -846,90 +840,24 @@ def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, ru
     assert list((folder / "tensorboard").iterdir())
 
 
-def test_the_twins_write_their_result_their_tables_and_their_picture(run):
-    assert "data: own.npz: 400 images to train on, 80 to validate, 200 to test\n" in run.out
-    result = run.result
-    assert set(result) == {"test_accuracy", "twin_test_accuracy", "data", "seconds", "compile_seconds"}
-    assert len(result["test_accuracy"]) == len(result["twin_test_accuracy"]) == 2
-    assert 0 < result["compile_seconds"] < result["seconds"] < 200
-    assert json.loads((run.folder / "constants.json").read_text())["SEED"] == 7
-    log, accuracy = read(run.folder / "log.csv"), read(run.folder / "accuracy.csv")
-    assert len(log) == 4 * 2 * 6  # methods, seeds, rows
-    assert not any(name.startswith("test") for name in log[0])
-    for key, method in (("test_accuracy", "grpo"), ("twin_test_accuracy", "cross_entropy")):
-        final = [r for r in accuracy if r["method"] == method]
-        assert [int(r["seed"]) for r in final] == [7, 8]
-        assert [float(r["test_accuracy"]) for r in final] == result[key]
-        last = [r for r in log if r["method"] == method and r["images"] == "1152"]
+def test_a_variant_leaves_what_the_script_leaves(run):
+    for method in METHODS:
+        folder = run.folder / method
+        result = json.loads((folder / "result.json").read_text())
+        assert set(result) == {"test_accuracy", "data", "seconds", "compile_seconds"}
+        assert 0 < result["compile_seconds"] < result["seconds"] < 200
+        assert json.loads((folder / "constants.json").read_text())["SEED"] == 7
+        log, final = read(folder / "log.csv"), read(folder / "accuracy.csv")
+        assert len(log) == 2 * 6 and not any(name.startswith("test") for name in log[0])  # seeds, rows
+        assert [(r["method"], r["seed"]) for r in final] == [(method, "7"), (method, "8")]
+        assert [float(r["test_accuracy"]) for r in final] == result["test_accuracy"]
+        last = [r for r in log if r["images"] == "1152"]
         for name in ("seed", "validation_accuracy", "validation_sampled_accuracy"):
             assert [r[name] for r in final] == [r[name] for r in last]
-    shown = re.search(r"GRPO +greedy ([\d.]+) ± ([\d.]+) %", run.out).groups()
-    values = 100 * np.array(result["test_accuracy"])
-    assert shown == (f"{values.mean():.2f}", f"{values.std(ddof=1):.2f}")
-    assert (run.folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    entries = [("exact", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch_mean"])]
-    monkeypatch.setattr(study, "COMPARISON", entries)
-    monkeypatch.setattr(study, "GRADIENT_DRAWS", 3)
-    monkeypatch.setattr(study, "GROUP_SIZES", (64,))
-    write_npz(tmp_path / "own.npz", few(480))
-    assert study.main([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study"]) == Path("study")
-    rows = read("study/compare.csv")
-    assert [(r["method"], r["changed"], r["seed"]) for r in rows] == [
-        ("exact", "unchanged", "0"),
-        ("exact", "unchanged", "1"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "0"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "1"),
-    ]
-    assert float(rows[2]["zero_variance"]) == 1  # a group of one agrees with itself
-    gradients = read("study/gradient.csv")
-    assert [(r["advantage"], int(r["num_generations"])) for r in gradients] == list(
-        itertools.product(variants.ADVANTAGES, (64,))
-    )
-    assert [row["weights"] for row in read("study/memory.csv")][1] == "16060522496"
-    assert (tmp_path / "study" / "pull.png").stat().st_size > 10_000
-    assert grpo_mnist.make_agent is not variants.make_agent  # what was exchanged is back
-
-
-def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert [method for method, _ in study.GRID] == ["grpo"] * 9 + ["cross_entropy"] * 9
-    rate, beta, warmup = (
-        getattr(grpo_mnist.Constants(), k) for k in ("LEARNING_RATE", "BETA", "WARMUP_FRACTION")
-    )
-    assert ("grpo", [f"LEARNING_RATE={rate}", f"BETA={beta}"]) in study.GRID
-    assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
-    monkeypatch.setattr(study, "GRID", study.GRID[-1:])
-    write_npz(tmp_path / "own.npz", few(480))
-    training = trained("cross_entropy", "SEED=8")
-    configured, arguments = [], ["NUM_SEEDS=2", "NUM_EPOCHS=3", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
-
-    def train(c, data):
-        configured.append((c.METHOD, c.SEED, c.LEARNING_RATE, c.WARMUP_FRACTION))
-        return *training, 0.0
-
-    monkeypatch.setattr(variants, "train", train)
-    study.main(["tune", *arguments])
-    assert configured == [("cross_entropy", 100, 0.006, 0.3)]
-    rows = read("tune/tune.csv")
-    assert [row["seed"] for row in rows] == ["100", "101"]
-    assert not any(name.startswith("test") for name in rows[0])
-
-
-def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_trained(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    write_npz(tmp_path / "own.npz", few(480))
-    monkeypatch.setattr(variants, "train", None)
-    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1: ")):
-        with pytest.raises(settings.UserError, match=words):
-            study.main([*arguments, "MNIST_PATH=own.npz"])
-    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+        values = 100 * np.array(result["test_accuracy"])
+        shown = f"{values.mean():.2f} ± {values.std(ddof=1):.2f} %"
+        assert f"{method}, own.npz: 400 images to train on, 80 to validate, 200 to test: " in run.out
+        assert f"test accuracy greedy {shown}" in run.out
 
 
 BAD = [
@@ -984,7 +912,7 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     monkeypatch.setattr(sys, "argv", ["a script", argument])
     own = argument.partition("=")[0] in ONLY_VARIANTS
     with pytest.raises(SystemExit) as stopped:
-        settings.run(study.main if own else grpo_mnist.main)
+        settings.run(variants.main if own else grpo_mnist.main)
     assert stopped.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -1017,72 +945,3 @@ def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsy
 
 
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=pages.LANGUAGES)
-def readme(request):
-    return pages.text(FOLDER, request.param)
-
-
-def summary(values, count=5):
-    values = 100 * np.array([float(value) for value in values])
-    assert len(values) == count
-    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-
-
-def test_the_results_table_is_seeds_csv_and_reaches_the_goals(readme):
-    runs = read(FOLDER / "assets" / "seeds.csv")
-    goals = {"full": 0.7, "subset": 1.5}
-    commands = list(dict.fromkeys(run["command"] for run in runs))
-    assert len(commands) == 2
-    for text in commands:
-        seeds = [run for run in runs if run["command"] == text]
-        shown = [summary(run[m] for run in seeds) for m in ("grpo", "cross_entropy", "ppo", "reinforce")]
-        assert f"| `{text}` | {' | '.join(shown)} |" in readme
-        grpo, twin = (np.mean([float(run[m]) for run in seeds]) for m in ("grpo", "cross_entropy"))
-        assert 100 * (twin - grpo) < goals["subset" if "MNIST_PATH=subset" in text else "full"]
-        assert f"{100 * (twin - grpo):.2f}" in readme
-        if "MNIST_PATH=subset" not in text:
-            assert grpo >= 0.973
-
-
-def test_the_study_and_the_exercises_are_their_csv(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "compare.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert {(m, " ".join(c) or "unchanged") for m, c in study.COMPARISON} == set(rows)
-    for (_, changed), seeds in rows.items():
-        shown = summary(row["test_accuracy"] for row in seeds)
-        (line,) = {
-            line
-            for line in readme.splitlines()
-            if (f"| `{changed}` |" in line or f"| {changed} |" in line)
-            and shown in line
-            and line.startswith(("| 2", "| 4", "| 8", "| 16", "| 64", f"| {seeds[0]['method']} |"))
-        }
-        assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
-    exercises = {}
-    for row in read(FOLDER / "assets" / "exercises.csv"):
-        exercises.setdefault((row["exercise"], row["changed"]), []).append(row)
-    for (exercise, changed), seeds in exercises.items():
-        assert f"| {exercise} | `{changed}` | {summary(row['test_accuracy'] for row in seeds)} |" in readme
-
-
-def test_the_table_of_settings_is_tune_csv_and_has_every_row_of_the_grid(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "tune.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert list(rows) == [(method, " ".join(changes)) for method, changes in study.GRID]
-    for (method, changed), seeds in rows.items():
-        assert [seed["seed"] for seed in seeds] == ["100", "101", "102"]
-        shown = summary((seed["validation_accuracy"] for seed in seeds), count=3)
-        sampled = 100 * np.mean([float(seed["validation_sampled_accuracy"]) for seed in seeds])
-        assert f"| {method} | `{changed}` | {shown} | {sampled:.2f} |" in readme
-
-
-def test_the_gradient_and_memory_tables_are_their_csv(readme):
-    rows = read(FOLDER / "assets" / "gradient.csv")
-    for count in ("2", "4", "8", "16", "64"):
-        shown = [f"{float(row['cosine']):.2f}" for row in rows if row["num_generations"] == count]
-        assert re.search(rf"^\| {count} \| .* \| {re.escape(' | '.join(shown))} \|$", readme, re.M)
-    for row in study.memory_ledgers():
-        unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
-        assert f"| {row['network']} | {' | '.join(unit)} |" in readme

@@ -23,7 +23,7 @@ from flax import nnx
 from folders import load, training, whole_run_of
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-ppo, study = load("3_Pendulum", "pendulum"), load("3_Pendulum", "study")
+ppo = load("3_Pendulum", "pendulum")
 environments = load("3_Pendulum", "environments")
 SCRIPT = Path(ppo.__file__)
 ENV, C = ppo.ENV, ppo.Constants()
@@ -192,11 +192,6 @@ def test_a_truncation_bootstraps_from_the_true_last_observation():
     arrays = ([[1.0], [0.0]], value, [[20.0], [0.0]], [[False], [False]], [[True], [False]])
     arrays = [np.array(x) for x in arrays]
     np.testing.assert_array_equal(gae(c, *arrays)[0], 1 + 0.5 * 20 - 10)  # dyadic fractions: exact
-    with study.patched([study.WRONG]) as changes:
-        advantages = gae(c, *arrays)
-    assert changes == []
-    np.testing.assert_array_equal(advantages[0], 1 - 10)  # wrong on purpose: V(s_T) taken for 0
-    np.testing.assert_array_equal(advantages[1], -1000.0)
 
 
 # --- the two locks
@@ -300,32 +295,6 @@ def test_the_gradient_of_the_actor_equals_finite_differences():
         slope = float(gradient.output.bias[...][i])
         # float32: two losses to 1e-7, over 2e-3; and a few of 4,096 ratios cross a corner of the clip
         assert float(above - below) / (2 * h) == pytest.approx(slope, rel=0.02)
-
-
-def test_the_beta_of_the_second_lock_adapts():
-    for kl, beta in [(0.0151, 2.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.0066, 0.5), (0.0, 0.5)]:
-        assert study.adapted_beta(jnp.float32(1.0), jnp.float32(kl), 0.01) == beta
-
-
-@pytest.mark.parametrize("adaptive, kl, factor", [(True, 1.0, 2.0), (True, 0.001, 0.5), (False, 1.0, None)])
-def test_a_rollout_adapts_the_beta_of_the_next(adaptive, kl, factor, monkeypatch):
-    """The exact KL decides, not its estimate; without ADAPTIVE there is nothing to adapt."""
-    figures = {"kl": jnp.float32(kl), "approx_kl": jnp.float32(1 / kl)}
-    monkeypatch.setattr(ppo, "compare_policies", lambda c, actor, batch: figures)
-    seen = []
-    monkeypatch.setattr(
-        ppo, "learn", lambda c, agent, batch, rng: (seen.append(float(c.BETA)), (agent, jnp.float32(0)))[1]
-    )
-    c = ppo.configure(["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=10", "HIDDEN_SIZE=8", "BETA=0.25",
-                       "EVAL_INTERVAL=10", "NUM_STEPS=10"])  # fmt: skip
-    with study.patched([study.ADAPTIVE] if adaptive else []) as changes:
-        assert changes == []
-        agent = ppo.make_agent(c, jax.random.key(0))
-        for rng in jax.random.split(jax.random.key(1)):
-            agent, _ = ppo.update(c, agent, rng)
-    assert seen == ([0.25, 0.25 * factor] if adaptive else [0.25, 0.25])
-    assert hasattr(agent, "beta") == adaptive
-    assert not adaptive or float(agent.beta) == 0.25 * factor**2
 
 
 # --- the silent broadcast
@@ -815,25 +784,3 @@ def test_bad_constants_get_one_line(argument, said, monkeypatch, capsys, tmp_pat
     assert stopped.value.code == 2 and len(lines) == 1
     assert lines[0].startswith("error: ") and said in lines[0]
     assert not list(tmp_path.iterdir())  # nothing begun
-
-
-def test_every_row_of_the_comparison_is_accepted_before_the_first_is_trained(tmp_path):
-    labels = [study.label_of(row) for row in study.COMPARISON]
-    assert len(set(labels)) == len(labels)
-    run_dir = tmp_path / "run"
-    with pytest.raises(ppo.settings.UserError, match=r"SIGMA_START=0\.5: must be above SIGMA_MIN=0\.5"):
-        study.main(["SIGMA_MIN=0.5", f"RUN_DIR={run_dir}", "NUM_STEPS=5000"])  # the sixteenth row
-    assert not run_dir.exists()
-
-
-@pytest.mark.slow
-def test_the_study_writes_a_line_for_each_seed(monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "COMPARISON", [["GAMMA=0.5"], [study.WRONG]])
-    study.main([*QUICK, f"RUN_DIR={tmp_path / 'run'}"])
-    with open(tmp_path / "run" / "compare.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["changed"], row["seed"]) for row in rows] == [
-        (label, seed) for label in ("GAMMA=0.5", study.WRONG) for seed in "01"
-    ]
-    assert len({row["eval_return"] for row in rows}) == 4  # each row was trained anew
-    assert {"compare.png", "failures.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
