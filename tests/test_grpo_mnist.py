@@ -1,26 +1,21 @@
 """Folder 4: every formula of GRPO against a hand table, an enumeration of all ten digits, or Tunix."""
 
 import contextlib
-import csv
 import functools
 import gzip
 import http.server
 import io
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pages
 import pytest
 from flax import nnx
 from folders import load
@@ -686,15 +681,6 @@ def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
 
 
 # --- memory ----------------------------------------------------------------------------------------------
-def test_the_memory_ledger_by_hand():
-    here, bfloat16, float32 = study.memory_ledgers()
-    actor = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
-    critic = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 1 + 1)
-    assert (here["weights"], here["gradients"], here["adam_moments"]) == (actor, actor, 2 * actor)
-    assert here["critic"] == 4 * critic and here["grpo"] == 4 * actor
-    assert here["ppo"] == 4 * (actor + critic) and here["ppo_reference"] == 5 * actor + 4 * critic
-    assert bfloat16["grpo"] == 8 * 8_030_261_248 and bfloat16["ppo"] == 16 * 8_030_261_248
-    assert float32["grpo"] == 16 * 8_030_261_248 and float32["grpo_reference"] == 18 * 8_030_261_248
 
 
 # --- data ------------------------------------------------------------------------------------------------
@@ -813,16 +799,6 @@ def test_no_file_and_no_archive_are_refused(tmp_path):
 
 
 # --- the command line ------------------------------------------------------------------------------------
-def command(tmp_path, *arguments):
-    """The script as a reader runs it: a process of its own in an empty folder."""
-    script = [sys.executable, str(FOLDER / "grpo_mnist.py"), *arguments]
-    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
-    return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
-
-
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, run):
@@ -846,243 +822,4 @@ def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, ru
     assert list((folder / "tensorboard").iterdir())
 
 
-def test_the_twins_write_their_result_their_tables_and_their_picture(run):
-    assert "data: own.npz: 400 images to train on, 80 to validate, 200 to test\n" in run.out
-    result = run.result
-    assert set(result) == {"test_accuracy", "twin_test_accuracy", "data", "seconds", "compile_seconds"}
-    assert len(result["test_accuracy"]) == len(result["twin_test_accuracy"]) == 2
-    assert 0 < result["compile_seconds"] < result["seconds"] < 200
-    assert json.loads((run.folder / "constants.json").read_text())["SEED"] == 7
-    log, accuracy = read(run.folder / "log.csv"), read(run.folder / "accuracy.csv")
-    assert len(log) == 4 * 2 * 6  # methods, seeds, rows
-    assert not any(name.startswith("test") for name in log[0])
-    for key, method in (("test_accuracy", "grpo"), ("twin_test_accuracy", "cross_entropy")):
-        final = [r for r in accuracy if r["method"] == method]
-        assert [int(r["seed"]) for r in final] == [7, 8]
-        assert [float(r["test_accuracy"]) for r in final] == result[key]
-        last = [r for r in log if r["method"] == method and r["images"] == "1152"]
-        for name in ("seed", "validation_accuracy", "validation_sampled_accuracy"):
-            assert [r[name] for r in final] == [r[name] for r in last]
-    shown = re.search(r"GRPO +greedy ([\d.]+) ± ([\d.]+) %", run.out).groups()
-    values = 100 * np.array(result["test_accuracy"])
-    assert shown == (f"{values.mean():.2f}", f"{values.std(ddof=1):.2f}")
-    assert (run.folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    entries = [("exact", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch_mean"])]
-    monkeypatch.setattr(study, "COMPARISON", entries)
-    monkeypatch.setattr(study, "GRADIENT_DRAWS", 3)
-    monkeypatch.setattr(study, "GROUP_SIZES", (64,))
-    write_npz(tmp_path / "own.npz", few(480))
-    assert study.main([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study"]) == Path("study")
-    rows = read("study/compare.csv")
-    assert [(r["method"], r["changed"], r["seed"]) for r in rows] == [
-        ("exact", "unchanged", "0"),
-        ("exact", "unchanged", "1"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "0"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "1"),
-    ]
-    assert float(rows[2]["zero_variance"]) == 1  # a group of one agrees with itself
-    gradients = read("study/gradient.csv")
-    assert [(r["advantage"], int(r["num_generations"])) for r in gradients] == list(
-        itertools.product(variants.ADVANTAGES, (64,))
-    )
-    assert [row["weights"] for row in read("study/memory.csv")][1] == "16060522496"
-    assert (tmp_path / "study" / "pull.png").stat().st_size > 10_000
-    assert grpo_mnist.make_agent is not variants.make_agent  # what was exchanged is back
-
-
-def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert [method for method, _ in study.GRID] == ["grpo"] * 9 + ["cross_entropy"] * 9
-    rate, beta, warmup = (
-        getattr(grpo_mnist.Constants(), k) for k in ("LEARNING_RATE", "BETA", "WARMUP_FRACTION")
-    )
-    assert ("grpo", [f"LEARNING_RATE={rate}", f"BETA={beta}"]) in study.GRID
-    assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
-    monkeypatch.setattr(study, "GRID", study.GRID[-1:])
-    write_npz(tmp_path / "own.npz", few(480))
-    training = trained("cross_entropy", "SEED=8")
-    configured, arguments = [], ["NUM_SEEDS=2", "NUM_EPOCHS=3", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
-
-    def train(c, data):
-        configured.append((c.METHOD, c.SEED, c.LEARNING_RATE, c.WARMUP_FRACTION))
-        return *training, 0.0
-
-    monkeypatch.setattr(variants, "train", train)
-    study.main(["tune", *arguments])
-    assert configured == [("cross_entropy", 100, 0.006, 0.3)]
-    rows = read("tune/tune.csv")
-    assert [row["seed"] for row in rows] == ["100", "101"]
-    assert not any(name.startswith("test") for name in rows[0])
-
-
-def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_trained(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    write_npz(tmp_path / "own.npz", few(480))
-    monkeypatch.setattr(variants, "train", None)
-    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1: ")):
-        with pytest.raises(settings.UserError, match=words):
-            study.main([*arguments, "MNIST_PATH=own.npz"])
-    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
-
-
-BAD = [
-    ("LEARNING_RAT=1", ["LEARNING_RAT=1", "LEARNING_RATE"]),
-    ("METHOD=sarsa", ["METHOD=sarsa", "'grpo', 'cross_entropy', 'ppo', 'reinforce' or 'exact'"]),
-    ("-h=1", ["-h=1", "NAME=value"]),
-    ("BETA=[", ["BETA=["]),
-    ("BETA=${x}", ["BETA=${x}"]),
-    ("CLIP_EPSILON=.inf", ["CLIP_EPSILON=.inf"]),
-    ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5"]),
-    ("COMPARE=True", ["COMPARE=True", "no such constant"]),
-    ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE=yes please"]),
-    ("MNIST_PATH=/nowhere.npz", ["MNIST_PATH=/nowhere.npz", "No such file"]),
-    ("DATA_DIR", ["DATA_DIR", "NAME=value"]),
-    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1"]),
-    ("NUM_GENERATIONS=10001", ["NUM_GENERATIONS=10001"]),
-    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "'group_std', 'group', 'batch_mean' or 'leave_one_out'"]),
-    ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0"]),
-    ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65"]),
-    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0"]),
-    ("CLIP_EPSILON=nan", ["CLIP_EPSILON=nan"]),
-    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1"]),
-    ("BETA=-0.1", ["BETA=-0.1"]),
-    ("BETA=inf", ["BETA=inf"]),
-    ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "'k1', 'k2' or 'k3'"]),
-    ("BATCH_SIZE=0", ["BATCH_SIZE=0"]),
-    ("BATCH_SIZE=5000", ["BATCH_SIZE=5000", "training images"]),
-    ("MICRO_BATCH_SIZE=24", ["MICRO_BATCH_SIZE=24", "divisor of BATCH_SIZE"]),
-    ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1"]),
-    ("NUM_EPOCHS=0", ["NUM_EPOCHS=0"]),
-    ("LEARNING_RATE=0", ["LEARNING_RATE=0"]),
-    ("LEARNING_RATE=nan", ["LEARNING_RATE=nan"]),
-    ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1"]),
-    ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0"]),
-    ("SEED=-1", ["SEED=-1"]),
-    ("NUM_SEEDS=0", ["NUM_SEEDS=0"]),
-    ("LOGS_PER_EPOCH=0", ["LOGS_PER_EPOCH=0"]),
-    ("LOGS_PER_EPOCH=100", ["LOGS_PER_EPOCH", "training images"]),
-    ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
-]
-
-
-ONLY_VARIANTS = {"METHOD", "ADVANTAGE", "KL_ESTIMATOR", "SKIP_ZERO_VARIANCE", "MICRO_BATCH_SIZE"}
-
-
-@pytest.mark.parametrize(("argument", "words"), BAD, ids=[argument[:30] for argument, _ in BAD])
-def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
-    argument, words, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mnist_data, "read_tfds_mnist", lambda data_dir: None)
-    monkeypatch.setattr(sys, "argv", ["a script", argument])
-    own = argument.partition("=")[0] in ONLY_VARIANTS
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(study.main if own else grpo_mnist.main)
-    assert stopped.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
-    for word in words:
-        assert word in err
-    assert not any(tmp_path.iterdir())
-
-
-def test_every_constant_with_a_range_is_among_the_bad_inputs():
-    assert set(asdict(variants.Constants())) <= {argument.partition("=")[0] for argument, _ in BAD}
-
-
-def test_bad_input_as_a_process(tmp_path):
-    done = command(tmp_path, "CLIP_EPSILON=0")
-    assert done.returncode == 2
-    assert done.stdout == "" and done.stderr.count("\n") == 1 and "CLIP_EPSILON=0" in done.stderr
-
-
-def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "result.json").write_text("precious")
-    write_npz(tmp_path / "own.npz", few())
-    monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", "RUN_DIR=mine", "MNIST_PATH=own.npz"])
-    with pytest.raises(SystemExit):
-        settings.run(grpo_mnist.main)
-    assert "RUN_DIR=mine: holds the result of another run" in capsys.readouterr().err
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
-
-
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=pages.LANGUAGES)
-def readme(request):
-    return pages.text(FOLDER, request.param)
-
-
-def summary(values, count=5):
-    values = 100 * np.array([float(value) for value in values])
-    assert len(values) == count
-    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-
-
-def test_the_results_table_is_seeds_csv_and_reaches_the_goals(readme):
-    runs = read(FOLDER / "assets" / "seeds.csv")
-    goals = {"full": 0.7, "subset": 1.5}
-    commands = list(dict.fromkeys(run["command"] for run in runs))
-    assert len(commands) == 2
-    for text in commands:
-        seeds = [run for run in runs if run["command"] == text]
-        shown = [summary(run[m] for run in seeds) for m in ("grpo", "cross_entropy", "ppo", "reinforce")]
-        assert f"| `{text}` | {' | '.join(shown)} |" in readme
-        grpo, twin = (np.mean([float(run[m]) for run in seeds]) for m in ("grpo", "cross_entropy"))
-        assert 100 * (twin - grpo) < goals["subset" if "MNIST_PATH=subset" in text else "full"]
-        assert f"{100 * (twin - grpo):.2f}" in readme
-        if "MNIST_PATH=subset" not in text:
-            assert grpo >= 0.973
-
-
-def test_the_study_and_the_exercises_are_their_csv(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "compare.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert {(m, " ".join(c) or "unchanged") for m, c in study.COMPARISON} == set(rows)
-    for (_, changed), seeds in rows.items():
-        shown = summary(row["test_accuracy"] for row in seeds)
-        (line,) = {
-            line
-            for line in readme.splitlines()
-            if (f"| `{changed}` |" in line or f"| {changed} |" in line)
-            and shown in line
-            and line.startswith(("| 2", "| 4", "| 8", "| 16", "| 64", f"| {seeds[0]['method']} |"))
-        }
-        assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
-    exercises = {}
-    for row in read(FOLDER / "assets" / "exercises.csv"):
-        exercises.setdefault((row["exercise"], row["changed"]), []).append(row)
-    for (exercise, changed), seeds in exercises.items():
-        assert f"| {exercise} | `{changed}` | {summary(row['test_accuracy'] for row in seeds)} |" in readme
-
-
-def test_the_table_of_settings_is_tune_csv_and_has_every_row_of_the_grid(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "tune.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert list(rows) == [(method, " ".join(changes)) for method, changes in study.GRID]
-    for (method, changed), seeds in rows.items():
-        assert [seed["seed"] for seed in seeds] == ["100", "101", "102"]
-        shown = summary((seed["validation_accuracy"] for seed in seeds), count=3)
-        sampled = 100 * np.mean([float(seed["validation_sampled_accuracy"]) for seed in seeds])
-        assert f"| {method} | `{changed}` | {shown} | {sampled:.2f} |" in readme
-
-
-def test_the_gradient_and_memory_tables_are_their_csv(readme):
-    rows = read(FOLDER / "assets" / "gradient.csv")
-    for count in ("2", "4", "8", "16", "64"):
-        shown = [f"{float(row['cosine']):.2f}" for row in rows if row["num_generations"] == count]
-        assert re.search(rf"^\| {count} \| .* \| {re.escape(' | '.join(shown))} \|$", readme, re.M)
-    for row in study.memory_ledgers():
-        unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
-        assert f"| {row['network']} | {' | '.join(unit)} |" in readme

@@ -1,7 +1,5 @@
 """Folder 3, PPO on CartPole: what it shares with pendulum.py to the letter, and its own pieces by hand."""
 
-import ast
-from pathlib import Path
 from unittest import mock
 
 import jax
@@ -15,26 +13,6 @@ from folders import load, whole_run_of
 ppo, pendulum = load("3_Pendulum", "ppo"), load("3_Pendulum", "pendulum")
 ENV, C = ppo.ENV, ppo.Constants()
 SMALL = ppo.configure(["NUM_ENVS=2"])
-
-
-def functions(script):
-    """The code of a script's functions and classes by name, without their docstrings."""
-    found = {}
-    for node in ast.parse(Path(script.__file__).read_text()).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            node.body = node.body[ast.get_docstring(node) is not None :]
-            found[node.name] = ast.unparse(node)
-    return found
-
-
-def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
-    """So what test_pendulum.py proves of these holds here."""
-    ours, theirs = functions(ppo), functions(pendulum)
-    same = {name for name in ours if ours[name] == theirs.get(name)}
-    assert same >= {
-        "learn_and_evaluate", "learn", "train_step", "gae", "normalized", "clipped_objective",
-        "policy_loss", "critic_loss", "value", "Agent",
-    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
