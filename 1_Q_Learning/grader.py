@@ -1,7 +1,7 @@
 """Judges functions that a reader writes: not begun, right, or wrong, and how. The same file in every folder.
 
-A mistake is recognised by its numbers: each usual mistake is made in the right function and tried on the same
-input, and the one that gives exactly what the reader's function gives is named. If none does, pairs are tried.
+A mistake is recognised by its numbers: each usual mistake is made in the right function and tried on the
+same input, and the one that gives exactly what the reader's function gives is named; if none does, a pair.
 """
 
 import inspect

@@ -119,7 +119,8 @@ N_STEP = Exercise(
             "m - 1], batch => 0 * m - 1], batch",
         "the last transition is number m of the window, one too far: they are counted from 0":
             "m - 1], batch => jnp.minimum(m, n - 1)], batch",
-        "the sum runs over the batch, not over the window: wrong axis": ".sum(axis=1), m, => .sum(axis=0), m,",
+        "the sum runs over the batch, not over the window: wrong axis":
+            ".sum(axis=1), m, => .sum(axis=0), m,",
     },
 )  # fmt: skip
 
@@ -166,22 +167,17 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
             )
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
-        given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
-        found |= {
-            f"{given} are rows drawn that were never written?": np.any(windows == EMPTY),
-            f"{given} are there windows whose transitions are not consecutive?": np.any(
-                np.diff(windows, axis=2) != 1
-            ),
-            f"{given} share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
+        what = {
+            "are rows drawn that were never written?": np.any(windows == EMPTY),
+            "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
+            f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
                 [np.mean(first == i) for i in range(count)]
             ),
-            f"{given} share of batches that hold one window only": np.mean(
-                (first == first[:, :1]).all(axis=1)
-            ),
-            f"{given} share of batches equal to the one before": np.mean(
-                (first[1:] == first[:-1]).all(axis=1)
-            ),
+            "share of batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
+            "share of batches equal to the one before": np.mean((first[1:] == first[:-1]).all(axis=1)),
         }
+        given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
+        found |= {f"{given} {asked}": answer for asked, answer in what.items()}
     return found
 
 

@@ -59,7 +59,8 @@ DISCOUNTED_RETURNS = Exercise(
     discounted_returns,
     {
         "gamma is missing": "gamma * =>",
-        "the step's own reward is missing: the sum begins at t + 1": "return G => return (G - reward) / gamma",
+        "the step's own reward is missing: the sum begins at t + 1":
+            "return G => return (G - reward) / gamma",
         "the step's own reward is discounted, too": "return G => return gamma * G",
         "the last reward is lost: the loop begins at T - 2": "reward) => reward.at[:, -1].set(0))",
         "only the next reward is added, not the next return":
@@ -67,7 +68,8 @@ DISCOUNTED_RETURNS = Exercise(
         "the sum runs forwards: what was earned so far":
             "later, reward) => later, reward[:, ::-1]); return G => return G[:, ::-1]",
         "the columns come out in reversed order": "return G => return G[:, ::-1]",
-        "every step gets the whole episode's return": "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
+        "every step gets the whole episode's return":
+            "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
         "rewards are discounted from the start of the episode, not from step t":
             "gamma * later, reward => later, reward * gamma ** jnp.arange(reward.shape[1])",
         "the sum runs over the environments, not over the steps: wrong axis":
