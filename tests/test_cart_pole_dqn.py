@@ -16,9 +16,7 @@ import rlax
 from flax import nnx
 from folders import load, training
 
-dqn, settings, study, pictures, env = (
-    load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "settings", "study", "pictures", "cart_pole")
-)
+dqn, pictures, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "pictures", "cart_pole"))
 SCRIPT = Path(dqn.__file__)
 C = dqn.Constants()
 

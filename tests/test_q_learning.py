@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from folders import load
 
-Q_Learning, settings, study, grid, pictures = (
-    load("1_Q_Learning", name) for name in ("Q_Learning", "settings", "study", "grid", "pictures")
-)
+Q_Learning, grid, pictures = (load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures"))
 FOLDER = Path(Q_Learning.__file__).resolve().parent
 UP, DOWN, LEFT, RIGHT = range(4)
 QUIET = "PRINT_EVERY=0"

@@ -17,7 +17,6 @@ from jax.flatten_util import ravel_pytree
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
 environments = load("3_Pendulum", "environments")
-study = load("3_Pendulum", "reinforce_study")
 SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "CRITIC_STEPS=2"]
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 PPO = "NUM_STEPS=2000 EVAL_INTERVAL=1000 NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=2 EVAL_EPISODES=2"
+Q, DQN, MNIST = "1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "4_GRPO_MNIST/grpo_mnist"
 SHORT = {  # a run of seconds, with two rows of the log or more
     "1_Q_Learning/Q_Learning": "NUM_EPISODES=300 PRINT_EVERY=2",
     "2_Cart_Pole_DQN/cart_pole_dqn":
@@ -131,6 +132,13 @@ def test_seeds_do_not_see_each_other(name, run):
     assert three != four[0]
 
 
+def test_another_seed_is_another_training_and_the_same_is_the_same(run, tmp_path):
+    script, words = script_of(Q), SHORT[Q].split()
+    script.main([*words, "SEED=3", f"RUN_DIR={tmp_path}"])
+    three, again, four = (read(x / "q_table.csv") for x in (run(Q, 3)[0], tmp_path, run(Q, 4)[0]))
+    assert three == again != four
+
+
 # --- the command line
 
 
@@ -163,7 +171,6 @@ BAD = {  # every other constant has a value that is refused
     "NUM_GENERATIONS": "1", "WARMUP_FRACTION": "1", "NUM_ITERATIONS": "0 65", "CLIP_EPSILON_HIGH": "-1",
     "LOGS_PER_EPOCH": "0",
 }  # fmt: skip
-Q, DQN, MNIST = "1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "4_GRPO_MNIST/grpo_mnist"
 RULES = [  # constants that have to fit each other; the line names the one that doesn't, and what it has to be
     (Q, "EPSILON_START=0.001", "EPSILON_END=0.01: must be at most EPSILON_START=0.001"),
     (DQN, "EPSILON_START=0.001", "EPSILON_END=0.01: must be at most"),
