@@ -4,6 +4,7 @@ A mistake is recognised by its numbers: each usual mistake is made in the right 
 same input, and the one that gives exactly what the reader's function gives is named; if none does, a pair.
 """
 
+import contextlib
 import inspect
 import itertools
 import textwrap
@@ -12,9 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-UNDER_JIT = "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`"
-HINTS = dict.fromkeys(("TracerBoolConversionError", "TracerArrayConversionError"), UNDER_JIT)
 
 
 class Exercise(NamedTuple):
@@ -31,11 +29,11 @@ class Exercise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is said of a function."""
+    """What is said of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
 
-    status: str  # "not begun", "right" or "wrong"
-    lines: tuple[str, ...] = ()  # how it is wrong
-    mistakes: tuple[str, ...] = ()  # the mistakes that give the same numbers
+    status: str
+    lines: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
 
 
 class Unusable(Exception):
@@ -46,9 +44,8 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> boo
     """Judges every function by its name and prints the verdicts; True if all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
-        print(f"{name:20s} {verdict.status}")
-        for line in verdict.lines:
-            print("    " + line.replace("\n", "\n" + " " * 14))
+        lines = ["    " + line.replace("\n", "\n" + " " * 14) for line in verdict.lines]
+        print("\n".join([f"{name:20s} {verdict.status}", *lines]))
     return all(verdict.status == "right" for verdict in verdicts.values())
 
 
@@ -87,10 +84,9 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
         pairs = itertools.combinations(edits, 2)
         mistakes = [f"{a}; and {b}" for (a, x), (b, y) in pairs if gives_the_same(x, y)][:1]
     given = next(iter(how))
-    shown = (given, text(expected[given]), text(found[given]))
-    lines = [f"{name:9} {what}" for name, what in zip(("given", "expected", "found"), shown)] + [how[given]]
     none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
-    lines += [f"This is what comes out if {name}." for name in mistakes] or [none]
+    lines = [f"given     {given}", f"expected  {text(expected[given])}", f"found     {text(found[given])}"]
+    lines += [how[given], *([f"This is what comes out if {name}." for name in mistakes] or [none])]
     return Verdict("wrong", tuple(lines), tuple(mistakes))
 
 
@@ -111,13 +107,10 @@ def variant(exercise: Exercise, *mistakes: Any) -> Callable:
 
 def numbers(result: Any) -> np.ndarray:
     """A result as an array. Raises Unusable if it is none."""
-    try:
-        array = np.asarray(result)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise Unusable(f"it returns a {type(result).__name__}, which is not an array of numbers")
-    return array
+    with contextlib.suppress(ValueError):
+        if np.asarray(result).dtype.kind in "biuf":
+            return np.asarray(result)
+    raise Unusable(f"it returns a {type(result).__name__}, which is not an array of numbers")
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> dict[str, str]:
@@ -143,6 +136,7 @@ def in_one_line(error: Exception, function: Callable) -> str:
     """An exception with the line of the reader's file that caused it."""
     file = inspect.unwrap(function).__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    name = type(error).__name__
-    message = HINTS.get(name) or str(error).strip().split("\n")[0]
+    name, message = type(error).__name__, str(error).strip().split("\n")[0]
+    if name in ("TracerBoolConversionError", "TracerArrayConversionError"):
+        message = "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`"
     return f"line {lines[-1] if lines else '?'} raises {name}: {message}"
