@@ -78,7 +78,7 @@ def test_gae_equals_rlax(script, lam):
         piece = slice(first, last)
         values = np.append(value[piece, 0], next_value[last - 1, 0])
         expected = rlax.truncated_generalized_advantage_estimation(
-            reward[piece, 0], 0.98 * (1.0 - terminated[piece, 0]), lam, values
+            reward[piece, 0], c.GAMMA * (1.0 - terminated[piece, 0]), lam, values
         )
         np.testing.assert_allclose(advantages[piece, 0], expected, atol=1e-5)  # float32, up to 40 terms
 
