@@ -61,9 +61,9 @@ def look_at_q_update(function: Callable) -> dict[str, np.ndarray]:
     found = {}
     for next_state, terminated in ((1, False), (2, True)):
         Q = TABLE.copy()
-        function(Q, 0, 1, -1.0, next_state, terminated, 0.5, 0.9)
+        function(Q, 0, 1, -1.0, next_state, terminated, 0.25, 0.9)
         move = f"state 0, action 1, reward -1, next_state {next_state}, terminated {terminated}"
-        found[f"Q = {TABLE.tolist()}\n{move}\nalpha 0.5, gamma 0.9: Q afterwards"] = Q
+        found[f"Q = {TABLE.tolist()}\n{move}\nalpha 0.25, gamma 0.9: Q afterwards"] = Q
     return found
 
 
