@@ -80,10 +80,10 @@ Q_UPDATE = Exercise(
     mistakes={
         "it bootstraps past the end: (1 - terminated) is missing": "(1 - end) * =>",
         "terminated is upside down: only the end bootstraps": "(1 - end) => end",
-        "the end takes the reward away, too": "r + gamma => (1 - end) * r + gamma",
+        "the end takes the reward away, too": "= r + => = (1 - end) * r +",
         "gamma is missing": "gamma * =>",
         "gamma discounts the reward, too": "r + gamma * future => gamma * (r + future)",
-        "the reward is missing": "r + gamma => gamma",
+        "the reward is missing": "= r + => =",
         "the max is missing: the same action is valued in the next state": "Q[s2].max() => Q[s2, a]",
         "argmax stands where max belongs: a number of an action, not its value": ".max() => .argmax()",
         "the mean over a' stands where the max belongs": ".max() => .mean()",
