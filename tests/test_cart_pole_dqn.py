@@ -17,7 +17,6 @@ from flax import nnx
 from folders import load, training
 
 dqn, pictures, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "pictures", "cart_pole"))
-SCRIPT = Path(dqn.__file__)
 C = dqn.Constants()
 
 

@@ -11,7 +11,6 @@ import math
 import re
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -25,7 +24,6 @@ grpo_mnist, variants, environment, mnist_data = (
     load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
 )
 settings = grpo_mnist.settings
-FOLDER = Path(grpo_mnist.__file__).resolve().parent
 TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BATCH_SIZE=64"]
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
@@ -148,7 +146,6 @@ BY_HAND = {
         [-0.4375] * 4,
     ],
 }
-GROUPED = ["group_std", "group", "leave_one_out"]
 
 
 @pytest.mark.parametrize("name", variants.ADVANTAGES)
@@ -439,6 +436,9 @@ def test_guesses_are_drawn_from_the_policy():
     counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.action)]) / 1024
     assert np.abs(counts - probs).max() < 5 * np.sqrt(0.25 / 1024)
     assert ((batch.action == label[:, None]) == batch.reward).all()
+    assert (
+        make_rollout(c, actor, seed=1)[0].action != batch.action
+    ).mean() > 0.3  # another key, other guesses
     taken = np.take_along_axis(np.log(probs), np.asarray(batch.action), axis=1)
     np.testing.assert_allclose(batch.log_prob, taken, atol=1e-5)
     np.testing.assert_allclose(batch.entropy, -(probs * np.log(probs)).sum(axis=1), rtol=1e-4)

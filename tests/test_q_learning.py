@@ -6,7 +6,6 @@ number of moves, and by walking the policy and counting.
 
 import csv
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from folders import load
 
 Q_Learning, grid, pictures = (load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures"))
-FOLDER = Path(Q_Learning.__file__).resolve().parent
 UP, DOWN, LEFT, RIGHT = range(4)
 QUIET = "PRINT_EVERY=0"
 C = Q_Learning.Constants()
