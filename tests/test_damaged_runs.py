@@ -17,7 +17,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
+from etils.epath.backend import fsspec_backend
 from flax import nnx
+from fsspec.implementations.memory import MemoryFileSystem
 from short_runs import HANGS, SCRIPT, SHORT, load_weights, saved_steps
 
 import grpo_llama3_1_8b_demo as demo
@@ -25,7 +28,7 @@ import inference
 import settings
 from model import llama
 from run import checkpoints, process, run_folder, trained
-from run.run_files import read_log
+from run.run_files import checkpoint_at, read_log
 from settings import UserError
 from task import prompts
 from tools import convert_checkpoint as convert
@@ -86,14 +89,9 @@ def contents(folder):
 
 DAMAGED = "RUN_DIR=run: its constants.json is damaged"
 REFUSED = {  # name: (what is done to the run, what is said)
-    "constants empty": (lambda run: empty(run / "constants.json"), DAMAGED),
     "constants cut": (lambda run: cut(run / "constants.json"), DAMAGED),
     "constants a list": (lambda run: (run / "constants.json").write_text("[1]"), DAMAGED),
     "constants garbage": (lambda run: garbage(run / "constants.json"), DAMAGED),
-    "constants lost": (  # a new run, that must not go on with another's weights
-        lambda run: (run / "constants.json").unlink(), "holds the checkpoints of another run"
-    ),
-    "run.json cut": (lambda run: cut(run / "run.json"), "run.json is lost or damaged; copy .*ts/run.json"),
     "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after"),
     "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
     "the weights of the last checkpoint": (
@@ -104,17 +102,9 @@ REFUSED = {  # name: (what is done to the run, what is said)
         lambda run: cut_arrays(last_of(run)) or [shutil.rmtree(run / "checkpoints" / n) for n in "246"],
         r"checkpoint 8 in .*run/checkpoints cannot be read .*; try again, or put a whole one back$",
     ),
-    "the mark of the checkpoints": (
-        lambda run: cut(run / "checkpoints" / "run.json"), "copy the run.json of its RUN_DIR over it"
-    ),
 }  # fmt: skip
 
 LOGS = ("after.json", "train_log.csv", "answers.jsonl", "evaluations.jsonl", "result.json")
-GOES_ON = {  # several at once: a run to the end takes seconds
-    "files lost": lambda run: [(run / name).unlink() for name in LOGS],
-    "files garbage": lambda run: [garbage(run / name) for name in LOGS],
-    "files cut": lambda run: [cut(run / name) for name in LOGS],
-}
 
 
 def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, subtests):
@@ -131,13 +121,13 @@ def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, subtests)
             assert contents(run).items() >= there.items()
 
 
-@pytest.mark.parametrize("name", GOES_ON)
-def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finished, name, capsys):
-    GOES_ON[name](run)
+def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finished, capsys):
+    for name, damage in zip(LOGS, (Path.unlink, garbage, cut, garbage, empty), strict=True):
+        damage(run / name)
     demo.main([*SHORT, "RUN_DIR=run"])
     said = capsys.readouterr().out
     assert "after training: " in said and "going on after step 8 of 8" in said
-    assert re.search(r"train_log.csv has lost the rows of \d steps", said)
+    assert "train_log.csv has lost the rows of 8 steps" in said
     results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
     assert results[0]["after"] == results[1]["after"]
 
@@ -254,24 +244,6 @@ def test_a_pruned_checkpoint_and_one_of_another_model_are_one_line_in_inference(
             trained.restore(rollout, str(toy), step)
 
 
-def test_a_damaged_checkpoint_neither_answers_nor_is_exported_but_the_one_before_can_be_named(run, capsys):
-    cut_arrays(last_of(run))
-    there = contents(run)
-    with pytest.raises(
-        UserError, match=r"checkpoint 8 in .* cannot be read .* move it away to go on from 6$"
-    ):
-        inference.main(["CHECKPOINT=run"])
-    with pytest.raises(UserError, match=r"SOURCE: .*checkpoints/8/weights cannot be read"):
-        convert.main(["SOURCE=run", "TARGET=exported"])
-    assert not Path("exported").exists()
-    capsys.readouterr()
-    inference.main(["CHECKPOINT=run/6"])
-    assert "run/checkpoints/6, trained from tiny_llama" in capsys.readouterr().out
-    convert.main(["SOURCE=run/checkpoints/6", "TARGET=exported"])
-    assert "after step 6 of 8" in Path("exported/README.md").read_text()
-    assert contents(run).items() >= there.items()  # whoever only reads changes nothing
-
-
 def test_an_error_while_writing_takes_no_older_checkpoint(run, monkeypatch, capsys):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -282,9 +254,8 @@ def test_an_error_while_writing_takes_no_older_checkpoint(run, monkeypatch, caps
     assert capsys.readouterr().out.count(" -> Hugging Face") == 1 and not Path("exported").exists()
 
 
-@pytest.mark.parametrize("damage", [empty, cut, garbage])
-def test_every_reader_of_a_run_names_its_damaged_constants(run, damage):
-    damage(run / "constants.json")
+def test_every_reader_of_a_run_names_its_damaged_constants(run):
+    garbage(run / "constants.json")
     for read in (
         lambda: show_run.main(["run"]),
         lambda: inference.main(["CHECKPOINT=run"]),
@@ -342,32 +313,103 @@ def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_
 # --- whose a folder is
 
 
-def test_two_runs_of_one_name_do_not_share_a_checkpoint_dir(tmp_path, monkeypatch):
-    """The first start claims it, before anything is saved."""
-    monkeypatch.chdir(tmp_path)
-    for folder in ("a/run", "a/run"):  # the same run, started twice
-        with run_folder.open_run(settings.read(demo.Constants, [f"RUN_DIR={folder}", "CHECKPOINT_DIR=kept"])):
-            assert [path.name for path in Path("kept/run").iterdir()] == ["run.json"]
-    other = r"^CHECKPOINT_DIR=kept: .*kept/run holds the checkpoints of another run \(a/run\)"
-    with pytest.raises(UserError, match=other):
-        demo.main([*SHORT, "RUN_DIR=b/run", "CHECKPOINT_DIR=kept"])
-    assert not Path("b/run/constants.json").exists()
-    Path("file").touch()
-    with pytest.raises(UserError, match=r"^CHECKPOINT_DIR=file/x: .*; choose another folder$"):
-        demo.main([*SHORT, "RUN_DIR=c/run", "CHECKPOINT_DIR=file/x"])
+def begin(*arguments):
+    """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
+    with run_folder.open_run(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
+        epath.Path(f"{run.checkpoints}/4").mkdir(exist_ok=True)
+        (run.logs / "before.json").touch()
+        (run.logs / "tensorboard").mkdir(exist_ok=True)
+        (run.logs / "tensorboard" / "events").touch()
+        run.keep()
+        return run
 
 
-def test_a_run_whose_checkpoints_are_elsewhere_is_exported(finished, tmp_path, monkeypatch, capsys):
+@pytest.fixture(params=["kept", "gs://bucket/kept"])
+def kept(request, tmp_path, monkeypatch):
+    """A CHECKPOINT_DIR: a folder; a bucket, whose files fsspec keeps in memory."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished / "run", "run")
-    Path("run/checkpoints").rename("elsewhere")
-    Path("kept").mkdir()
-    Path("elsewhere").rename("kept/run")
-    constants = json.loads(Path("run/constants.json").read_text())
-    Path("run/constants.json").write_text(json.dumps(constants | {"CHECKPOINT_DIR": "kept"}))
-    convert.main(["SOURCE=run", "TARGET=exported"])
-    assert "kept/run/8/weights" in capsys.readouterr().out
-    assert "answers right" in Path("exported/README.md").read_text()  # the run's card, with its figures
+
+    class Bucket(MemoryFileSystem):
+        store, pseudo_dirs, cachable = {}, [""], False
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(str(path).replace("gs://", "memory://"))
+
+        def glob(self, path, **options):  # a bucket's names have no slash in front
+            return [name.lstrip("/") for name in super().glob(path, **options)]
+
+    fsspec_backend._get_filesystem.cache_clear()
+    monkeypatch.setattr(fsspec_backend, "_get_filesystem", lambda name: Bucket())
+    return request.param
+
+
+def move(old, new):
+    epath.Path(old).rename(epath.Path(new))
+
+
+WHERE = {  # what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHECKPOINT_DIR its checkpoints
+    "nothing": (lambda kept: None, "a", "a"),
+    "the machine is lost": (lambda kept: shutil.rmtree("a"), "a", "a"),
+    "some files are lost": (lambda kept: [path.unlink() for path in Path("a").glob("*.json")], "a", "a"),
+    "renamed": (lambda kept: move("a", "b"), "b", "a"),
+    "renamed, used, lost": (lambda kept: [move("a", "b"), begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
+                                          shutil.rmtree("b")], "b", "a"),
+    "its checkpoints are renamed": (lambda kept: move(f"{kept}/a", f"{kept}/x"), "a", "x"),
+    "that, and lost": (lambda kept: [move(f"{kept}/a", f"{kept}/x"), shutil.rmtree("a")], "a", "x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys):
+    happens, folder, root = WHERE[name]
+    arguments = [f"CHECKPOINT_DIR={kept}", "RUN_DIR=a"]
+    first, other = begin(*arguments), begin(arguments[0], "RUN_DIR=other")  # beside another run
+    files = {path.relative_to("a") for path in Path("a").rglob("*") if path.is_file()}
+    number = first.note()["run_id"]
+    happens(kept)
+    capsys.readouterr()
+    run = begin(arguments[0], f"RUN_DIR={folder}")
+    assert run.checkpoints.endswith(f"kept/{root}") and checkpoints.saved(run.checkpoints) == [4]
+    assert run.note()["run_id"] == number != other.note()["run_id"] and run.note()["saved"] == 4
+    assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
+    assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
+    for path in (Path(folder), *[Path(run.checkpoints)] * (kept == "kept")):  # the copy alone will do
+        assert trained.place_of(checkpoint_at(path, "CHECKPOINT")) == (run.checkpoints, 4)
+    with pytest.raises(UserError, match=r"^BATCH_SIZE=2: .* was started with 4"):
+        begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
+
+
+NOT_ITS_OWN = {
+    "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
+    "all but checkpoints": (
+        lambda: [path.unlink() for path in Path("a").glob("*.*")], [], r"of another run \(a\)"
+    ),
+    "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
+    "a step is gone": (lambda: shutil.rmtree("a/checkpoints/4"), [], "a/checkpoints is empty, .* step 4"),
+    "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), ["CHECKPOINT_DIR=kept"], "kept/a is empty"),
+    "another's of that name": (
+        lambda: shutil.rmtree("a"), ["RUN_DIR=c/a", "CHECKPOINT_DIR=kept"], r"of another run \(a\)"
+    ),
+    "a file": (lambda: Path("f").touch(), ["RUN_DIR=d", "CHECKPOINT_DIR=f/x"], "=f/x: Not a dir.*; choose"),
+}  # fmt: skip
+NOT_ITS_OWN |= {
+    f"{text} in {path}": (lambda path=path, text=text: Path(path).write_text(text), [], "run.json.* damaged")
+    for text in ("[1]", "{", "7", "null") for path in ("a/run.json", "a/checkpoints/run.json")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_ITS_OWN)
+def test_a_run_never_begins_anew_over_what_there_is(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    happens, arguments, words = NOT_ITS_OWN[name]
+    arguments = ["RUN_DIR=a", *arguments]
+    begin("RUN_DIR=a", *[text for text in arguments if text == "CHECKPOINT_DIR=kept"])
+    happens()
+    there = contents(tmp_path)
+    with pytest.raises(UserError, match=words) as error:
+        begin(*arguments)
+    assert "\n" not in str(error.value) and contents(tmp_path).items() >= there.items()
 
 
 def test_a_second_process_in_a_run_dir_is_refused(run):
@@ -390,22 +432,6 @@ def test_a_second_process_in_a_run_dir_is_refused(run):
         first.communicate()
     with run_folder.open_run(settings.read(demo.Constants, [*SHORT, "RUN_DIR=run"])):
         pass  # the kernel has forgotten the lock of the killed one
-
-
-def test_a_run_does_not_go_on_with_other_questions(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(settings.HERE / "tiny_gsm8k", "mine")
-    arguments = [*SHORT, "DATASET=mine", "RUN_DIR=run"]
-    c = settings.read(demo.Constants, arguments)
-    with run_folder.open_run(c) as opened:
-        opened.same_questions(prompts.read_data(c, None))
-    lines = Path("mine/test.jsonl").read_text().splitlines()
-    Path("mine/test.jsonl").write_text("\n".join(lines[::-1]) + "\n")
-    with pytest.raises(UserError, match=r"^RUN_DIR=run: its run was started with other questions"):
-        demo.main(arguments)
-    Path("mine/test.jsonl").write_text("\n".join(lines))  # the same questions, another file
-    with run_folder.open_run(c) as opened:
-        opened.same_questions(prompts.read_data(c, None))
 
 
 def test_questions_that_are_too_long_are_listed_once(tmp_path, monkeypatch):

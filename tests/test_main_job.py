@@ -70,9 +70,10 @@ STATEFUL = ["TRAIN_MICRO_BATCH_SIZE=2", "NUM_ITERATIONS=2", "TEMPERATURE=0.6", "
             "ZERO_VARIANCE_GROUPS=refill", "MASK_OVERLONG=True", "LOSS_AGG_MODE=token-mean"]  # fmt: skip
 AHEAD = ["ROLLOUTS=one-step-ahead", "SAMPLER_CORRECTION=2.0"]
 CURRICULUM = ["ROLLOUTS=curriculum", "DATASET=few"]
+LOST = [*CURRICULUM, "CHECKPOINT_DIR=elsewhere"]
 
 
-def assert_same_end(whole, other):
+def assert_same_end(whole, other, place="checkpoints"):
     """Log (all but times and memory), answers, evaluations, result and weights of two runs, bit for bit."""
     logs = []
     for folder in (whole, other):
@@ -90,7 +91,7 @@ def assert_same_end(whole, other):
         assert lines[0] == lines[1] and f'"step": {steps}' in lines[0]
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, other)]
     assert results[0]["before"] == results[1]["before"] and results[0]["after"] == results[1]["after"]
-    weights = [load_weights(folder, steps) for folder in (whole, other)]
+    weights = [load_weights(folder, steps, place) for folder in (whole, other)]
     assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 60
     for name in weights[0]:
         np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
@@ -117,8 +118,11 @@ def test_killed_and_resumed_ends_as_a_run_that_was_not(killed, finished, tmp_pat
     assert_same_end(finished / "run", folder / "run")
 
 
-def moments_of_a_kill(monkeypatch, run, kept):
-    """Copies the folder of a run, as a SIGKILL would leave it, at three moments of each of its steps."""
+def moments_of_a_kill(monkeypatch, run, checkpoints_at, kept):
+    """Copies the folder of a run, as a SIGKILL would leave it, at three moments of each of its steps.
+
+    `run` is RUN_DIR or, of a machine that is lost, CHECKPOINT_DIR.
+    """
 
     def copying(when, original):
         def called(self, *arguments):
@@ -132,7 +136,7 @@ def moments_of_a_kill(monkeypatch, run, kept):
         return called
 
     def copy(name):
-        while name == BETWEEN_TWO and not (run / "checkpoints" / "2").exists():  # a thread writes it
+        while name == BETWEEN_TWO and not (checkpoints_at / "2").exists():  # a thread writes it
             time.sleep(0.01)
         # Orbax is writing: what it renames in between is gone, as it is for whoever looks at the disk
         with contextlib.suppress(shutil.Error):
@@ -150,6 +154,8 @@ BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST = "1 after its row", "3 before its
     ("options", "moments"),
     [
         pytest.param(STATEFUL, [BEFORE_A_CHECKPOINT, BETWEEN_TWO, IN_THE_LAST], id="much state"),
+        pytest.param(LOST, [BETWEEN_TWO, IN_THE_LAST], id="machine lost"),
+        pytest.param(LOST, None, id="machine lost, every moment", marks=pytest.mark.slow),
         pytest.param(AHEAD, [BETWEEN_TWO], id="answers ahead", marks=pytest.mark.slow),
         pytest.param(CURRICULUM, [BETWEEN_TWO], id="pass rates", marks=pytest.mark.slow),
         pytest.param(STATEFUL, None, id="much state, every moment", marks=pytest.mark.slow),
@@ -165,8 +171,9 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
         lines = (settings.HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()[:rows]
         (tmp_path / "few" / f"{split}.jsonl").write_text("\n".join(lines))
     options = [option.replace("=few", f"={tmp_path / 'few'}") for option in options]
+    left, place = ("elsewhere", "../elsewhere/run") if options[-1] == LOST[-1] else ("run", "checkpoints")
     with monkeypatch.context() as patch:
-        moments_of_a_kill(patch, whole / "run", kept)
+        moments_of_a_kill(patch, whole / left, whole / "run" / place, kept)
         run_here(whole, *OPTIONS, *options)
     every = sorted(path.name for path in kept.iterdir())
     assert len(every) == 4 * 2 + 2
@@ -179,10 +186,10 @@ def test_killed_at_any_moment_and_resumed_ends_in_the_same_bits(options, moments
     for name in moments or every:
         folder = tmp_path / "resumed"
         folder.mkdir()
-        (kept / name).rename(folder / "run")
+        (kept / name).rename(folder / left)
         said = run_here(folder, *OPTIONS, *options)
         assert name != BETWEEN_TWO or "going on after step 2 of 4" in said
-        assert_same_end(whole / "run", folder / "run")
+        assert_same_end(whole / "run", folder / "run", place)
         shutil.rmtree(folder)
 
 

@@ -11,6 +11,8 @@ Orbax writes while the training goes on, under another name until a checkpoint i
 half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
 """
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +43,46 @@ def saved(root: str) -> list[int]:
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdigit()) if place.exists() else []
 
 
-def root_of_run(checkpoint_dir: str, folder: Path) -> str:
-    """`root_of` the run in RUN_DIR `folder`, also if that was renamed, or is lost.
+def owner_of(folder: Path) -> dict[str, str]:
+    """What tells the run in RUN_DIR `folder` from others: its number; if run.json is lost, its name."""
+    return read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
 
-    CHECKPOINT_DIR is searched for the run's number, and without RUN_DIR for its name.
-    """
-    root = root_of(checkpoint_dir, folder)
-    if not checkpoint_dir:
-        return root
-    mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
+
+def is_owner(note: Mapping[str, str], mine: Mapping[str, str]) -> bool:
+    """Whether a run.json beside checkpoints is that of the run that `owner_of` describes."""
     key = "run_id" if "run_id" in mine else "RUN_DIR"
-    notes = [epath.Path(root) / "run.json", *epath.Path(root).parent.glob("*/run.json")]  # usually the first
-    return next((str(note.parent) for note in notes if (read_object(note) or {}).get(key) == mine[key]), root)
+    return note.get(key) == mine[key]
 
 
-def claim(root: str, run_id: str, named: str) -> None:
-    """Checks that the folder of the checkpoints belongs to the run `run_id`; raises UserError.
+def root_of_run(checkpoint_dir: str, folder: Path) -> str:
+    """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed."""
+    root, mine = root_of(checkpoint_dir, folder), owner_of(folder)
+    notes = [epath.Path(root) / "run.json"]  # usually this one
+    if checkpoint_dir:
+        notes = itertools.chain(notes, epath.Path(root).parent.glob("*/run.json"))
+    return next((str(note.parent) for note in notes if is_owner(read_object(note) or {}, mine)), root)
 
-    `named` is the constant that says where it is, with its value.
+
+def claim(root: str, mine: Mapping[str, str], named: str) -> None:
+    """Checks that the checkpoints are those of the run that `owner_of` describes.
+
+    Args:
+        root: where they are, or will be.
+        mine: from `owner_of`, or the run.json of a new run.
+        named: the constant that says where, with its value.
+
+    Raises:
+        UserError: another run's, or one cannot tell.
     """
     note = epath.Path(root) / "run.json"
     owner = read_object(note)
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
-    if owner is None and not saved(root):
-        return
-    owner = owner or {}
-    if owner.get("run_id") != run_id:
+    if (owner or saved(root)) and not is_owner(owner or {}, mine):
+        name = (owner or {}).get("RUN_DIR", "unknown")
         raise UserError(
-            f"{named}: {root} holds the checkpoints of another run ({owner.get('RUN_DIR', 'unknown')}); "
-            "choose another folder, or another name for RUN_DIR"
+            f"{named}: {root} holds the checkpoints of another run ({name}); choose another folder, or "
+            "another name for RUN_DIR"
         )
 
 

@@ -137,8 +137,10 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             root = run.checkpoints
             there = checkpoints.saved(root)
             epath.Path(root).mkdir(parents=True, exist_ok=True)
-            if devices.is_first() and c.CHECKPOINT_DIR and not root.startswith("gs://"):
-                stack.enter_context(locked(Path(root), folder))
+            if devices.is_first():
+                checkpoints.claim(root, checkpoints.owner_of(folder), named)
+                if c.CHECKPOINT_DIR and not root.startswith("gs://"):
+                    stack.enter_context(locked(Path(root), folder))
             if c.CHECKPOINT_DIR and "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
                 print(f"{named}: taken over from {run.copy}, where the run's checkpoints are")
             new = not (logs / "constants.json").exists()
@@ -159,7 +161,7 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
                     f"step {note['saved']}; put the checkpoints back, or choose another RUN_DIR to start anew"
                 )
             if devices.is_first():
-                checkpoints.claim(root, note["run_id"], named)
+                checkpoints.claim(root, note, named)
             if new:
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
                 settings.write_whole(logs / "constants.json", json.dumps(mine, indent=1) + "\n")
