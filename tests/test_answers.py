@@ -97,18 +97,6 @@ def test_tokens_and_their_texts_are_the_answer(rows):
         assert row["completions_in_step"] == len(counted) == 16
 
 
-def test_the_log_has_the_means_of_these_answers(run, rows):
-    log = {int(row["step"]): row for row in read_log(run / "train_log.csv")}
-    assert list(log) == list(range(1, STEPS + 1))
-    for step in KEPT:
-        mine = [answer for row in rows if row["step"] == step for answer in row["completions"]]
-        columns = {"reward": "reward", "correct": "correct", "correct_lenient": "correct_lenient",
-                   "format_ok": "format_ok", "cut_off": "cut_off"}  # fmt: skip
-        for column, name in columns.items():
-            assert log[step][column] == pytest.approx(np.mean([a[name] for a in mine]), abs=1e-6)
-        assert log[step]["length"] == pytest.approx(np.mean([len(a["tokens"]) for a in mine]), abs=1e-5)
-
-
 @pytest.fixture(scope="module")
 def log_probs_under(run):
     """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""

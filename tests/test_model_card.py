@@ -87,16 +87,6 @@ def test_all_constants_of_the_run_are_listed(tmp_path):
     assert head["datasets"] == ["openai/gsm8k"] and "LoRA of rank 8, merged" in body
 
 
-def test_no_constant_turns_the_direction_of_the_card(tmp_path):
-    template = "\u202e\x1b[2J 中文 {question}"
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template,
-                   EVAL_CONFIG="a | b")  # fmt: skip
-    _, body, _ = card_of(run, tmp_path)
-    assert "\u202e" not in body and "\x1b" not in body and "中文" in body
-    assert json.loads(block(body, "json"))["TEMPLATE"] == template
-    assert "questions, a \\| b sampling | before | after |" in body
-
-
 def test_a_hub_name_is_the_base_model(tmp_path):
     run = make_run(tmp_path / "run", MODEL="org/base")
     head, _, path = card_of(run, tmp_path, model="org/base")
@@ -113,6 +103,7 @@ HOSTILE = [
     "x` | y | `z",
     "- !!python/object/apply:os.system [ls]",
     "{'a': 1}#",
+    "\u202e\x1b[2J 中文",
 ]
 
 

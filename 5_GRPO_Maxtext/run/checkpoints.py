@@ -1,18 +1,16 @@
 """A run's checkpoints, written by Orbax's `CheckpointManager`; none of them holds a NaN.
 
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
-    run.json            the run that they belong to
     <step>/weights      what is trained: all weights, or LoRA's A and B
     <step>/moments      the optimizer's state
     <step>/loop         JSON: the weight of the KL, and answers that were drawn one step ahead
-    constants.json ...  in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
+    run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
 Orbax writes while the training goes on, under another name until a checkpoint is complete: a kill leaves no
 half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
 """
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,47 +41,31 @@ def saved(root: str) -> list[int]:
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdigit()) if place.exists() else []
 
 
-def owner_of(folder: Path) -> dict[str, str]:
-    """What tells the run in RUN_DIR `folder` from others: its number; if run.json is lost, its name."""
-    return read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
-
-
-def is_owner(note: Mapping[str, str], mine: Mapping[str, str]) -> bool:
-    """Whether a run.json beside checkpoints is that of the run that `owner_of` describes."""
-    key = "run_id" if "run_id" in mine else "RUN_DIR"
-    return note.get(key) == mine[key]
-
-
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
-    """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed."""
-    root, mine = root_of(checkpoint_dir, folder), owner_of(folder)
-    notes = [epath.Path(root) / "run.json"]  # usually this one
-    if checkpoint_dir:
-        notes = itertools.chain(notes, epath.Path(root).parent.glob("*/run.json"))
-    return next((str(note.parent) for note in notes if is_owner(read_object(note) or {}, mine)), root)
-
-
-def claim(root: str, mine: Mapping[str, str], named: str) -> None:
-    """Checks that the checkpoints are those of the run that `owner_of` describes.
-
-    Args:
-        root: where they are, or will be.
-        mine: from `owner_of`, or the run.json of a new run.
-        named: the constant that says where, with its value.
+    """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed.
 
     Raises:
-        UserError: another run's, or one cannot tell.
+        UserError: that folder in CHECKPOINT_DIR is another run's, or one cannot tell.
     """
+    root = root_of(checkpoint_dir, folder)
+    if not checkpoint_dir:
+        return root
+    mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
+    key = "run_id" if "run_id" in mine else "RUN_DIR"  # a lost run.json leaves only its name
     note = epath.Path(root) / "run.json"
-    owner = read_object(note)
+    for other in itertools.chain([note], note.parent.parent.glob("*/run.json")):
+        if (read_object(other) or {}).get(key) == mine[key]:
+            return str(other.parent)
+    owner, named = read_object(note), f"CHECKPOINT_DIR={checkpoint_dir}"
     if owner is None and note.exists():
         raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
-    if (owner or saved(root)) and not is_owner(owner or {}, mine):
+    if owner or saved(root):
         name = (owner or {}).get("RUN_DIR", "unknown")
         raise UserError(
             f"{named}: {root} holds the checkpoints of another run ({name}); choose another folder, or "
             "another name for RUN_DIR"
         )
+    return root
 
 
 def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
@@ -95,7 +77,7 @@ def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]
         again: whether files that `target` has are written again.
 
     Returns:
-        The names of those copied. Each is whole or not there, like those of `settings.write_whole`.
+        The names of those copied. Each is whole or not there, as with `settings.write_whole`.
     """
     source, target = epath.Path(source), epath.Path(target)
     copied = []

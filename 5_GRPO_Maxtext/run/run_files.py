@@ -12,7 +12,8 @@ from settings import UserError
 def newest_run() -> Path | None:
     """The run anywhere under runs/ that noted a checkpoint last, wherever that is; None if there is none."""
     notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
-    saved = [path for path in notes if "saved" in (read_object(path) or {})]
+    first = [path for path in notes if not path.parent.name.startswith("host_")]
+    saved = [path for path in first if "saved" in (read_object(path) or {})]
     return max(saved, key=lambda path: path.stat().st_mtime).parent if saved else None
 
 

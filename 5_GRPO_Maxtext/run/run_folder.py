@@ -63,13 +63,10 @@ class Run:
 
     def keep(self) -> None:
         """Notes the newest checkpoint, and copies to CHECKPOINT_DIR what a resume and the report need."""
-        first = devices.is_first()
-        steps = checkpoints.saved(self.checkpoints) if first else []
+        steps = checkpoints.saved(self.checkpoints)
         self.note(RUN_DIR=str(self.folder), **({"saved": steps[-1]} if steps else {}))
-        if Path(self.checkpoints).parent != self.folder.resolve():
+        if self.checkpoints != checkpoints.root_of("", self.folder):
             checkpoints.copy_files(self.logs, self.copy, again=True)
-        elif first:  # they move together: only whose they are
-            settings.write_whole(Path(self.checkpoints) / "run.json", (self.logs / "run.json").read_text())
 
     @property
     def copy(self) -> epath.Path:
@@ -134,37 +131,32 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             stack.enter_context(locked(logs, folder))
             named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
             run = Run(folder, logs, checkpoints.root_of_run(c.CHECKPOINT_DIR, folder))
-            root = run.checkpoints
-            there = checkpoints.saved(root)
-            epath.Path(root).mkdir(parents=True, exist_ok=True)
-            if devices.is_first():
-                checkpoints.claim(root, checkpoints.owner_of(folder), named)
-                if c.CHECKPOINT_DIR and not root.startswith("gs://"):
-                    stack.enter_context(locked(Path(root), folder))
-            if c.CHECKPOINT_DIR and "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
-                print(f"{named}: taken over from {run.copy}, where the run's checkpoints are")
-            new = not (logs / "constants.json").exists()
-            if new and (logs / "before.json").exists():
-                raise UserError(
-                    f"RUN_DIR={folder}: the constants.json of the run in it is lost; put it back, or choose "
-                    "another RUN_DIR"
-                )
-            command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
-            note = {"run_id": secrets.token_hex(8), "command": command}
-            if not new and "run_id" not in (note := read_object(logs / "run.json") or {}):
-                raise UserError(
-                    f"RUN_DIR={logs}: its run.json is lost or damaged; copy {root}/run.json over it"
-                )
-            if not there and not new and note.get("saved"):
-                raise UserError(
-                    f"{named}: {root} is empty, and the run in RUN_DIR={folder} has saved a checkpoint after "
-                    f"step {note['saved']}; put the checkpoints back, or choose another RUN_DIR to start anew"
-                )
-            if devices.is_first():
-                checkpoints.claim(root, note, named)
-            if new:
+            steps = checkpoints.saved(run.checkpoints)
+            epath.Path(run.checkpoints).mkdir(parents=True, exist_ok=True)
+            if c.CHECKPOINT_DIR:
+                if devices.is_first() and not run.checkpoints.startswith("gs://"):
+                    stack.enter_context(locked(Path(run.checkpoints), folder))
+                if "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
+                    print(f"{named}: RUN_DIR={folder} is taken over from {run.copy}")
+            if not (logs / "constants.json").exists():
+                if steps or (logs / "before.json").exists():
+                    raise UserError(
+                        f"RUN_DIR={folder}: the constants.json of the run in it is lost; put it back, or "
+                        "choose another RUN_DIR"
+                    )
+                command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+                note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
                 settings.write_whole(logs / "constants.json", json.dumps(mine, indent=1) + "\n")
+            note = read_object(logs / "run.json") or {}
+            if "run_id" not in note:
+                raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
+            if note.get("saved") and not steps:
+                raise UserError(
+                    f"{named}: {run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a "
+                    f"checkpoint after step {note['saved']}; put the checkpoints back, or choose another "
+                    "RUN_DIR to start anew"
+                )
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
