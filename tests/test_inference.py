@@ -240,14 +240,6 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     assert graded == [True, True, False, None]
 
 
-def test_help_is_given_beside_a_question_too(capsys):
-    for arguments in (["-h"], ["--help"], ["-h", "How many?"], ["How", "many?", "--help"]):
-        with pytest.raises(SystemExit) as stopped:
-            inference.main(arguments)
-        said = capsys.readouterr().out
-        assert not stopped.value.code and 'CHECKPOINT: str = ""' in said and "SCAN_LAYERS: bool = " in said
-
-
 def test_line_separators_and_a_byte_order_mark_are_read_and_no_column_of_an_earlier_answer_stays():
     """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
     texts = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs

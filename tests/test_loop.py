@@ -317,21 +317,6 @@ def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
         assert batch.mask[0].tolist() == (answers[0] != PAD).tolist()
 
 
-def test_answers_that_do_not_count_are_masked_and_still_belong_to_their_groups_mean(fed, tmp_path):
-    answers = [np.array([[4, 5, EOS], [4, 5, 4], [4, EOS, PAD], [5, 5, 5]])]
-    train(constants_of(*TWO, "MASK_OVERLONG=True"), answers, sum, tmp_path)
-    batch = fed[-1][0]
-    assert batch.mask[0].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
-    assert batch.advantage.all()
-
-
-def test_zero_variance_groups_are_skipped(fed, tmp_path):
-    answers = [np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])]  # rewards 10, 10, 5, 15
-    llm, log = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=skip"), answers, sum, tmp_path)
-    assert fed[-1][0].mask[0].any(axis=1).tolist() == [False, False, True, True]
-    assert len(llm.rollout.asked) == 1 and log[0]["zero_variance"] == 0.5 and log[0]["answers"] == 4
-
-
 def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
     """The second group of the first batch, then the first of the third; the log counts all that was drawn."""
     answers = [
@@ -352,15 +337,6 @@ def test_what_belongs_to_an_answer_goes_with_it_through_a_refill(fed, tmp_path):
     expected = log_probs_by_hand(TABLE, prompt_ids, chosen) * (chosen != PAD)
     np.testing.assert_allclose(batch.sampler_log_prob, expected, rtol=1e-6)  # float32
     assert log[0]["answers"] == 12 and log[0]["zero_variance"] == 4 / 6
-
-
-def test_refilling_ends_and_skips_what_is_left(fed, tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo_variants, "MAX_REFILLS", 2)
-    same = np.tile([4, 5, EOS], (4, 1))
-    one = np.array([[4, 5, EOS], [5, 4, EOS], [4, EOS, PAD], [5, 5, 5]])
-    llm, _ = train(constants_of(*TWO, "ZERO_VARIANCE_GROUPS=refill"), [one, same, same], sum, tmp_path)
-    assert len(llm.rollout.asked) == 3
-    assert fed[-1][0].mask[0].any(axis=1).tolist() == [True, True, False, False]
 
 
 def test_the_length_penalty_counts_tokens_and_is_in_the_sum(tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import json
-import shlex
 import shutil
 import signal
 import sys
@@ -12,7 +11,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, wait_for
@@ -24,7 +22,7 @@ import reward_func
 import settings
 from model import llama
 from model.llm import Llm
-from run import checkpoints, evaluation, process, report, start, train_log
+from run import checkpoints, evaluation, report, start, train_log
 from run.run_files import read_log
 from task import prompts, run_grader
 from task.grading import grade
@@ -222,29 +220,6 @@ def test_an_unchanged_setting_is_not_compiled_again(stopped):
     assert events["cache_hits"] > 20 and "cache_misses" not in events
 
 
-def test_compiled_programs_are_kept_beside_the_runs_or_where_the_environment_says(monkeypatch):
-    names = [
-        "jax_compilation_cache_dir",
-        "jax_compilation_cache_max_size",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    ]
-    before = {name: getattr(jax.config, name) for name in names}
-    try:
-        jax.config.update("jax_compilation_cache_dir", "elsewhere")
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-        process.keep_compiled()
-        assert jax.config.jax_compilation_cache_dir == "elsewhere"
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        process.keep_compiled()
-        assert jax.config.jax_compilation_cache_dir == str(settings.HERE.parent / "runs" / "compiled")
-        assert [getattr(jax.config, name) for name in names[1:]] == [2**30, 0, 0]
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-    assert "runs/" in (settings.HERE.parent / ".gitignore").read_text().splitlines()
-
-
 LEARNS = [
     *SHORT,
     "NUM_BATCHES=50",
@@ -297,14 +272,6 @@ def test_it_learns_and_leaves_a_report(learned):
     assert list(losses.values()) == pytest.approx(logged, rel=1e-6)  # float32 and back
     assert again.count("going on") == 1
     assert out.splitlines()[0].endswith("; the constants' laptop column")
-
-
-def test_the_report_has_the_command_that_was_given(learned):
-    """The arguments of `main`, which may have been called by another program; quoted for a shell."""
-    command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *LEARNS])
-    assert "'RUN_DIR=my run'" in command
-    report = (learned[0] / "report.md").read_text()
-    assert f"`{command}`" in report and "pytest" not in report
 
 
 def test_real_gsm8k_runs_to_the_end(tmp_path, monkeypatch, capsys):

@@ -144,10 +144,6 @@ def test_the_trace_holds_the_third_step_and_no_other(run):
     assert kind == "application/json" and any("jit" in name and "_decode_all" in name for name in names)
 
 
-def test_a_process_with_two_steps_leaves_no_trace(tmp_path):
-    assert list(process.traced("12", str(tmp_path))) == ["1", "2"] and not [*tmp_path.rglob("*.pb")]
-
-
 def test_memory_counts_what_is_there():
     before = process.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
