@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -19,9 +18,8 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 from etils.epath.backend import fsspec_backend
-from flax import nnx
 from fsspec.implementations.memory import MemoryFileSystem
-from short_runs import HANGS, SCRIPT, SHORT, load_weights, saved_steps
+from short_runs import HANGS, SCRIPT, SHORT, load_weights
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -148,20 +146,16 @@ def test_an_error_of_the_network_is_no_damage(run, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("Connection reset by peer")
 
-    monkeypatch.setattr(ocp.CheckpointManager, "restore", fail)
-    monkeypatch.setattr(ocp.PyTreeCheckpointer, "restore", fail)
-    (run / "after.json").unlink()
+    for manager in (ocp.CheckpointManager, ocp.PyTreeCheckpointer):
+        monkeypatch.setattr(manager, "restore", fail)
     there = contents(run)
     for read in (
-        lambda: demo.main([*SHORT, "RUN_DIR=run"]),
         lambda: inference.main(["CHECKPOINT=run"]),
-        lambda: convert.main(["SOURCE=run", "TARGET=exported"]),
+        lambda: convert.main(["SOURCE=run", "TARGET=x"]),
     ):
-        with pytest.raises(UserError, match=r"Connection reset by peer\); try again, or ") as error:
+        with pytest.raises(UserError, match=r"8.*Connection reset by peer\); try again, or [^\n]*$"):
             read()
-        assert "\n" not in str(error.value) and "8" in str(error.value)
-    assert contents(run).items() >= there.items() and not Path("exported").exists()
-    assert saved_steps(run) == [2, 4, 6, 8]
+    assert contents(run) == there and not Path("x").exists()
 
 
 # --- what Orbax says to each kind of damage, on a model of six numbers
@@ -211,14 +205,6 @@ def test_a_damaged_checkpoint_is_named_and_never_passed_over(toy, name):
     assert numbers == {1.0} and loop["beta"] == 1.0
 
 
-def test_a_whole_checkpoint_is_restored_as_it_was_saved(toy):
-    weights, moments, loop = newest(toy)
-    assert jax.tree.structure(moments) == jax.tree.structure(six_numbers(0)[1])
-    numbers = {float(x) for leaf in jax.tree.leaves((weights, moments)) for x in np.ravel(leaf)}
-    assert numbers == {2.0} and loop == {"beta": 2.0, "ahead": None}
-    assert checkpoints.saved(str(toy)) == [1, 2] and checkpoints.saved(str(toy / "none")) == []
-
-
 def test_too_little_memory_is_no_damage(toy, monkeypatch):
     for error in (MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")):
 
@@ -228,14 +214,6 @@ def test_too_little_memory_is_no_damage(toy, monkeypatch):
         monkeypatch.setattr(ocp.CheckpointManager, "restore", fail)
         with pytest.raises(type(error)):
             newest(toy)
-
-
-def test_a_pruned_checkpoint_and_one_of_another_model_are_one_line_in_inference(toy):
-    shutil.rmtree(toy / "1")  # as by a run that goes on
-    rollout = types.SimpleNamespace(model=lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    for step in (1, 2):
-        with pytest.raises(UserError, match=rf"^checkpoint {step} in .* cannot be read as this MODEL's"):
-            trained.restore(rollout, str(toy), step)
 
 
 def test_an_error_while_writing_takes_no_older_checkpoint(run, monkeypatch, capsys):

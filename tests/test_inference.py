@@ -158,20 +158,6 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
 
-def test_without_a_question_the_built_in_ones_are_asked(capsys):
-    inference.main(["CHECKPOINT=base"])
-    said = capsys.readouterr().out
-    assert said.count("question: ") == len(inference.QUESTIONS) > 2
-    grades = [line.partition("[")[2] for line in said.splitlines() if line.startswith("answer:")]
-    shipped = {
-        row["question"]: row["answer"].split("#### ")[1]
-        for row in map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines())
-    }
-    for (question, gold), shown in zip(inference.QUESTIONS, grades, strict=True):
-        assert shipped[question] == gold
-        assert shown in ("right]", f"wrong, right: {gold}]")
-
-
 def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_base():
     assert inference.read_arguments([])[2] is None
     Path("runs/mine").mkdir(parents=True)
@@ -204,24 +190,9 @@ def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
     assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
 
 
-def test_an_inputs_data_source_says_who_grades():
-    Path("in.jsonl").write_text(
-        '{"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"}\n'
-        '{"prompt": "2 + 2?", "ground_truth": "4"}\n'
-    )
-    c, *_ = inference.read_arguments(["INPUT=in.jsonl"])
-    city, number = inference.read_rows(c, "")
-    grader = inference.make_grader(c, [city, number])
-    assert asked.is_right(grader, "<answer>lima</answer>", city) == (True, True)
-    assert asked.is_right(grader, "<answer>Quito</answer>", city) == (False, False)
-    assert asked.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
-    assert asked.is_right(grader, "It is 4", number) == (False, True)
-    voted = asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
-    assert voted[1] == "lima (2 of 2)"
-
-
-def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
+def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_graded(capsys):
     rows = [
+        {"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"},
         {"prompt": "3 - 3?", "ground_truth": 0},
         {"prompt": "Is 4 odd?", "ground_truth": False, "data_source": "classification"},
         {"prompt": "2 - 2?", "ground_truth": 0, "data_source": "gsm8k"},
@@ -231,13 +202,15 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     c, *_ = inference.read_arguments(["INPUT=in.json", "CHECKPOINT=base"])
     rows = inference.read_rows(c, "")
     grader = inference.make_grader(c, rows)
-    for row, text in zip(rows, ("0", "False", "1", "5"), strict=True):
+    for row, text in zip(rows, ("the lima", "0.0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
+    assert asked.is_right(grader, "It is 0", rows[1]) == (False, True)
+    assert asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "lima (2 of 2)"
     asked.show(rows, grader)
-    assert "\nright:    2 of 3\n" in capsys.readouterr().out
+    assert "\nright:    3 of 4\n" in capsys.readouterr().out
     asked.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
-    assert graded == [True, True, False, None]
+    assert graded == [True, True, True, False, None]
 
 
 def test_line_separators_and_a_byte_order_mark_are_read_and_no_column_of_an_earlier_answer_stays():

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from table_policy import (
     CLOSE,
     EOS,
@@ -242,61 +241,6 @@ def test_max_grad_norm_bounds_the_gradient_or_is_off(limit, length, monkeypatch)
     np.testing.assert_allclose(np.abs(update), [length, 0.0], rtol=1e-6)
 
 
-# --- the same code path
-
-
-class LoraTable(nnx.Module):
-    """A table that is frozen, and A B beside it."""
-
-    def __init__(self, table, a, b):
-        self.table = nnx.Param(jnp.asarray(table))
-        self.a, self.b = (nnx.LoRAParam(jnp.asarray(x, jnp.float32)) for x in (a, b))
-
-    def __call__(self, input_tokens, positions, cache, attention_mask, segment_ids=None):
-        return (self.table[...] + self.a[...] @ self.b[...])[input_tokens], None
-
-
-def test_the_loss_on_the_page_trains_with_the_tpu_columns_own_constants():
-    """Loss and gradient norm of the update are those of the formula in NumPy."""
-    column = settings.defaults(demo.Constants, "tpu")
-    assert (column["SAMPLER_CORRECTION"], column["TRAIN_MICRO_BATCH_SIZE"]) == (2.0, 2)
-    assert column["LORA_RANK"] and column["BETA"] == 0.001
-    sizes = dict(BATCH_SIZE=4, NUM_GENERATIONS=2, MAX_PROMPT_LENGTH=2, TOTAL_GENERATION_STEPS=5)
-    c = demo.Constants(**column | sizes | dict(WARMUP_FRACTION=0.0))
-    passes = c.BATCH_SIZE // c.TRAIN_MICRO_BATCH_SIZE
-    batch = uneven_batch(c, passes)._replace(old_log_prob=None)  # the column uses each answer once
-    random = np.random.default_rng(2)
-    matrices = {"a": random.normal(size=(VOCABULARY, 2)), "b": random.normal(size=(2, VOCABULARY))}
-    flat = jax.tree.map(lambda x: np.asarray(x, float).reshape(8, *x.shape[2:]), batch)
-    tokens = flat.prompt_ids.astype(int), flat.completion_ids.astype(int)
-    first = log_probs_by_hand(TABLE + matrices["a"] @ matrices["b"], *tokens)
-
-    def by_hand(moved):
-        log_prob = log_probs_by_hand(TABLE + moved["a"] @ moved["b"], *tokens)
-        ratio, A, mask = np.exp(log_prob - first), flat.advantage, flat.mask
-        objective = np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A)
-        objective = objective * np.minimum(np.exp(first - flat.sampler_log_prob), 2.0)
-        d = flat.ref_log_prob - log_prob
-        objective = objective - 0.001 * (np.exp(d) - 1 - d)
-        rows = mask.any(axis=1)
-        return -((objective * mask).sum(axis=1)[rows] / mask.sum(axis=1)[rows]).mean()
-
-    slopes, step = [], 1e-6
-    for name, cell in [(name, cell) for name, x in matrices.items() for cell in np.ndindex(x.shape)]:
-        moved = np.zeros(matrices[name].shape)
-        moved[cell] = step
-        up, down = (by_hand(matrices | {name: matrices[name] + sign * moved}) for sign in (1, -1))
-        slopes.append((up - down) / (2 * step))
-
-    params, model = model_of(c, LoraTable(TABLE, **matrices), nnx.LoRAParam)
-    optimizer = demo.make_optimizer(c)
-    opt_state, use = optimizer.init(params), grpo_variants.choose(c, demo.TABLES)
-    after, _, metrics = demo.update(params, opt_state, model, batch, use, optimizer)
-    np.testing.assert_allclose(metrics["loss"], by_hand(matrices), rtol=1e-5)  # float32 against float64
-    np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(slopes), rtol=1e-5)
-    assert set(after) == {"a", "b"} and np.abs(np.asarray(after["b"]) - matrices["b"]).max() > 1e-5
-
-
 # --- what the loop makes of its constants
 
 TWO = ("BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_BATCHES=1", "LEARNING_RATE=0.1", *QUICK)
@@ -306,11 +250,8 @@ FULL = np.tile([4, 5, EOS], (4, 1))
 def test_advantages_reach_the_update_and_are_clipped(fed, tmp_path):
     answers = [np.array([[2, EOS, PAD], [5, EOS, PAD], [4, 5, EOS], [4, 5, EOS]])]  # rewards 3, 6, 10, 10
     for constants, expected in (
-        ([], [-(0.5**0.5), 0.5**0.5, 0, 0]),
-        (["ADVANTAGE=centered"], [-1.5, 1.5, 0, 0]),
-        (["ADVANTAGE=rloo"], [-3, 3, 0, 0]),
-        (["ADVANTAGE=centered", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0]),
-    ):
+        ([], [-(0.5**0.5), 0.5**0.5, 0, 0]), (["ADVANTAGE=centered", "ADVANTAGE_CLIP=0.5"], [-0.5, 0.5, 0, 0])
+    ):  # fmt: skip
         train(constants_of(*TWO, *constants), answers, sum, tmp_path / "_".join(["r", *constants]))
         batch = fed[-1][0]
         np.testing.assert_allclose(batch.advantage[0, :, 0], expected, atol=1e-5)  # 1e-6 is added to the std
