@@ -201,31 +201,6 @@ def test_the_versions_are_the_pinned_ones(name):
 # %% Data and model
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["no rows"]),
-        ("[]", ["no rows"]),
-        (json.dumps({"text": "1+1?", "answer": "#### 2"}), ["row 1", "'question'", "'text'"]),
-        (json.dumps(GOOD_ROW) + "\n" + json.dumps(GOOD_ROW | {"answer": "5"}), ["row 2", "#### N"]),
-        (json.dumps(GOOD_ROW) + "\n{", ["row 2", "not JSON"]),
-        ("[1]", ["row 1", "not an object"]),
-    ],
-)
-def test_bad_data_is_named_with_file_and_row(text, words):
-    Path("mine.jsonl").write_text(text)
-    with pytest.raises(UserError) as error:
-        demo.main(["DATASET=mine.jsonl", "TEST_DATASET=tiny_gsm8k"])
-    for word in ["mine.jsonl", *words]:
-        assert word in str(error.value)
-
-
-def test_training_and_testing_on_one_file_is_refused():
-    Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
-    with pytest.raises(UserError, match=r"TEST_DATASET=: mine.jsonl is trained on, too"):
-        demo.main(["DATASET=mine.jsonl"])
-
-
 def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_on(capsys):
     for dry in ("DRY_RUN=False", "DRY_RUN=True"):
         with pytest.raises(UserError, match=r"^TEMPLATE='Answer it.': has no {question}; write {question} "):
@@ -360,26 +335,6 @@ def test_a_model_folder_with_a_part_missing(lost):
     (Path(folder) / lost).unlink()
     with pytest.raises(UserError, match=r"MODEL=model: .*" + lost.replace("model.", "")):
         demo.main(["MODEL=model"])
-
-
-def test_long_questions_are_left_out_counted_and_named(capsys):
-    c = read("MAX_PROMPT_LENGTH=24")
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows, source = prompts.read_data(c, None)["test"]
-    kept = prompts.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
-    texts = [
-        prompts.to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
-        for row in rows
-    ]
-    lengths = [len(tokenizer.encode(text)) for text in texts]
-    too_long = [i for i, n in enumerate(lengths, start=1) if n > 24]
-    assert 0 < len(too_long) == len(rows) - len(kept)
-    said = capsys.readouterr().out
-    assert (
-        f"{len(too_long)} of 512 questions" in said
-        and f"row {too_long[0]} ({lengths[too_long[0] - 1]} tokens)" in said
-    )
-    assert len(Path("too_long.csv").read_text().splitlines()) == len(too_long)
 
 
 # %% Rewards and updates that are not numbers

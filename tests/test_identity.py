@@ -14,7 +14,7 @@ import inference
 import reward_func
 import settings
 from model import llama
-from run import identity, run_files, start
+from run import identity, start
 from settings import HERE, UserError
 from task import run_grader
 from tools import convert_checkpoint, pass_at_k
@@ -229,14 +229,3 @@ def test_a_run_does_not_go_on_with_another_reward(capsys):
     edit("own.py", "-1.0", "1.0")
     demo.main(arguments)
     assert "going on after step 2 of 2" in capsys.readouterr().out
-
-
-def test_the_newest_run_is_the_one_that_saved_last_wherever_its_checkpoints_are():
-    for name in ("runs/b", "runs/a/deep"):
-        shutil.copytree("data", f"{name}/checkpoints/7")
-        Path(name, "constants.json").write_text('{"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}')
-        Path(name, "run.json").write_text('{"run_id": "1"}')
-    assert run_files.newest_run() is None  # nothing saved
-    for name in ("runs/a/deep", "runs/b"):
-        Path(name, "run.json").write_text('{"run_id": "1", "saved": 7}')
-        assert run_files.newest_run() == Path(name)

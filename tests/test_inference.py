@@ -159,12 +159,16 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
 
 
 def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_base():
-    assert inference.read_arguments([])[2] is None
-    Path("runs/mine").mkdir(parents=True)
-    Path("runs/mine/constants.json").write_text('{"MODEL": "tiny_llama"}')
-    Path("runs/mine/run.json").write_text('{"saved": 7}')
-    *_, checkpoint = inference.read_arguments([])
-    assert (checkpoint.run, checkpoint.step) == (Path("runs/mine"), None)
+    for name in ("mine", "a/deep", "a/deep/host_1"):
+        Path("runs", name, "checkpoints", "7").mkdir(parents=True)
+        constants = {"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}  # which is not looked into
+        Path("runs", name, "constants.json").write_text(json.dumps(constants))
+    assert inference.read_arguments([])[2] is None  # nothing was saved
+    for name in ("mine", "a/deep"):
+        for host in Path("runs", name).glob("**/constants.json"):
+            host.with_name("run.json").write_text('{"saved": 7}')
+        *_, checkpoint = inference.read_arguments([])
+        assert (checkpoint.run, checkpoint.step) == (Path("runs", name), None)
     assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
 

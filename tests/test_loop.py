@@ -25,7 +25,6 @@ from table_policy import (
     graded,
     log_probs_by_hand,
     make_cluster,
-    model_of,
     questions,
     train,
     train_llm,
@@ -177,20 +176,6 @@ def test_gradient_passes_are_one_pass(mode):
         whole, parts = mean_metrics(metrics), mean_metrics(other_metrics)
         for name in whole:
             np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6, err_msg=name)
-
-
-def test_one_pass_keeps_no_sum_of_gradients(fed, tmp_path):
-    """TRAIN_MICRO_BATCH_SIZE=BATCH_SIZE is a single pass: its program has no loop, hence nothing carried."""
-    for size, passes in ((0, 1), (4, 1), (2, 2), (1, 4)):
-        c = constants_of(*FOUR, *QUICK, "NUM_BATCHES=1", f"TRAIN_MICRO_BATCH_SIZE={size}")
-        train(c, [random_answers(3, 8, 5)], points, tmp_path / str(size))
-        batch, _ = fed[-1]
-        assert batch.advantage.shape == (passes, 8 // passes, 1)
-        params, model = model_of(c, Table())
-        optimizer = demo.make_optimizer(c)
-        use = grpo_variants.choose(c, demo.TABLES)
-        program = UPDATE.lower(params, optimizer.init(params), model, batch, use, optimizer).as_text()
-        assert ("while" in program) == (passes > 1)
 
 
 # --- an update that is not finite

@@ -1,7 +1,6 @@
 """The whole script, as a user runs it: to the end, stopped, killed and resumed."""
 
 import contextlib
-import csv
 import io
 import json
 import shutil
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from short_runs import HANGS, SHORT, load_weights, run_here, saved_steps, wait_for
 from short_runs import start as start_run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -264,12 +262,6 @@ def test_it_learns_and_leaves_a_report(learned):
     report = (run / "report.md").read_text()
     assert f"{after['answer_accuracy']:.1%}" in report and "wrong before" in report
     assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
-    curves = EventAccumulator(str(run / "tensorboard"))
-    curves.Reload()
-    losses = {event.step: event.value for event in curves.Scalars("loss")}
-    with open(run / "train_log.csv", newline="") as file:
-        logged = [float(row["loss"]) for row in csv.DictReader(file)]
-    assert list(losses.values()) == pytest.approx(logged, rel=1e-6)  # float32 and back
     assert again.count("going on") == 1
     assert out.splitlines()[0].endswith("; the constants' laptop column")
 
