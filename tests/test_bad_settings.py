@@ -103,10 +103,7 @@ VALUES = {
     for words, settings in (line.split(" <= ") for line in TABLE.strip().splitlines())
     for setting in settings.split(" | ")
 }
-ONLY_WHEN_IT_RUNS = {
-    "DISTRIBUTED=True",
-    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True",
-}  # a dry run cannot tell
+ONLY_WHEN_IT_RUNS = {"DISTRIBUTED=True", "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True"}  # a dry run cannot tell
 
 REWARDS = {  # the text of own.py: what the line has to say
     "": "compute_score",

@@ -52,12 +52,9 @@ HELD = [
 
 # As in a user's shell: conftest.py sets these.
 KEPT_BY_DEFAULT = dict.fromkeys(
-    (
-        "JAX_COMPILATION_CACHE_DIR",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
-    )
-)
+    f"JAX_{name}" for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+                               "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES")
+)  # fmt: skip
 
 # What a resumed run could take up wrongly: half a batch, old log-probs, a schedule, questions asked again,
 # the weight of the KL; and answers that were drawn with weights that are gone.
@@ -218,16 +215,8 @@ def test_an_unchanged_setting_is_not_compiled_again(stopped):
     assert events["cache_hits"] > 20 and "cache_misses" not in events
 
 
-LEARNS = [
-    *SHORT,
-    "NUM_BATCHES=50",
-    "NUM_TEST_QUESTIONS=128",
-    "EVAL_EVERY=25",
-    "LOG_ANSWERS_EVERY=25",
-    "SAVE_INTERVAL_STEPS=50",
-    "SEED=5",
-    "RUN_DIR=my run",
-]
+LEARNS = [*SHORT, "NUM_BATCHES=50", "NUM_TEST_QUESTIONS=128", "EVAL_EVERY=25", "LOG_ANSWERS_EVERY=25",
+          "SAVE_INTERVAL_STEPS=50", "SEED=5", "RUN_DIR=my run"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
