@@ -384,8 +384,8 @@ def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypat
 def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
     """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
     with pytest.raises(UserError, match=r"the gradient norm of step 2 is nan.*LEARNING_RATE"):
-        demo.main([*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1", "EVAL_EVERY=0",
-                   "RUN_DIR=run"])  # fmt: skip
+        demo.main([*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1",
+                   "EVAL_EVERY=0", "RUN_DIR=run"])  # fmt: skip
     saved = saved_steps("run")
     assert saved
     for step in saved:

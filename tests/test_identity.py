@@ -63,30 +63,22 @@ def move_one_weight(folder):
     safetensors.numpy.save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
 
 
-def write(path, text):
-    Path(path).write_text(text)
-
-
-def reverse(path):
-    write(path, "\n".join(Path(path).read_text().splitlines()[::-1]))
+def lines(path, change, target=None):
+    """Rewrites a file by what `change` makes of its lines."""
+    text = change(Path(path).read_text().splitlines())
+    Path(path).unlink()
+    Path(target or path).write_text(text)
 
 
 def drop_last(path):
-    write(path, "\n".join(Path(path).read_text().splitlines()[:-1]))
-
-
-def as_json(name):
-    """An array in a .json file in place of JSON lines."""
-    lines = Path(f"{name}.jsonl").read_text().splitlines()
-    Path(f"{name}.jsonl").unlink()
-    write(f"{name}.json", f"[{','.join(lines)}]")
+    lines(path, lambda rows: "\n".join(rows[:-1]))
 
 
 CHANGED = {  # what is done to the files, and what is then another
     "a weight": (lambda: move_one_weight("model"), {"MODEL"}),
     "a weight of the teacher": (lambda: move_one_weight("teacher"), {"TEACHER"}),
     "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), {"MODEL"}),
-    "what ends an answer": (lambda: write("model/generation_config.json", '{"eos_token_id": 5}'), {"MODEL"}),
+    "what ends an answer": (lambda: Path("model/generation_config.json").write_text("{}"), {"MODEL"}),
     "the chat template": (
         lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"),
         {"MODEL", "DATASET", "TEST_DATASET"},
@@ -95,13 +87,19 @@ CHANGED = {  # what is done to the files, and what is then another
     "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), {"reward_func.py"}),
     "a method": (lambda: edit("method.py", "1 ", "2 "), {"METHOD"}),
     "a world": (lambda: edit("world.py", "1 ", "2 "), {"ENVIRONMENT"}),
-    "the order of the training questions": (lambda: reverse("data/train.jsonl"), {"DATASET"}),
+    "the order of the training questions": (
+        lambda: lines("data/train.jsonl", lambda x: "\n".join(x[::-1])),
+        {"DATASET"},
+    ),
     "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), {"TEST_DATASET"}),
     "the held-out questions": (lambda: Path("data/validation.jsonl").unlink(), {"DATASET"}),
     "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), set()),
     "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], set()),
     "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), set()),
-    "the kind of a file": (lambda: as_json("data/validation"), set()),
+    "the kind of a file": (
+        lambda: lines("data/validation.jsonl", lambda x: f"[{','.join(x)}]", "data/validation.json"),
+        set(),
+    ),
     "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], set()),
 }
 
