@@ -80,6 +80,14 @@ def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
     assert (f"after step {step} of 100" in body) != bool(finished)
 
 
+def test_no_constant_turns_the_direction_of_the_card(tmp_path):
+    template = "\u202e\x1b[2J 中文 {question}"
+    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template)
+    _, body, _ = card_of(run, tmp_path)
+    assert "\u202e" not in body and "\x1b" not in body and "中文" in body
+    assert json.loads(block(body, "json"))["TEMPLATE"] == template
+
+
 def test_a_hub_name_is_the_base_model(tmp_path):
     run = make_run(tmp_path / "run", MODEL="org/base", LORA_RANK=8, DATASET="gsm8k")
     head, body, path = card_of(run, tmp_path, model="org/base")
@@ -97,7 +105,6 @@ HOSTILE = [
     "x` | y | `z",
     "- !!python/object/apply:os.system [ls]",
     "{'a': 1}#",
-    "\u202e\x1b[2J 中文",
 ]
 
 
