@@ -266,15 +266,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(arguments, run):
     assert done.returncode == 2 and re.fullmatch(r"error: .*; choose a folder .*\n", done.stderr), done.stderr
 
 
-def test_the_examples_are_not_made_where_nothing_can_be_written(tmp_path):
-    for name in ("examples", "tiny_gsm8k", "tiny_llama"):
-        shutil.copytree(settings.HERE / name, tmp_path / "five" / name)
-    (tmp_path / "runs").touch()
-    command = [sys.executable, tmp_path / "five" / "examples" / "make_examples.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and re.fullmatch(r"error: .*; run it where .*\n", done.stderr), done.stderr
-
-
 def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
