@@ -279,10 +279,11 @@ def test_a_profile_dir_that_cannot_be_made_is_refused_before_the_first_step(tmp_
 def begin(*arguments):
     """Opens a run's folder, as the main script does, and notes a checkpoint in it."""
     with run_folder.open_run(settings.read(demo.Constants, [*SHORT, *arguments])) as run:
-        epath.Path(f"{run.checkpoints}/4").mkdir(exist_ok=True)
-        (run.logs / "before.json").touch()
-        (run.logs / "tensorboard").mkdir(exist_ok=True)
-        (run.logs / "tensorboard" / "events").touch()
+        if not checkpoints.saved(run.checkpoints):
+            epath.Path(f"{run.checkpoints}/4").mkdir()
+            (run.logs / "before.json").touch()
+            (run.logs / "tensorboard").mkdir()
+            (run.logs / "tensorboard" / "events").touch()
         run.keep()
         return run
 
@@ -337,8 +338,10 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
     assert run.note()["run_id"] == number != other.note()["run_id"] and run.note()["saved"] == 4
     assert {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()} == files
     assert ("taken over from" in capsys.readouterr().out) == ("lost" in name)
-    for path in (Path(folder), *[Path(run.checkpoints)] * (kept == "kept")):  # the copy alone will do
-        assert trained.place_of(checkpoint_at(path, "CHECKPOINT")) == (run.checkpoints, 4)
+    assert trained.place_of(checkpoint_at(Path(folder), "CHECKPOINT")) == (run.checkpoints, 4)
+    if kept == "kept":  # a copy of the checkpoints' folder will do, too
+        copy = Path(shutil.copytree(run.checkpoints, "copy")).resolve()
+        assert trained.place_of(checkpoint_at(copy, "CHECKPOINT")) == (str(copy), 4)
     with pytest.raises(UserError, match=r"^BATCH_SIZE=2: .* was started with 4"):
         begin(arguments[0], f"RUN_DIR={folder}", "BATCH_SIZE=2")
 
@@ -347,11 +350,17 @@ KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
     "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
     "all but checkpoints": (lambda: [p.unlink() for p in Path("a").glob("*.*")], [], "constants.json of the"),
+    "constants and checkpoints": (
+        lambda: [Path("a/constants.json").unlink(), shutil.rmtree("a/checkpoints")], [], "constants.json of "
+    ),
     "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
     "a step is gone": (lambda: shutil.rmtree("a/checkpoints/4"), [], "a/checkpoints is empty, .* step 4"),
     "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), KEPT, "kept/a is empty"),
     "another's of that name": (
         lambda: shutil.rmtree("a"), ["RUN_DIR=c/a", *KEPT], r"of another run \(a\)"
+    ),
+    "another's of that RUN_DIR": (
+        lambda: Path("kept/a/run.json").write_text('{"run_id": "1", "RUN_DIR": "a"}'), KEPT, "of another run"
     ),
     "a file": (lambda: Path("f").touch(), ["RUN_DIR=d", "CHECKPOINT_DIR=f/x"], "=f/x: Not a dir.*; choose"),
 }  # fmt: skip

@@ -92,7 +92,7 @@ CHANGED = {  # what is done to the files, and what is then another
         {"DATASET"},
     ),
     "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), {"TEST_DATASET"}),
-    "the held-out questions": (lambda: Path("data/validation.jsonl").unlink(), {"DATASET"}),
+    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), {"DATASET"}),
     "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), set()),
     "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], set()),
     "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), set()),
