@@ -24,7 +24,7 @@ from xprof.convert import raw_to_tool_data
 import grpo_llama3_1_8b_demo as demo
 import settings
 from model.rollout import MaxTextRollout
-from run import answers, process, run_folder, train_log, training
+from run import answers, process, train_log, training
 from run.run_files import read_log
 from task import run_grader
 
@@ -144,10 +144,6 @@ def test_the_trace_holds_the_third_step_and_no_other(run):
     assert kind == "application/json" and any("jit" in name and "_decode_all" in name for name in names)
 
 
-def test_a_process_with_two_steps_leaves_no_trace(tmp_path):
-    assert list(process.traced("12", str(tmp_path))) == ["1", "2"] and not [*tmp_path.rglob("*.pb")]
-
-
 def test_memory_counts_what_is_there():
     before = process.memory_gib()
     on_device = jnp.ones((8, 1 << 20))  # 32 MiB
@@ -193,13 +189,6 @@ def test_a_resumed_log_keeps_what_was_there_and_takes_new_columns(tmp_path):
     assert [row["reward"] for row in read] == [2.5, 3.5, 9.0] and read[2]["reward_new"] == 1.0
     assert read[0]["memory_device_1_gib"] == 0.5 and np.isnan(read[2]["memory_device_1_gib"])
     assert {p.name for p in tmp_path.iterdir()} == {"train_log.csv", "tensorboard"}
-
-
-def test_profiling_may_change_when_a_run_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for more in ([], ["PROFILE_DIR=trace"]):
-        with run_folder.open_run(constants("RUN_DIR=run", "NUM_BATCHES=5", *more)) as opened:
-            assert opened.folder.name == "run"
 
 
 # --- several devices: the run above once more, on virtual devices of this CPU

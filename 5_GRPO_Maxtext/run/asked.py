@@ -17,6 +17,8 @@ from run import answers, page
 from run.plain_text import shown
 from task.grading import grade, grade_lenient
 
+WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_lenient")  # by `write_rows`
+
 
 def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
     """Whether a completion is right as the run grades it, and whether its last number is right.
@@ -70,12 +72,14 @@ def show(rows: list[dict[str, Any]], grader) -> None:
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. Arguments as in `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. Where INPUT is an earlier
+    OUTPUT, none of its columns stays beside the new ones. Arguments as in `show`.
     """
     lines = []
     for row in rows:
         completion, words = vote(grader, row["after"])
-        out = row["row"] | {"completion": completion}
+        out = {name: value for name, value in row["row"].items() if name not in WRITTEN}
+        out["completion"] = completion
         if len(row["after"]) > 1:
             out |= {"completions": row["after"], "vote": words}
         if "before" in row:

@@ -316,7 +316,7 @@ def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
 
 def validation_file(source: str) -> Path | None:
     """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without one."""
-    file = Path(source).with_name(f"validation{Path(source).suffix}")
+    file = source_file(str(Path(source).parent), "validation")
     return file if Path(source).stem == "train" and file.exists() else None
 
 
