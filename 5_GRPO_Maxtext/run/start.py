@@ -16,6 +16,7 @@ from model.llm import Llm
 from model.versions import check_versions
 from run import checkpoints, checks, health, memory, process, run_folder
 from run import report as reports
+from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import make_prompts, read_data
 from task.task import Task, make_task
@@ -34,11 +35,26 @@ def dry_run(c, arguments: Sequence[str], course, tables) -> None:
     """DRY_RUN=True: checks everything that can be checked and says what would happen."""
     from run import dry_run
 
+    try:
+        devices.find_devices(c)
+    except settings.UserError as error:
+        if dry_run.on_target(c):
+            raise
+        print(f"hosts    unchecked ({error})")
     with contextlib.suppress(settings.UserError):  # the dry run names what's wrong with MODEL
         llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    devices.check_machine(c)
     dry_run.dry_run(c, course)
+
+
+def for_this_machine(c, arguments: Sequence[str]):
+    """The constants with the defaults of MODEL, whose config.json is here now, and of the machine."""
+    machine = devices.machine_for(c)
+    if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
+        print(said)
+    return settings.read(type(c), arguments, machine=machine)
 
 
 @contextlib.contextmanager
@@ -54,16 +70,18 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
     """
+    devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)  # config.json is here now: the column that fits MODEL
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    devices.check_machine(c)
+    checks.rollout_engine(c)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
     data = read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.rollout_engine(c)
     checks.model(c, hf)
     llama.check_teacher(c, tokenizer)
     if c.ENVIRONMENT:
@@ -71,7 +89,6 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
 
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        devices.check_attention(c)
         with run_folder.open_run(c, arguments) as run:
             run.same_questions(data)
             prompts = functools.partial(
