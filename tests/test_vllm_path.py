@@ -189,7 +189,7 @@ def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
-    options = engine_config(c, Path("folder"), mesh)
+    options = engine_config(c, Path("folder"), mesh, (1, 2))
     config = sampling(c, **options)  # an unknown field: TypeError
     for name, value in options.items():
         assert getattr(config, name) == value

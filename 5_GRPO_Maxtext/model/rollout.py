@@ -16,6 +16,8 @@ Three things differ from Tunix's vanilla sampler. Each of them would spoil learn
 """
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -323,7 +325,7 @@ class MaxTextRollout(BaseRollout):
         token, log_prob = sample(logits, 0, key, temperature, method, methods)
         # A row of padding alone only fills up the batch: it is done before it starts.
         token = jnp.where(lengths == 0, pad_id, token).astype(jnp.int32)
-        done = (token == self.eos_id()) | (lengths == 0)
+        done = self._ends(token) | (lengths == 0)
         tokens = jnp.full((len(lengths), max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
         log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
         return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
@@ -345,7 +347,7 @@ class MaxTextRollout(BaseRollout):
         )
         token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
         tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
-        return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
+        return t + 1, cache, token, done | self._ends(token), tokens, log_probs, lengths
 
     def _decode_all(
         self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
@@ -360,6 +362,10 @@ class MaxTextRollout(BaseRollout):
             self._begin(cache, logits, lengths, key, temperature, method, methods, max_tokens),
         )
         return tokens, log_probs
+
+    def _ends(self, token):
+        """Whether these tokens end their answers; of any shape."""
+        return functools.reduce(operator.or_, (token == eos_id for eos_id in llama.eos_ids(self._tokenizer)))
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
@@ -440,7 +446,7 @@ class MaxTextRollout(BaseRollout):
             tokens.append(int(token[0]))
             # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
             text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            over = tokens[-1] == self.eos_id() or len(tokens) == rollout_config.max_tokens_to_generate
+            over = self._ends(tokens[-1]) or len(tokens) == rollout_config.max_tokens_to_generate
             if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
                 yield text[len(said) :]
                 said = text
