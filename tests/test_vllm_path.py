@@ -195,7 +195,8 @@ def test_tunix_knows_every_option_that_is_set():
         assert getattr(config, name) == value
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
     assert config.return_logprobs
-    assert config.seed is None and "seed" not in config.rollout_vllm_sampling_kwargs
+    assert config.seed is None
+    assert config.rollout_vllm_sampling_kwargs == {"prompt_logprobs": None, "stop_token_ids": [1, 2]}
     assert config.rollout_vllm_kwargs["dtype"] == "bfloat16"
 
 

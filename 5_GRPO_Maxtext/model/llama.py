@@ -183,7 +183,8 @@ def load_tokenizer(folder: Path):
     ids = {tokenizer.eos_token_id}
     if (path := folder / "generation_config.json").is_file():
         try:
-            ids.update(np.atleast_1d(json.loads(path.read_text()).get("eos_token_id") or []).tolist())
+            named = json.loads(path.read_text()).get("eos_token_id")
+            ids.update([named] if isinstance(named, int) else named or [])
         except (ValueError, AttributeError):
             raise UserError(f"MODEL={folder}: its {path.name} is damaged; fetch it again") from None
     if tokenizer.pad_token_id in {None, *ids}:
