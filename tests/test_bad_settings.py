@@ -21,6 +21,13 @@ ROW = {"question": "1 + 1?", "answer": "#### 2"}
 
 # The setting, and what the line has to say beside its name.
 TABLE = """
+NUM_BATCH=3 => NUM_BATCHES
+NUM_BATCHES => NAME=value
+NUM_BATCHES=ten => valid integer
+LEARNING_RATE=${x} => valid number
+SCAN_LAYERS=2 => boolean
+EVAL_CONFIG=wild => must be 'greedy', 'standard' or 'liberal'
+MAX_PROMPT_LENGTH=3 => shortest takes
 MODEL= => MODEL
 MODEL=/ => config.json
 MODEL=mine.jsonl => folder
@@ -65,7 +72,6 @@ DRY_RUN=maybe => boolean
 BAD_ROWS=ignore => must be 'refuse
 MAX_PROMPT_LENGTH=0 => or equal to 1
 MAX_PROMPT_LENGTH=-5 => or equal to 1
-MAX_PROMPT_LENGTH=1 => shortest takes
 TOTAL_GENERATION_STEPS=1 => or equal to 2
 TOTAL_GENERATION_STEPS=0 => or equal to 2
 TEMPERATURE=-1 => greater than 0
@@ -143,7 +149,7 @@ WEIGHT_DTYPE=int8 => must be 'float32
 REMAT_POLICY=all => must be 'none
 ATTENTION=foo => must be 'dot_product
 ATTENTION=flash => CPU
-ATTENTION=cudnn_flash_te => CPU
+MACHINE=t5 => t4, l4
 ROLLOUT_ENGINE=sglang => must be 'maxtext
 ROLLOUT_ENGINE=vllm => True
 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True => not installed

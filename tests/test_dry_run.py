@@ -147,7 +147,7 @@ WRONG = {
     "no such data": (["DATASET=missing.jsonl"], "JSONL or Parquet file"),
     "prompts too short": (["MAX_PROMPT_LENGTH=3"], "raise it"),
     "no whole blocks": (
-        ["TOTAL_GENERATION_STEPS=512", "ATTENTION=flash", "MAX_PROMPT_LENGTH=256"], "a multiple of 512"),
+        ["TOTAL_GENERATION_STEPS=512", *EIGHT_B], "a multiple of 512"),
     "a run folder that is a file": (["RUN_DIR=taken/run"], "choose another"),
     "a run folder in a bucket": (["RUN_DIR=gs://bucket/run"], "CHECKPOINT_DIR"),
     "a bucket out of reach": (["CHECKPOINT_DIR=gs://bucket/x"], "local folder"),

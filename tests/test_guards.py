@@ -66,34 +66,6 @@ def read(*arguments):
 # %% Constants
 
 
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("NUM_BATCH=3", ["NUM_BATCH=3", "NUM_BATCHES"]),
-        ("help", ["NAME=value"]),
-        ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
-        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "valid integer"]),
-        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "valid number"]),
-        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "boolean"]),
-        ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "equal to 2"]),
-        ("TOP_K=0", ["TOP_K=0", "-1"]),
-        ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
-        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: must be 'greedy', 'standard' or 'liberal'"]),
-        ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
-        ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
-        ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "less than 1"]),
-        ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
-        ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
-    ],
-)
-def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(UserError) as error:
-        demo.main([argument])
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
-
-
 def test_what_maxtext_refuses_is_one_line():
     _, hf = llama.load_hf_config("tiny_llama")
     with pytest.raises(

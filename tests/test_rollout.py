@@ -201,7 +201,7 @@ def test_the_end_of_sequence_token_is_kept_and_not_shown():
     for text, tokens in zip(output.text, output.tokens):
         assert tokens[-1] == engine.eos_id()
         assert (tokens[:-1] != engine.eos_id()).all() and (tokens != engine.pad_id()).all()
-        assert text == engine._tokenizer.decode(tokens[:-1])
+        assert text == engine.tokenizer.decode(tokens[:-1])
 
 
 def test_padding_is_never_drawn():

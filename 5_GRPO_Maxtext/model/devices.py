@@ -51,8 +51,8 @@ def check_gpu() -> None:
 def machine_for(c) -> Machine:
     """What a run is for: MACHINE or what is here; on a CPU a large model's dry run is for a TPU."""
     device, platform = jax.devices()[0], jax.default_backend()
-    if c.MACHINE:
-        return named(c.MACHINE)
+    if told := named(c.MACHINE):
+        return told
     if platform == "gpu":
         card = next((card for card, row in CARDS.items() if row["name"] == device.device_kind), None)
         name = f"{jax.device_count()}x" * (jax.device_count() > 1) + (card or device.device_kind)
