@@ -48,6 +48,7 @@ def test_a_card_gets_what_it_can_do_and_says_so_in_one_line(card, monkeypatch, c
     assert ("bfloat16" if float(CARDS[card]) >= 8 else "float32") == c.DTYPE
     assert all(f"{name}={getattr(c, name)} (" in said[0] for name in ("ATTENTION", "TRAIN_MICRO_BATCH_SIZE"))
     devices.check_machine(c)
+    assert ("over 8 devices" in capsys.readouterr().out) == card.startswith("8x")
     if card in machines.CARDS:  # as a dry run elsewhere is told
         monkeypatch.undo()
         told = settings.read(demo.Constants, [*QWEN, f"MACHINE={card}", "DRY_RUN=True"])

@@ -63,7 +63,7 @@ def machine_for(c) -> Machine:
 
 
 def check_machine(c) -> None:
-    """Refuses what this machine, or MACHINE, can't do; before anything is downloaded.
+    """Refuses what this machine, or MACHINE, can't do, and says what is slow; before anything is downloaded.
 
     Raises:
         UserError: an attention kernel that it hasn't, or vLLM on several hosts without Pathways.
@@ -75,6 +75,13 @@ def check_machine(c) -> None:
             f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
             "one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
             "ROLLOUT_ENGINE=maxtext"
+        )
+    alone = c.ROLLOUT_ENGINE == "maxtext" and c.TRAINER_TENSOR_PARALLEL == 1
+    if alone and jax.device_count() > 1 and not settings.is_small(c.MODEL) and is_first():
+        print(
+            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} devices, and a "
+            "TPU gathers them for every token; vLLM gathers none, TRAINER_TENSOR_PARALLEL=n (a divisor of "
+            "MODEL's key/value heads) 1/n of them"
         )
 
 
