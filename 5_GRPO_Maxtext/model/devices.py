@@ -79,8 +79,8 @@ def check_machine(c) -> None:
     alone = c.ROLLOUT_ENGINE == "maxtext" and c.TRAINER_TENSOR_PARALLEL == 1
     if alone and jax.device_count() > 1 and not settings.is_small(c.MODEL) and is_first():
         print(
-            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} devices, and a "
-            "TPU gathers them for every token; vLLM gathers none, TRAINER_TENSOR_PARALLEL=n (a divisor of "
+            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} devices; "
+            "a TPU gathers them for every token, vLLM gathers none, TRAINER_TENSOR_PARALLEL=n (a divisor of "
             "MODEL's key/value heads) 1/n of them"
         )
 
