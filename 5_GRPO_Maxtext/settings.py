@@ -91,18 +91,14 @@ def config_path(model: str) -> Path | None:
     return None
 
 
-def hidden_size(model: str) -> int | None:
-    """That of MODEL; None if its config.json isn't here, or if `llama.load_hf_config` will refuse it."""
-    try:
-        return int(json.loads(config_path(model).read_text())["hidden_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
 def is_small(model: str) -> bool:
     """Whether MODEL takes the laptop column. One that isn't here counts as large: `start.opened` fetches its
-    config.json and reads the constants again."""
-    return (hidden_size(model) or SMALL_HIDDEN_SIZE) < SMALL_HIDDEN_SIZE
+    config.json and reads the constants again; one that can't be read, too: `llama.load_hf_config` refuses it.
+    """
+    try:
+        return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def reachable(url: str) -> bool:

@@ -224,11 +224,7 @@ def to_maxtext_config(
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
-        dtype: of activations.
-        weight_dtype: of weights.
-        attention: MaxText's kernel.
-        scan_layers: stack all layers into one array per weight.
-        remat_policy: what the backward pass computes again.
+        dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
         machine: further MaxText settings: parallelism, another machine than this one.
 
     Raises:
