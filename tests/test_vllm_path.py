@@ -119,8 +119,8 @@ from model import llama
 c = settings.read(demo.Constants, [
     "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
     "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
-with devices.all_hosts(c):
-    assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
+devices.find_devices(c)
+assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
 folder, hf = llama.load_hf_config("tiny_llama")
 trainers, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
 golden = np.load(sys.argv[1])
@@ -164,8 +164,8 @@ from model import devices
 
 assert not {"vllm", "tpu_inference", "model.vllm"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
-with devices.all_hosts(settings.read(demo.Constants, [])):
-    print(jax.config.jax_enable_compilation_cache)
+devices.find_devices(settings.read(demo.Constants, []))
+print(jax.config.jax_enable_compilation_cache)
 """
 
 
