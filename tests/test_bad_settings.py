@@ -87,7 +87,8 @@ lower it <= MAX_TO_KEEP=1000000000
 must be 'float32 <= DTYPE=float16 | WEIGHT_DTYPE=float16 | WEIGHT_DTYPE=int8
 must be 'none <= REMAT_POLICY=all
 must be 'dot_product <= ATTENTION=foo
-CPU <= ATTENTION=flash | ATTENTION=cudnn_flash_te
+CPU <= ATTENTION=flash
+t4, l4 <= MACHINE=t5
 must be 'maxtext <= ROLLOUT_ENGINE=sglang
 True <= ROLLOUT_ENGINE=vllm
 not installed <= ROLLOUT_ENGINE=vllm SCAN_LAYERS=True

@@ -141,7 +141,7 @@ def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
 WRONG = {
     "a dtype": (["DTYPE=float7"], "bfloat16"),
     "no whole blocks": (
-        ["TOTAL_GENERATION_STEPS=512", "ATTENTION=flash", "MAX_PROMPT_LENGTH=256"], "a multiple of 512"),
+        ["TOTAL_GENERATION_STEPS=512", *EIGHT_B], "a multiple of 512"),
     "a bucket out of reach": (["CHECKPOINT_DIR=gs://bucket/x"], "local folder"),
     "another disk too small": (["MAX_TO_KEEP=100000000", "CHECKPOINT_DIR=other"], "another CHECKPOINT_DIR"),
     "a share of chips": (["TRAINER_DEVICES_FRACTION=0.3", *EIGHT_B], "1/4"),

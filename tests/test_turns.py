@@ -127,7 +127,7 @@ def test_a_row_is_what_was_said_without_a_gap():
             elif k < len(pieces) - 1:
                 assert ids[-1] == made.eos_id() and made.eos_id() not in ids[:-1]
                 said = again.step(decode(ids))
-    ended = turns.ended(output, made.eos_id())
+    ended = turns.ended(output, [made.eos_id()])
     assert 0 < ended.sum() < len(QUESTIONS)
     for episode, over in zip(output.text, ended, strict=True):
         assert (episode.rewards[-1] == 100) == over == episode.right
@@ -454,7 +454,7 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
                          ("'', 1.0, False, True", 1)):  # fmt: skip
         path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
         output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}", f"MAX_TURNS={TURNS}")
-        assert not turns.ended(output, engine().eos_id()).any()
+        assert not turns.ended(output, [engine().eos_id()]).any()
         lengths = [len(episode.rewards) for episode in output.text]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
 

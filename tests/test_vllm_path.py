@@ -119,8 +119,8 @@ from model import llama
 c = settings.read(demo.Constants, [
     "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
     "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
-with devices.all_hosts(c):
-    assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
+devices.find_devices(c)
+assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
 folder, hf = llama.load_hf_config("tiny_llama")
 trainers, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
 golden = np.load(sys.argv[1])
@@ -164,8 +164,8 @@ from model import devices
 
 assert not {"vllm", "tpu_inference", "model.vllm"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
-with devices.all_hosts(settings.read(demo.Constants, [])):
-    print(jax.config.jax_enable_compilation_cache)
+devices.find_devices(settings.read(demo.Constants, []))
+print(jax.config.jax_enable_compilation_cache)
 """
 
 
@@ -189,13 +189,14 @@ def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
-    options = engine_config(c, Path("folder"), mesh)
+    options = engine_config(c, Path("folder"), mesh, (1, 2))
     config = sampling(c, **options)  # an unknown field: TypeError
     for name, value in options.items():
         assert getattr(config, name) == value
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
     assert config.return_logprobs
-    assert config.seed is None and "seed" not in config.rollout_vllm_sampling_kwargs
+    assert config.seed is None
+    assert config.rollout_vllm_sampling_kwargs == {"prompt_logprobs": None, "stop_token_ids": [1, 2]}
     assert config.rollout_vllm_kwargs["dtype"] == "bfloat16"
 
 

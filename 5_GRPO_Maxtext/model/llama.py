@@ -35,7 +35,7 @@ ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layer
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
-SPARE_TOKEN = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for padding
+SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # Llama 3.1's and Qwen3's for padding alone
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
@@ -160,10 +160,14 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
 
 
 def load_tokenizer(folder: Path):
-    """The model's tokenizer, with a padding token that is not its end-of-sequence token.
+    """The model's tokenizer, with a padding token that ends no answer, and with `eos_ids`.
 
-    Padding is masked out of the loss. If the two were the same, the end of every answer would be masked, too,
-    and the model would never learn to stop.
+    Padding is masked out of the loss. If an end-of-sequence token were padding, the end of every answer would
+    be masked, too, and the model would never learn to stop.
+
+    Returns:
+        transformers' tokenizer; its attribute `eos_ids` has the ids that end an answer: its own, and those of
+        generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
 
     Raises:
         UserError: no tokenizer, one in need of code of its own, no padding token of its own, or no chat
@@ -176,13 +180,27 @@ def load_tokenizer(folder: Path):
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
         ) from None
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        if SPARE_TOKEN not in tokenizer.get_vocab():
+    ids = {tokenizer.eos_token_id}
+    if (path := folder / "generation_config.json").is_file():
+        try:
+            named = json.loads(path.read_text()).get("eos_token_id")
+            ids.update([named] if isinstance(named, int) else named or [])
+        except (ValueError, AttributeError):
+            raise UserError(f"MODEL={folder}: its {path.name} is damaged; fetch it again") from None
+    if tokenizer.pad_token_id in {None, *ids}:
+        spare = [token for token in SPARE_TOKENS if token in tokenizer.get_vocab()]
+        if not spare:
             raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")
-        tokenizer.pad_token = SPARE_TOKEN
+        tokenizer.pad_token = spare[0]
+    tokenizer.eos_ids = tuple(sorted(ids))
     if tokenizer.chat_template is None:
         raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
     return tokenizer
+
+
+def eos_ids(tokenizer) -> tuple[int, ...]:
+    """The ids that end an answer: those of `load_tokenizer`, or the one that Tunix's adapter knows."""
+    return getattr(tokenizer, "eos_ids", (tokenizer.eos_id(),))
 
 
 # %% MaxText's side -----------------------------------------------------------------------------------------
@@ -206,11 +224,7 @@ def to_maxtext_config(
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
-        dtype: of activations.
-        weight_dtype: of weights.
-        attention: MaxText's kernel.
-        scan_layers: stack all layers into one array per weight.
-        remat_policy: what the backward pass computes again.
+        dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
         machine: further MaxText settings: parallelism, another machine than this one.
 
     Raises:

@@ -11,7 +11,6 @@ not name, Tunix only logs: the engine would go on with random numbers in that pl
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +68,7 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
         raise ValueError(f"MaxText's map to vLLM misses {len(odd)} weights: {', '.join(sorted(odd)[:4])}")
 
 
-def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tuple[int, ...]) -> dict:
     """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
 
     No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
@@ -79,6 +78,7 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
         c: the constants of the run.
         folder: of the checkpoint.
         rollout_mesh: devices that generate, ("data", "model").
+        eos_ids: what ends an answer.
     """
     return dict(
         return_logprobs=True,  # unasked, vLLM returns none
@@ -92,7 +92,10 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
             "seed": c.SEED,
             "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
         },
-        rollout_vllm_sampling_kwargs={"prompt_logprobs": None},  # Tunix asks for them and throws them away
+        rollout_vllm_sampling_kwargs={
+            "prompt_logprobs": None,  # Tunix asks for them and throws them away
+            "stop_token_ids": list(eos_ids),  # Tunix names the tokenizer's own alone
+        },
     )
 
 

@@ -185,12 +185,12 @@ def fit_rows(file: str) -> Iterator[dict[str, str]]:
 
 def committed_peak(c, hf, name: str) -> float | None:
     """GiB per chip of the run's largest program on a slice, by the compiler; None if it wasn't compiled."""
-    defaults, peaks = settings.defaults(type(c), "tpu"), []
+    peaks = []
     ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
     for row in (row for file in FIT_FILES for row in fit_rows(file)):
-        theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
-        theirs |= dict(argument.split("=") for argument in row["constants"].split())
-        sizes = PUBLISHED[theirs.pop("MODEL", LLAMA_3_1_8B)]
+        other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *row["constants"].split()])
+        theirs = {constant: str(getattr(other, constant)) for constant in MEMORY_CONSTANTS}
+        sizes = PUBLISHED[other.MODEL]
         same_model = all(getattr(hf, size) == sizes[size] for size in sizes.keys() - NO_SIZES)
         if same_model and theirs == ours and (row["topology"], row["algorithm"]) == (name, "GRPO"):
             peaks.append(float(row["peak"]))

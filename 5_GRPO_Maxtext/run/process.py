@@ -115,13 +115,17 @@ def seconds_since_start() -> float:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a TPU or GPU: what the runtime has given out, and its largest value so far. A CPU's runtime keeps no
-    such count: there it is the live arrays, without the temporaries inside a program.
+    On a TPU or GPU: what the runtime has given out, and its largest value so far. Where the runtime keeps no
+    such count (a CPU's) it is the live arrays, without the temporaries inside a program; NaN, not measured,
+    where it refuses the question: Pathways' devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():
-        stats = device.memory_stats()
-        if stats is None:
+        try:
+            stats = device.memory_stats()
+        except jax.errors.JaxRuntimeError:
+            stats = {"bytes_in_use": math.nan}
+        if not stats:
             arrays = [x for x in jax.live_arrays() if not x.is_deleted() and device in x.devices()]
             sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays]
             stats = {"bytes_in_use": sum(sizes)}

@@ -15,6 +15,7 @@ from model.llm import Llm
 from model.versions import check_versions
 from run import checkpoints, checks, health, identity, memory, process, run_folder
 from run import report as reports
+from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
 from task.prompts import make_prompts, read_data
 from task.task import Task, make_task
@@ -33,10 +34,17 @@ def dry_run(c, arguments: Sequence[str], course, tables) -> None:
     """DRY_RUN=True: checks everything that can be checked and says what would happen."""
     from run import dry_run
 
+    try:
+        devices.find_devices(c)
+    except settings.UserError as error:
+        if dry_run.on_target(c):
+            raise
+        print(f"hosts    unchecked ({error})")
     with contextlib.suppress(settings.UserError):  # the dry run names what's wrong with MODEL
         llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    devices.check_machine(c)
     dry_run.dry_run(c, course)
 
 
@@ -68,6 +76,14 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     return rows, sources
 
 
+def for_this_machine(c, arguments: Sequence[str]):
+    """The constants with the defaults of MODEL, whose config.json is here now, and of the machine."""
+    machine = devices.machine_for(c)
+    if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
+        print(said)
+    return settings.read(type(c), arguments, machine=machine)
+
+
 @contextlib.contextmanager
 def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
     """Yields the constants (MODEL with the hub's commit), the language model, the task, and the run's folder.
@@ -81,16 +97,18 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
     """
+    devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)  # config.json is here now: the column that fits MODEL
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    checks.rollout_engine(c)
+    devices.check_machine(c)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
     data = read_questions(c)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.rollout_engine(c)
     checks.model(c, hf)
     llama.check_teacher(c, tokenizer)
     if c.TEACHER:
@@ -100,7 +118,6 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
 
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        devices.check_attention(c)
         with run_folder.open_run(c, arguments) as run:
             rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
             run.same(identity.of(c, rows, grader.names, course.__file__), c)

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
+from model import llama
 from settings import UserError, find_path
 from task.run_grader import MAX_REWARD, load_file, place_of
 
@@ -203,7 +204,7 @@ class Walker:
         self.turn.append(len(self.rewards) if mine else -1)
         if mine:
             self.action.append(token)
-            ends = token == self.tokenizer.eos_id()
+            ends = token in llama.eos_ids(self.tokenizer)
             if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
                 self.act(ends)
         self.over |= len(self.tokens) == self.limit
@@ -307,7 +308,7 @@ def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
     return turns
 
 
-def ended(output: RolloutOutput, eos_id: int) -> np.ndarray:
+def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
     """Whether the world ended an episode, or an answer has an end-of-sequence token: bool [N]."""
     pairs = zip(output.text, output.tokens, strict=True)
-    return np.array([getattr(text, "terminated", eos_id in tokens) for text, tokens in pairs])
+    return np.array([getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs])
