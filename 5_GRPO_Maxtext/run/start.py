@@ -17,7 +17,7 @@ from model.versions import check_versions
 from run import checkpoints, checks, health, memory, process, run_folder
 from run import report as reports
 from task import questions, run_grader, task_rewards, turns
-from task.prompts import make_prompts, read_data
+from task.prompts import check_form, make_prompts, read_data
 from task.task import Task, make_task
 
 
@@ -66,6 +66,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     checks.rollout_engine(c)
     checks.model(c, hf)
     llama.check_teacher(c, tokenizer)
+    check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 
