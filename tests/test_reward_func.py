@@ -5,6 +5,7 @@ import json
 import random
 import re
 import time
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from task.grading import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 OWN_CASES = ROOT / "tests" / "answer_cases.jsonl"
 SHARED_CASES = ROOT.parent / "shared" / "cases" / "answer_cases.jsonl"
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -247,19 +249,7 @@ def test_points(completion, expected):
     assert rewards(completion, "18") == expected
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "points"),
-    [
-        ("100", "110", 0.5), ("100", "110.001", 0.25), ("100", "90", 0.5), ("100", "89.999", 0.25),
-        ("100", "120", 0.25), ("100", "120.001", -1), ("100", "80", 0.25), ("100", "79.999", -1),
-        ("100", "-100", -1.0), ("100", "0", -1.0), ("100", "100.", 3.0), ("1,000", "1000", 3.0),
-        ("-100", "-110", 0.5), ("-100", "-90", 0.5), ("-100", "-120", 0.25), ("-100", "-80", 0.25),
-        ("-100", "-121", -1.0), ("-100", "100", -1.0), ("-100", "-100.0", 3.0),
-        ("0", "0", 3.0), ("0", "-0", 3.0), ("0", "0.0001", -1.0), ("0", "-1", -1.0),
-        ("0.3", "0.33", 0.5),  # as floats 0.33 / 0.3 > 1.1
-        ("nan", "nan", -1.0), (" 18", "18", 1.5), ("18", "\u00a018", 1.5),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gold", "answer", "points"), CASES["points_of_check_answer"])
 def test_points_of_check_answer(gold, answer, points):
     assert reward_func.check_answer([""], [tagged(answer)], [gold]) == [points]
 
@@ -317,13 +307,7 @@ def test_the_last_number_wherever_it_stands(text, number):
 
 # ---------------------------------------------------------------- hostile texts
 
-HOSTILE = [
-    "1,", "-", "- ", " ", "\n", "9", "1", "1 ", "1.", "1/", "1e", "1e9", ",111", "a", "A$", "$",
-    "USD", "m^2 ", "2m^2", "million ", "1\u00a0", "1\u202f111", "\u842c", "\u00bd", "\u200b",
-    "<|a|>", "<|", "####", "<answer>", "</answer>", "<answer></answer>", "</answer><answer>",
-    "<answer>1", "<reasoning>", "</reasoning>", "<reasoning></reasoning>",
-    "<reasoning>a</reasoning><answer>18</answer>",
-]  # fmt: skip
+HOSTILE = CASES["HOSTILE"]
 
 LIMIT = 0.5  # seconds of the processor; here linear code takes 0.013 at most, quadratic code 8 and more
 
