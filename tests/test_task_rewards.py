@@ -230,29 +230,9 @@ def points(completion, gold="-1000"):
     return tuple(reward(**columns, data_source=["gsm8k"])[0] for reward in rewards)
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        (think("0 - 1,000", "-1,000"), (2.0, 0.5, 0.5, 0.5)),
-        # the letter n and several lines: `[^n]+` and `.` without DOTALL refuse one or the other
-        (think("minus one thousand\n\nin two lines", "-1000"), (2.0, 0.5, 0.5, 0.5)),
-        (think("x", "7"), (0.0, 0.5, 0.5, 0.5)),  # "7".isdigit(), and wrong
-        (think("x", "-7.5"), (0.0, 0.5, 0.5, 0.5)),  # isdigit() would say no
-        (think("x", "minus 7"), (0.0, 0.0, 0.5, 0.5)),
-        (think("x", "1 or -1000"), (0.0, 0.0, 0.5, 0.5)),
-        ("<think>x</think><answer>-1000</answer><|eot_id|>", (2.0, 0.5, 0.5, 0.5)),
-        ("Sure! " + think("x", "-1000"), (2.0, 0.5, 0.0, 0.5)),
-        (think("x", "-1000") + " Done.", (2.0, 0.5, 0.0, 0.5)),
-        ("<answer>-1000</answer>", (2.0, 0.5, 0.0, 0.25)),
-        ("<think></think><answer>-1000</answer>", (2.0, 0.5, 0.0, 0.5)),  # empty thoughts are none
-        ("<answer>-1000</answer><think>x</think>", (2.0, 0.5, 0.0, 0.5)),  # the wrong way round
-        (think("x", "-1000") + think("x", "-1000"), (2.0, 0.5, 0.0, 0.0)),
-        (think("x", "-1000").replace("think", "reasoning"), (2.0, 0.5, 0.0, 0.25)),
-        ("-1000", (0.0, 0.0, 0.0, 0.0)),
-    ],
-)
+@pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(completion, expected):
-    assert points(completion) == expected
+    assert list(points(completion)) == expected
 
 
 def test_a_right_text_is_correct_where_the_truth_is_no_number():
