@@ -146,7 +146,7 @@ def test_files_that_hold_no_weights_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"model.safetensors is damaged \(.*fetch it again"):
         llama.load_hf_config(str(folder))
     (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
-    with pytest.raises(UserError, match="has no model.safetensors; fetch its weights"):
+    with pytest.raises(UserError, match=r"has no model\.safetensors; fetch"):
         llama.load_hf_config(str(folder))
 
 
