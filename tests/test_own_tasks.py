@@ -82,9 +82,7 @@ OPENS = templates("<|assistant|>", "<|assistant|><reasoning>\n")
     ],
 )  # fmt: skip
 def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards, words):
-    with pytest.raises(
-        UserError, match=f"^MODEL=m: no answer can earn .*{words}.*or take other REWARDS$"
-    ) as error:
+    with pytest.raises(UserError, match=f"^MODEL=m: not even .*{words}.*or take other REWARDS$") as error:
         checked(edit, f"REWARDS={rewards}")
     assert "\n" not in str(error.value)
 

@@ -187,7 +187,7 @@ def check_form(c, tokenizer, grader) -> None:
             elif dropped:
                 why = f"{dropped[0]} is a special token, which decoding drops; set its special to false in"
                 why += " tokenizer.json and tokenizer_config.json"
-            raise UserError(f"{at}: no answer can earn {name}, {form} neither: {why}, or take other REWARDS")
+            raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
     for note in oddities(tokenizer, prompt):
         print(f"note: {at}: {note}")
 
