@@ -72,7 +72,7 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
             f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
         )
     if left_out and too_long:
-        with open(too_long, "a", newline="") as file:
+        with open(too_long, "a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(left_out)
     for lost in {file for file, _, _ in left_out} - {row["source"] for row in kept}:
         shortest = min(tokens for file, _, tokens in left_out if file == lost)
