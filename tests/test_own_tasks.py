@@ -175,12 +175,7 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
     assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
     assert result["by_data_source"] == {
-        "gsm8k": {
-            "questions": 1,
-            "answer_accuracy": 0.0,
-            "lenient_accuracy": 0.0,
-            "format_accuracy": 0.0,
-        },
+        "gsm8k": {"questions": 1, "answer_accuracy": 0.0, "lenient_accuracy": 0.0, "format_accuracy": 0.0},
         "qa": {"questions": 2, "answer_accuracy": 0.5, "lenient_accuracy": 0.5, "format_accuracy": 0.0},
     }
     table = report.data_source_table(result, result)

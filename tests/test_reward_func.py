@@ -168,23 +168,7 @@ def test_parse_number_agrees_with_fraction_of_the_plain_text():
 
 
 def test_two_numbers_are_never_read_as_one():
-    separators = [
-        " ",
-        "  ",
-        "\n",
-        " and ",
-        ", ",
-        ",",
-        ":",
-        "$",
-        "x",
-        " = ",
-        " - ",
-        "_",
-        ";",
-        "'",
-        "^",
-    ]
+    separators = [" ", "  ", "\n", " and ", ", ", ",", ":", "$", "x", " = ", " - ", "_", ";", "'", "^"]
     separators += ["\u00a0", " of ", " m^2 ", " m^1", "\u2013", "e ", "!", "(", "*", "\u00b7"]
     rng = random.Random(1)
     for separator in separators:
@@ -247,11 +231,7 @@ def test_is_close_takes_a_float_ratio_as_the_decimal_it_is_written_as():
 
 def test_rewards_come_in_the_order_of_the_completions():
     completions = [PERFECT, "", tagged("19")]
-    columns = {
-        "prompts": ["?"] * 3,
-        "completions": completions,
-        "answer": np.array(["18"] * 3),
-    }
+    columns = {"prompts": ["?"] * 3, "completions": completions, "answer": np.array(["18"] * 3)}
     got = [reward_fn(**columns) for reward_fn in REWARDS]
     assert got == [[3.0, 0.0, 3.0], [2.0, -2.0, 2.0], [3.0, 0.0, 0.5], [1.5, 0.0, 0.0]]
     assert [reward_fn(prompts=[], completions=[], answer=[]) for reward_fn in REWARDS] == [[]] * 4

@@ -20,13 +20,7 @@ import reward_func
 from run import checks
 from settings import HERE, UserError
 from task import code_grading, grading, run_grader, task_rewards
-from task.run_grader import (
-    correctness_reward,
-    digit_reward,
-    hard_format_reward,
-    make_grader,
-    mark_reward,
-)
+from task.run_grader import correctness_reward, digit_reward, hard_format_reward, make_grader, mark_reward
 from task.task_rewards import compute_score
 
 EXAMPLES = HERE / "examples"
