@@ -422,19 +422,16 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
     for number, row in read_file(find_path(name), constant):
         try:
             given = checked_object(row)
-            column = "question" if given.get("question") else "prompt"
-            texts = {"question": checked_text(given, column), "data_source": given.get("data_source")}
-            if texts["data_source"] is not None:
-                checked_text(given, "data_source")
+            question = checked_text(given, "question" if given.get("question") else "prompt")
+            task = checked_text(given, "data_source") if "data_source" in given else None
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
             ) from None
-        gold = truth_text(given.get("ground_truth", ""))
-        gold = gold or extract_hash_answer(str(given.get("answer", "")))
-        extra = as_json(given.get("extra_info"))
-        place = {"source": name, "line": str(number), "row": row}
-        rows.append(texts | {"gold": gold, "answer": gold, "extra_info": extra} | place)
+        gold = truth_text(given.get("ground_truth", "")) or extract_hash_answer(str(given.get("answer", "")))
+        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task}
+        asked |= {"extra_info": as_json(given.get("extra_info")), "source": name, "line": str(number)}
+        rows.append(asked | {"row": row})
     if not rows:
         raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
     return rows
