@@ -120,11 +120,6 @@ def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra
     assert words in fault and "\n" not in fault if words else fault is None
 
 
-def test_a_math_answer_that_nobody_can_read_is_the_datas_fault():
-    with pytest.raises(ValueError, match=r"math-verify cannot read ground_truth '\$'"):
-        compute_score("math", "<answer>7</answer>", "$")
-
-
 def squad_normalize(text):
     """As in the evaluation script of SQuAD 1.1, from its description: lower, punctuation, articles, space."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
@@ -325,52 +320,24 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
     assert Counter(sys.modules["own_REWARD_FUNC"].calls).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize(("text", "words"), CASES["a_reward_file_that_does_not_run_is_one_line"])
-def test_a_reward_file_that_does_not_run_is_one_line(text, words):
-    with pytest.raises(UserError, match=words) as error:
-        own(text)
-    assert "mine.py" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("returned", "words"), CASES["a_faulty_score_stops_the_run_and_is_named"])
-def test_a_faulty_score_stops_the_run_and_is_named(returned, words):
-    signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
-    (reward,) = own(f"{signature} return {returned}").functions
+@pytest.mark.parametrize(("text", "rewards", "words"), CASES["own_rewards"])
+def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
     with pytest.raises(UserError) as error:
-        reward(**COLUMNS)
-    assert "reward function compute_score" in str(error.value) and words in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "words"), CASES["what_is_no_list_of_numbers_is_named"])
-def test_what_is_no_list_of_numbers_is_named(text, words):
-    (reward,) = own(
-        f"import numpy as np\ndef mine(prompts, completions, **columns): return {text}", "mine"
-    ).functions
-    with pytest.raises(UserError) as error:
-        reward(**COLUMNS)
-    assert "reward function mine" in str(error.value) and words in str(error.value)
+        for reward in own(text, rewards).functions:
+            reward(**COLUMNS)
+    said = str(error.value)
+    assert words in said and "\n" not in said and ("mine.py" in said or "reward function" in said)
 
 
 def test_rewards_need_not_be_plain_functions():
     grader = own(
         "import functools\n"
         "def points(n, prompts, completions, **columns): return [n] * len(completions)\n"
-        "class Reward:\n"
-        "    def __call__(self, prompts, completions, **columns): return (2.5 for _ in completions)\n"
-        "one, two = functools.partial(points, 1), Reward()",
-        "one,two",
+        "one = functools.partial(points, 1)",
+        "one",
     )
-    one, two = grader.functions
+    (one,) = grader.functions
     assert one(**COLUMNS) == [1.0, 1.0] and one.__name__ == "one"
-    with pytest.raises(UserError, match="reward function two returned <generator"):
-        two(**COLUMNS)
-
-
-def test_a_file_whose_function_is_misspelt_does_not_train_on_the_built_in_one():
-    with pytest.raises(UserError, match=r"mine.py: has compute_scores, but not compute_score; rename"):
-        own("def compute_scores(data_source, solution_str, ground_truth, extra_info=None): return 1.0")
-    with pytest.raises(UserError, match=r"mine.py: has no function, but not check_answer or mark_reward"):
-        own("import math", "check_answer,mark_reward")
 
 
 def test_the_start_of_a_run_names_its_rewards():
@@ -383,13 +350,6 @@ def test_any_real_number_is_a_score(returned):
     signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
     (reward,) = own(f"import numpy as np\n{signature} return {returned}").functions
     assert reward(**COLUMNS) == [1.0, 1.0]
-
-
-def test_a_function_is_logged_under_its_name_in_rewards():
-    (reward,) = own("short = lambda prompts, completions, **columns: [float('inf')] * 2", "short").functions
-    assert reward.__name__ == "short"
-    with pytest.raises(UserError, match="reward function short returned inf"):
-        reward(**COLUMNS)
 
 
 @pytest.mark.parametrize(
