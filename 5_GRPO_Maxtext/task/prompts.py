@@ -88,13 +88,19 @@ def think_prompt(system_prompt: str) -> str:
     return system_prompt.replace("reasoning>", "think>")
 
 
+@functools.lru_cache(8)
+def control_tokens(tokenizer) -> re.Pattern:
+    """Finds the texts that a tokenizer reads as control tokens, such as <|eot_id|>."""
+    controls = [re.escape(t.content) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    return re.compile("|".join(controls) or "$^")
+
+
 def as_letters(tokenizer, text: str) -> str:
-    """`text` in which nothing is a control token: a zero-width character splits each, as in <|eot_id|>.
+    """`text` in which nothing is a control token: a character without width splits each.
 
     Otherwise a question could end the user's turn and begin the answer.
     """
-    controls = [re.escape(t.content) for t in tokenizer.added_tokens_decoder.values() if t.special]
-    return re.sub("|".join(controls) or "$^", lambda m: m[0][0] + WORD_JOINER + m[0][1:], text)
+    return control_tokens(tokenizer).sub(lambda token: token[0][0] + WORD_JOINER + token[0][1:], text)
 
 
 def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
