@@ -16,6 +16,7 @@ import difflib
 import errno
 import gc
 import inspect
+import io
 import json
 import os
 import shlex
@@ -211,6 +212,9 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     A folder that cannot be written is the user's, too, wherever a script finds out.
     In a notebook with the constants as they stand: its arguments are its kernel's.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
+            stream.reconfigure(errors="backslashreplace")
     try:
         main([] if "ipykernel" in sys.modules else sys.argv[1:])
     except UserError as error:

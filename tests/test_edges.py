@@ -169,6 +169,41 @@ def test_code_reward_says_which_tests_failed(tmp_path, capsys):
     assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("spoil", ["a file in the way", "the lock is somebody's", "an entry is somebody's"])
+def test_a_cache_that_cannot_be_used_does_not_stop_a_run(spoil, tmp_path):
+    """Root may write everything, so folders stand where files belong."""
+    program = (
+        "import jax, sys\nfrom run import process\nprocess.keep_compiled()\n"
+        "print(jax.jit(lambda x: x + 1)(1.0))"
+    )
+
+    def run_it():
+        return subprocess.run(
+            [sys.executable, "-c", program], cwd=settings.HERE, capture_output=True, text=True,
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "c" / "d")},
+        )  # fmt: skip
+
+    if spoil == "a file in the way":
+        (tmp_path / "c").touch()
+    else:
+        (tmp_path / "c" / "d" / (".lockfile" * spoil.startswith("the lock"))).mkdir(parents=True)
+    if spoil.startswith("an entry"):
+        run_it()
+        for path in (tmp_path / "c" / "d").glob("*-cache"):
+            path.unlink()
+            path.mkdir()
+    done = run_it()
+    assert done.stdout.splitlines()[-1] == "2.0" and "Traceback" not in done.stderr
+    assert ("not kept" in done.stdout) == (not spoil.startswith("an entry"))
+
+
+def test_a_terminal_without_arrows_gets_their_numbers():
+    program = "import settings\nsettings.answer(lambda arguments: print('3 \u2192 4'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=settings.HERE, capture_output=True,
+                          env=os.environ | {"PYTHONIOENCODING": "latin-1"})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"3 \\u2192 4\n")
+
+
 DAMAGED = """
 import pathlib, sys
 import jax

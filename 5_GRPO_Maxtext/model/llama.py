@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pydantic
+import safetensors
 import transformers
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import hf_shape, load_dynamic, param_mapping
@@ -72,22 +73,35 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The *.safetensors files of a model: those that its index names; without an index all in the folder.
+    """The files with a model's weights, chosen as transformers does; others may lie beside them.
+
+    That is model.safetensors, or else those that model.safetensors.index.json names.
 
     Raises:
-        UserError: a file is missing, or the index is damaged.
+        UserError: a file is missing, or has other weights than the index says.
     """
-    files, index = sorted(folder.glob("*.safetensors")), folder / "model.safetensors.index.json"
-    if index.is_file():  # shards of another export may lie beside the model's own
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    named = {}  # by file the weights that the index says it holds
+    if index.is_file() and not whole.is_file():
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-            files = [folder / name for name in sorted(names)]
+            for weight, name in json.loads(index.read_text())["weight_map"].items():
+                named.setdefault(folder / name, set()).add(weight)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"MODEL={folder}: its {index.name} is damaged; fetch it again") from None
-    missing = [path.name for path in files if not path.is_file()]
-    if missing or not files:
-        lost = missing[0] if missing else "*.safetensors weights"
-        raise UserError(f"MODEL={folder}: has no {lost}; fetch them, or rebuild")
+    files = sorted(named) or [whole]
+    for path in files:
+        if not path.is_file():
+            raise UserError(
+                f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
+            )
+        try:
+            with safetensors.safe_open(path, "np") as file:
+                held = set(file.keys())
+        except safetensors.SafetensorError as error:
+            raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
+        if odd := held ^ named.get(path, held):
+            fault = f"{path.name} and {index.name} disagree about {min(odd)}; fetch both again"
+            raise UserError(f"MODEL={folder}: {fault}")
     return files
 
 
@@ -170,8 +184,8 @@ def load_tokenizer(folder: Path):
         generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
 
     Raises:
-        UserError: no tokenizer, one in need of code of its own, no padding token of its own, or no chat
-            template.
+        UserError: no tokenizer, one in need of code of its own, no padding token of its own, no chat
+            template, or a token for which the model has no embedding.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -195,6 +209,12 @@ def load_tokenizer(folder: Path):
     tokenizer.eos_ids = tuple(sorted(ids))
     if tokenizer.chat_template is None:
         raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
+    token, number = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
+        raise UserError(
+            f"MODEL={folder}: its tokenizer has number {number} for {token!r}, and its config.json only "
+            f"vocab_size={rows} embeddings; resize the model's, or take the token out of the tokenizer"
+        )
     return tokenizer
 
 

@@ -144,6 +144,8 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, rows)
+    if tokenizer:
+        prompts.check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")

@@ -17,7 +17,7 @@ from run import checkpoints, checks, health, identity, memory, process, run_fold
 from run import report as reports
 from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
-from task.prompts import make_prompts, read_data
+from task.prompts import check_form, make_prompts, read_data
 from task.task import Task, make_task
 
 
@@ -113,6 +113,7 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     llama.check_teacher(c, tokenizer)
     if c.TEACHER:
         c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
+    check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 

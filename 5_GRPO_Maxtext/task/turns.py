@@ -34,6 +34,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 from model import llama
 from settings import UserError, find_path
+from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, load_file, place_of
 
 WORLD_SECONDS = 10  # that a world may take for one answer
@@ -147,7 +148,7 @@ def around_observation(tokenizer) -> tuple[str, str]:
         UserError: it drops what was said.
     """
     said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
-    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    text = chat(tokenizer, said)
     if not all(word in text for word in WORDS):
         raise UserError(
             "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give the "
@@ -222,7 +223,8 @@ class Walker:
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
         self.over |= bool(self.stop and ends)
         if not self.over:
-            self.hear(observation, observation if self.stop else observation.join(self.around))
+            text = observation if self.stop else as_letters(self.tokenizer, observation).join(self.around)
+            self.hear(observation, text)
 
     def hear(self, observation: str, text: str) -> None:
         """Queues the world's tokens; one too many for the row cuts the episode off."""
