@@ -8,11 +8,13 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -24,9 +26,9 @@ from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from model import devices, llama
+from model import devices, llama, lora
 from model.rollout import sampling
-from model.vllm import check_mapping, engine_config, engine_mapping
+from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -334,3 +336,66 @@ def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     for name, array in expected.items():
         # float32: the query is divided by sqrt(H) on the way in and multiplied on the way out
         np.testing.assert_allclose(moved[name], array, rtol=1e-6, err_msg=name)
+
+
+# --- bfloat16
+
+
+def on_the_grid(folder):
+    """The tiny Llama with weights that bfloat16 can hold, as published checkpoints have them."""
+    shutil.copytree(settings.HERE / "tiny_llama", folder)
+    file = folder / "model.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    weights = {name: w.astype(jnp.bfloat16).astype(np.float32) for name, w in weights.items()}
+    safetensors.numpy.save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_rounding_at_random_gives_a_neighbour_and_on_average_the_number():
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=200) * 10.0 ** rng.uniform(-6, 2, 200)
+    numbers = np.concatenate([numbers, [0, 1, -0.5, 3e-6]]).astype(np.float32)
+    down = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)  # towards zero
+    up = (down.view(np.uint32) + 0x10000).view(np.float32)
+    drawn = np.asarray(stochastic_round(np.tile(numbers, (10_000, 1)))).astype(np.float32)
+    assert ((drawn == down) | (drawn == up)).all() and (drawn[:, 200:203] == numbers[200:203]).all()
+    share = (numbers.astype(float) - down) / (up.astype(float) - down)
+    # of 10,000 draws: five standard deviations
+    np.testing.assert_allclose((drawn == up).mean(axis=0), share, atol=0.025)
+
+
+def test_the_same_weights_round_alike_and_others_do_not():
+    weights = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    first, again, other = (
+        np.abs(np.asarray(stochastic_round(w)).astype(np.float32)) > np.abs(w)
+        for w in (weights, weights, weights * np.float32(0.999))
+    )
+    assert (first == again).all() and 0.4 < np.mean(first == other) < 0.6
+
+
+def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random(tmp_path):
+    """Through Tunix's own transfer, into an engine of zeros that has no padding."""
+    folder, hf = llama.load_hf_config(str(on_the_grid(tmp_path / "model")))
+    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
+    base, mesh = llama.load_llama(folder, hf, config, pad_id=0)
+    adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
+    params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
+
+    def gain(dtype, mapping_used):
+        shapes = {}
+        for path, leaf in merge(params).flat_state():
+            name, axes = mapping.to_hf_mappings[".".join(path)]
+            for i in range(hf.num_hidden_layers):
+                shapes[name.replace("*", str(i))] = [n for n, a in zip(leaf.shape, axes) if a != "layer"]
+        engine = engine_state(shapes, lambda shape: jnp.zeros(shape, dtype))
+        transfer(merge(params), engine, mapping_used)
+        return sync_gain(params, merge, mapping, engine)
+
+    assert np.isnan(gain("float32", mapping))  # B is 0
+    for path, leaf in params.flat_state():
+        if path[-1].endswith("_b"):
+            signs = np.random.default_rng(0).choice([-1e-4, 1e-4], leaf.shape)
+            leaf.set_value(jnp.asarray(signs, jnp.float32))
+    assert gain("float32", mapping) == pytest.approx(1, abs=1e-3)
+    assert gain("bfloat16", mapping) < 0.3
+    assert gain("bfloat16", rounded(mapping)) == pytest.approx(1, abs=0.06)  # 100,000 weights: 0.013 expected
