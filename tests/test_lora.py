@@ -244,24 +244,6 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     assert "\n".join(said) == greedy[i]
 
 
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("LORA_RANK=-1", ["LORA_RANK=-1", "equal to 0"]),
-        ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "greater than 0"]),
-        ("LORA_TARGETS=q_proj,query", ["LORA_TARGETS=q_proj,query", "v_proj"]),
-        ("LORA_TARGETS=q_proj,q_proj", ["LORA_TARGETS=q_proj,q_proj", "once"]),
-        ("LORA_TARGETS=", ["LORA_TARGETS=", "q_proj"]),
-    ],
-)
-def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(UserError) as error:
-        demo.main([argument])
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
-
-
 def test_checkpoints_are_as_large_as_what_is_trained(trained):
     _, run_dir, *_ = trained
     saved, c, hf = load_weights(run_dir, 4), constants(*RUN), llama.load_hf_config("tiny_llama")[1]
@@ -269,7 +251,3 @@ def test_checkpoints_are_as_large_as_what_is_trained(trained):
     assert memory.trained_parameters(c, hf, 10**9) == counted
     size = sum(v.nbytes for v in saved.values() if v.size > 1)
     assert memory.checkpoint_bytes(c, counted) == size == 3 * 4 * counted
-
-
-def test_rank_zero_adds_no_matrices():
-    assert constants().LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))

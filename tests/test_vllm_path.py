@@ -295,39 +295,38 @@ def test_a_map_with_a_hole_is_refused(llama_8b, named):
         check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes, empty))
 
 
+def engine_weights(hf, weights, width):
+    """A checkpoint's weights as the engine has them, with heads padded to `width`."""
+    names = [("embed_tokens.weight", "embed.embedding"), ("lm_head.weight", "model.lm_head"),
+             ("norm.weight", "norm.scale"), ("proj.weight", "proj.kernel")]  # fmt: skip
+    E, H, pad = hf.hidden_size, hf.head_dim, (0, width - hf.head_dim)
+    engine = {}
+    for name, weight in weights.items():
+        if name == "lm_head.weight" or "proj" in name:
+            weight = weight.T
+        if "o_proj" in name:
+            weight = np.pad(weight.reshape(-1, H, E), ((0, 0), pad, (0, 0)))  # [heads, H, E]
+        elif "self_attn" in name and "proj" in name:
+            weight = np.pad(weight.reshape(E, -1, H), ((0, 0), (0, 0), pad))  # [E, heads, H]
+        for old, new in names if hf.model_type == "llama" else ():
+            name = name.replace(old, new)
+        engine[name] = weight
+    return engine
+
+
+def load(folder):
+    """MaxText's model of a checkpoint, what made it, and the checkpoint's own weights."""
+    folder, hf = llama.load_hf_config(str(folder))
+    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
+    adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0)
+    return adapter, mesh, config, hf, safetensors.numpy.load_file(folder / "model.safetensors")
+
+
 @pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings", "qwen3", "qwen3_tied"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
-    folder, hf = llama.load_hf_config(str(GOLDEN / name))
-    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
-    adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
-    weights = safetensors.numpy.load_file(folder / "model.safetensors")
-    E, H = hf.hidden_size, hf.head_dim
-    pad = ((0, 0), (0, 0), (0, 128 - H))
-    qwen3 = hf.model_type == "qwen3"
-    embedding, output, kernel_of, scale_of = (
-        ("embed_tokens.weight", "lm_head.weight", "weight", "weight")
-        if qwen3
-        else ("embed.embedding", "model.lm_head", "kernel", "scale")
-    )
-    expected = {f"model.{embedding}": weights["model.embed_tokens.weight"],
-                f"model.norm.{scale_of}": weights["model.norm.weight"]}  # fmt: skip
-    if not hf.tie_word_embeddings:
-        expected[output] = weights["lm_head.weight"].T
-    for i in range(hf.num_hidden_layers):
-        layer = f"model.layers.{i}."
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            expected[f"{layer}{part}.{scale_of}"] = weights[f"{layer}{part}.weight"]
-        for part in ("q_norm", "k_norm") if qwen3 else ():
-            expected[f"{layer}self_attn.{part}.weight"] = weights[f"{layer}self_attn.{part}.weight"]
-        for part in ("gate", "up", "down"):
-            expected[f"{layer}mlp.{part}_proj.{kernel_of}"] = weights[f"{layer}mlp.{part}_proj.weight"].T
-        for part in "qkv":
-            kernel = weights[f"{layer}self_attn.{part}_proj.weight"].T.reshape(E, -1, H)  # [E, heads, H]
-            expected[f"{layer}self_attn.{part}_proj.{kernel_of}"] = np.pad(kernel, pad)
-        kernel = weights[f"{layer}self_attn.o_proj.weight"].T.reshape(-1, H, E)  # [heads, H, E]
-        expected[f"{layer}self_attn.o_proj.{kernel_of}"] = np.pad(kernel, ((0, 0), (0, 128 - H), (0, 0)))
-
+    adapter, _, config, hf, weights = load(GOLDEN / name)
+    expected = engine_weights(hf, weights, 128)
     shapes = {name: array.shape for name, array in expected.items()}
     target = engine_state(shapes, lambda shape: np.full(shape, np.nan, np.float32))
     mapping, source = engine_mapping(adapter, config.model_name, 128), nnx.state(adapter, nnx.Param)
@@ -375,20 +374,14 @@ def test_the_same_weights_round_alike_and_others_do_not():
 
 def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random(tmp_path):
     """Through Tunix's own transfer, into an engine of zeros that has no padding."""
-    folder, hf = llama.load_hf_config(str(on_the_grid(tmp_path / "model")))
-    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
-    base, mesh = llama.load_llama(folder, hf, config, pad_id=0)
+    base, mesh, config, hf, weights = load(on_the_grid(tmp_path / "model"))
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
     params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
+    shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
 
-    def gain(dtype, mapping_used):
-        shapes = {}
-        for path, leaf in merge(params).flat_state():
-            name, axes = mapping.to_hf_mappings[".".join(path)]
-            for i in range(hf.num_hidden_layers):
-                shapes[name.replace("*", str(i))] = [n for n, a in zip(leaf.shape, axes) if a != "layer"]
+    def gain(dtype, used):
         engine = engine_state(shapes, lambda shape: jnp.zeros(shape, dtype))
-        transfer(merge(params), engine, mapping_used)
+        transfer(merge(params), engine, used)
         return sync_gain(params, merge, mapping, engine)
 
     assert np.isnan(gain("float32", mapping))  # B is 0

@@ -260,35 +260,74 @@ def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
     assert shapes == json.loads((GOLDEN / "vllm_llama31_8b.json").read_text())
 
 
-@pytest.mark.parametrize(("model", "old"), [("tiny_llama", 0), ("tiny_llama", 1), ("qwen3", 0)])
-def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path, model, old):
-    """Evaluate, train, evaluate, report: weights cross from a mesh of FSDP 2 to one of tensor parallel 2.
-
-    With `old` the engine draws the second step's answers while the first step trains: the trainer's
-    log-probs of them are a step ahead of the engine's. Without, the two agree.
-    """
-    if model == "qwen3":  # tied, as the small ones are
-        model = random_qwen3.make(tmp_path / "qwen3", **QWEN3_HEADS)
-    code = "import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo; demo.main(sys.argv[1:])"
+def run_script(folder, devices, *arguments, setup=""):
+    """Evaluate, train, evaluate, report, in a process of its own; `setup` is code that runs before."""
+    code = f"import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo\n{setup}\ndemo.main(sys.argv[1:])"
     path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
-    flags = "--xla_force_host_platform_device_count=4"
+    flags = f"--xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
-        [sys.executable, "-c", code, *SETTINGS, f"MODEL={model}", "NUM_TEST_QUESTIONS=64", "EVAL_EVERY=1",
-         "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1", f"RUN_DIR={tmp_path}",
-         f"ROLLOUTS={'one-step-ahead' if old else 'fresh'}"],
+        [sys.executable, "-c", code, *SETTINGS, f"RUN_DIR={folder}", "NUM_TEST_QUESTIONS=64", *arguments],
         env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["steps"] == 2
+    return read_log(folder / "train_log.csv")
+
+
+@pytest.mark.parametrize(("model", "old"), [("tiny_llama", 1), ("qwen3", 0)])
+def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_path, model, old):
+    """Weights cross from a mesh of FSDP 2 to one of tensor parallel 2.
+
+    With `old` the engine draws the second step's answers while the first step trains: the trainer's
+    log-probs of them are a step ahead of the engine's.
+    """
+    if model == "qwen3":  # tied, as the small ones are
+        model = random_qwen3.make(tmp_path / "qwen3", **QWEN3_HEADS)
+    log = run_script(
+        tmp_path, 4, f"MODEL={model}", "EVAL_EVERY=1", "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1",
+        f"ROLLOUTS={'one-step-ahead' if old else 'fresh'}",
+    )  # fmt: skip
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
     before, after = (json.loads((tmp_path / f"{when}.json").read_text()) for when in ("before", "after"))
     assert before["completions"] != after["completions"]
     asked = [json.loads(line)["step"] for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert asked == [0, 1, 2]  # by the engine, between two steps
     kept = [json.loads(line)["step"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert set(kept) == {1, 2}
-    if model == "tiny_llama":  # the random Qwen3 draws padding, which the trainer masks
-        mismatch = [row["mismatch_max"] for row in read_log(tmp_path / "train_log.csv")]
-        assert mismatch[0] < TOLERANCE and (mismatch[1] > 0.01 if old else mismatch[1] < TOLERANCE)
+    if old:  # the random Qwen3 draws padding, which the trainer masks
+        assert log[0]["mismatch_max"] < TOLERANCE and log[1]["mismatch_max"] > 0.01
         # about four in ten right; with wrong weights it would be none
         assert before["greedy_answer_accuracy"] > 0.2
+
+
+ANOTHER_ORDER = """
+from model import devices
+plan = devices.plan_devices
+def planned(*arguments):
+    trainer, mesh = plan(*arguments)
+    return [*trainer[:4], *trainer[:3:-1]], mesh
+devices.plan_devices = planned
+"""
+
+
+def with_eight_heads(folder):
+    """The tiny Llama's policy with eight heads: its four twice, at half the output; and with 80 tokens."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= dict(num_attention_heads=8, num_key_value_heads=8, vocab_size=80)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if "k_proj" in name or "v_proj" in name:  # each serves two heads: [2, head_dim, embed]
+            weight = weight.reshape(2, 24, -1).repeat(2, axis=0).reshape(96, -1)
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            weights[name] = np.tile(weight, (2, 1))
+        elif "o_proj" in name:
+            weights[name] = np.tile(weight, (1, 2)) / 2
+        elif "embed_tokens" in name or "lm_head" in name:
+            weights[name] = np.concatenate([weight, weight[:1].repeat(4, axis=0)])  # as likely as padding
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+LARGE = ["LORA_RANK=32", "LORA_ALPHA=32.0", "DTYPE=bfloat16", "REMAT_POLICY=full", "BETA=0.001",
+         "SAMPLER_CORRECTION=2.0", "NUM_ITERATIONS=1", "BATCH_SIZE=16", "NUM_GENERATIONS=8", "NUM_BATCHES=20",
+         "WARMUP_FRACTION=0.1", "EVAL_EVERY=0", "SAVE_INTERVAL_STEPS=20"]  # fmt: skip
