@@ -23,7 +23,7 @@ from model import llama, lora
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.rollout import MaxTextRollout, sampling
-from run import memory, run_folder
+from run import run_folder
 from settings import HERE, UserError
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
@@ -128,23 +128,6 @@ def test_only_the_named_weights_get_matrices():
     assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 5), (6, 3, 2, 5), (2, 3, 5, 4)])
-def test_product_is_a_plain_sum_over_the_rank(shape):
-    layers = shape[1:2] if len(shape) == 4 else ()
-    sizes = (shape[0], *shape[2:]) if layers else shape
-    inputs = 2 if shape == (2, 3, 5, 4) else 1  # the output projection: [heads, layer, head_dim, embed]
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=(int(np.prod(sizes[:inputs])), *layers, 2))
-    b = rng.normal(size=(2, *layers, int(np.prod(sizes[inputs:]))))
-    expected = np.zeros(shape)
-    for layer in range(layers[0] if layers else 1):
-        at = (slice(None), layer) if layers else (slice(None),)
-        for r in range(2):
-            expected[at] += 3 * np.outer(a[at][:, r], b[r][layer] if layers else b[r]).reshape(sizes)
-    # float64 in another order
-    np.testing.assert_allclose(lora.product(a, b, shape, 3.0), expected, rtol=1e-12, atol=1e-12)
-
-
 def start(run_dir, rows):
     """The run's language model, trained to the end."""
     c = constants(*RUN, f"RUN_DIR={run_dir}")
@@ -242,12 +225,3 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     first, *said = capsys.readouterr().out.splitlines()
     assert "checkpoints/4 (LoRA of rank 4), trained from tiny_llama" in first
     assert "\n".join(said) == greedy[i]
-
-
-def test_checkpoints_are_as_large_as_what_is_trained(trained):
-    _, run_dir, *_ = trained
-    saved, c, hf = load_weights(run_dir, 4), constants(*RUN), llama.load_hf_config("tiny_llama")[1]
-    counted = lora.count_parameters(hf, RANK, ALL)
-    assert memory.trained_parameters(c, hf, 10**9) == counted
-    size = sum(v.nbytes for v in saved.values() if v.size > 1)
-    assert memory.checkpoint_bytes(c, counted) == size == 3 * 4 * counted

@@ -133,14 +133,7 @@ def merge(params: nnx.State, scale: float) -> nnx.State:
 
 def count_parameters(hf, rank: int, targets: str) -> int:
     """Numbers in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
-    heads, kv_heads = (n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))
-    sizes = {  # in + out
-        "q_proj": hf.hidden_size + heads,
-        "k_proj": hf.hidden_size + kv_heads,
-        "v_proj": hf.hidden_size + kv_heads,
-        "o_proj": heads + hf.hidden_size,
-        "gate_proj": hf.hidden_size + hf.intermediate_size,
-        "up_proj": hf.hidden_size + hf.intermediate_size,
-        "down_proj": hf.intermediate_size + hf.hidden_size,
-    }
+    E, F = hf.hidden_size, hf.intermediate_size
+    q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))  # in + out
+    sizes = dict(q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F)
     return hf.num_hidden_layers * rank * sum(sizes[name] for name in lora_targets(targets))
