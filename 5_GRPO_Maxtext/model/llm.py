@@ -258,11 +258,6 @@ class Llm:
         nnx.update(self.actor, params)
         self.rollout.update_params(params)  # not `cluster.sync_weights`, which also copies them to the host
 
-    def sync_metrics(self) -> dict[str, float]:
-        """How much of the LoRA update a sampler with weights of its own has received."""
-        own = self.c.ROLLOUT_ENGINE == "vllm" and self.c.LORA_RANK
-        return {"sync_gain": self.rollout.sync_gain} if own else {}
-
 
 class SampledAhead:
     """The next step's answers, sampled while a step trains: they're one update old when their step comes.

@@ -110,11 +110,9 @@ def product(a, b, shape: Iterable[int], scale: float):
 
 
 def merge(params: nnx.State, scale: float) -> nnx.State:
-    """The same parameters without A and B: W + scale * A B where they were, the others untouched.
+    """`nnx.Param` state of a model from `add_lora`, or of its `base`, as that of a plain model.
 
-    Args:
-        params: `nnx.Param` state of a model from `add_lora`, or of its `base`.
-        scale: alpha / r.
+    W + scale * A B takes W's place, where scale is alpha / r; the others stay as they are.
     """
     leaves = dict(nnx.to_flat_state(params))
     merged = {}

@@ -5,9 +5,8 @@ it the trained weights by MaxText's map: it unstacks the scanned layers, applies
 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What the map does
 not name, Tunix only logs: the engine would go on with random numbers in that place. Here that is an error.
 
-An engine in bfloat16 gets its weights by `stochastic_round`. A published checkpoint already lies on the grid
-of bfloat16, and early in a run a LoRA update is much smaller than half a grid step. Rounded to nearest, most
-weights would stay as they were: docs/sampler_and_trainer.md has the numbers. `sync_gain` measures it.
+An engine in bfloat16 gets its weights by `stochastic_round`: rounded to nearest, most would stay as they were
+early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
 
 `VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
 """
@@ -66,9 +65,7 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
         return [".".join(map(str, path)) for path, _ in state.flat_state()]
 
     reached = build_flat_dict(target.flat_state(), names)
-    filled = []
-    for _, path, _ in reached.values():
-        filled += path if isinstance(path, list) else [path]
+    filled = [p for _, path, _ in reached.values() for p in (path if isinstance(path, list) else [path])]
     odd = set(paths(source)) ^ set(reached) | set(paths(target)) ^ set(filled)
     if odd or len(filled) != len(set(filled)):
         raise ValueError(f"MaxText's map to vLLM misses {len(odd)} weights: {', '.join(sorted(odd)[:4])}")
@@ -97,10 +94,10 @@ def stochastic_round(x: jax.Array) -> jax.Array:
 def rounded(mapping: MappingConfig) -> MappingConfig:
     """The same map to an engine in bfloat16: each weight is rounded stochastically, after its hook."""
 
-    def after(hook):
+    def then_round(hook):
         return lambda weight: stochastic_round(hook(weight) if hook else weight)
 
-    hooks = {name: after(mapping.to_hf_hook_fns.get(name)) for name in mapping.to_hf_mappings}
+    hooks = {name: then_round(mapping.to_hf_hook_fns.get(name)) for name in mapping.to_hf_mappings}
     return dataclasses.replace(mapping, to_hf_hook_fns=hooks)
 
 
@@ -113,10 +110,8 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
     pads or repeats are left out.
 
     Args:
-        params: of the actor.
-        merge: from `lora.add_lora`.
-        mapping: from `engine_mapping`.
-        engine: parameters of the engine.
+        params, merge: of the actor, and from `lora.add_lora`.
+        mapping, engine: from `engine_mapping`, and the engine's parameters.
 
     Returns:
         NaN while B is 0: nothing has to arrive.
@@ -129,15 +124,14 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
     }
     arrived = size = 0.0
     for path, leaf in nnx.to_flat_state(merge(nnx.from_flat_state(layer))):
-        name = ".".join(path)
-        hook = mapping.to_hf_hook_fns.get(name, lambda weight: weight)
+        hook = mapping.to_hf_hook_fns.get(".".join(path), lambda weight: weight)
         old, new = hook(layer[path][...]), hook(leaf[...])
-        weights = held[name][0]
-        weight = weights[len(weights) // 2][...]
-        if weight.shape == old.shape:
-            weight = jax.device_put(weight, old.sharding).astype(old.dtype)
-            arrived += float(jnp.vdot(weight - old, new - old))
-            size += float(jnp.vdot(new - old, new - old))
+        weights = held[".".join(path)][0]
+        now = weights[len(weights) // 2][...]
+        if now.shape == old.shape:
+            update, moved = new - old, jax.device_put(now, old.sharding) - old
+            arrived += float(jnp.vdot(moved, update))
+            size += float(jnp.vdot(update, update))
     return arrived / size if size else math.nan
 
 
@@ -145,12 +139,8 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
     """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
 
     No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
-    The engine's own seed runs through the whole run.
-
-    Args:
-        c: the constants of the run.
-        folder: of the checkpoint.
-        rollout_mesh: devices that generate, ("data", "model").
+    The engine's own seed runs through the whole run. `folder` is the checkpoint's; `rollout_mesh` has the axes
+    "data" and "model".
     """
     return dict(
         return_logprobs=True,  # unasked, vLLM returns none
@@ -183,7 +173,7 @@ class VllmRollout(BaseRollout):
             model has none. A whole copy of the weights lives while they are sent.
 
     Attributes:
-        sync_gain: of the newest weights; NaN without LoRA.
+        metrics: of the newest weights, for the log: with LoRA `sync_gain`.
 
     Raises:
         ValueError: a weight that the map does not reach.
@@ -203,7 +193,7 @@ class VllmRollout(BaseRollout):
         from tunix.rl.rollout import vllm_rollout
 
         self._actor, self._tokenizer = rollout_actor, tokenizer
-        self._merge, self.sync_gain = merge, math.nan
+        self._merge, self.metrics = merge, {}
         head_dim = get_padded_head_dim(maxtext_config.head_dim)
         self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
         mapping = dataclasses.replace(self._mapping, preprocess_src_state=jax.jit(merge) if merge else None)
@@ -237,7 +227,8 @@ class VllmRollout(BaseRollout):
         params = nnx.state(self._actor, nnx.Param)
         self._engine.update_params(params, filter_types)
         if self._merge:
-            self.sync_gain = sync_gain(params, self._merge, self._mapping, self._parameters())
+            gain = sync_gain(params, self._merge, self._mapping, self._parameters())
+            self.metrics = {"sync_gain": gain}
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """The trainer computes log-probs; Tunix's engine would return those of the last generation."""
