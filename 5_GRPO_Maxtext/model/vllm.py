@@ -139,8 +139,8 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
     """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
 
     No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
-    The engine's own seed runs through the whole run. `folder` is the checkpoint's; `rollout_mesh` has the axes
-    "data" and "model".
+    The engine's own seed runs through the whole run. `folder` holds the checkpoint, `rollout_mesh`
+    the axes "data" and "model".
     """
     return dict(
         return_logprobs=True,  # unasked, vLLM returns none
