@@ -128,8 +128,7 @@ class Job:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def submit(self, *arguments, **environment):
-        self.variables |= environment
+    def submit(self, *arguments):
         script = f"{settings.HERE.name}/launch/slurm.sh"
         options = ("--parsable", "--nodes=1", "--ntasks-per-node=2")  # both tasks on this machine
         self.number = self.ask("sbatch", *options, script, *arguments)
@@ -223,29 +222,3 @@ def test_sigterm_saves_the_step_in_progress_and_the_job_goes_on(job, alone):
     assert f"going on after step {stopped} of {STEPS}" in job.output()
     assert {step: value for step, value in job.seconds().items() if step <= stopped} == before
     assert_same_curves(job, alone)
-
-
-def test_what_the_script_refuses_is_not_tried_again(job):
-    job.submit("NUM_BATCHES=0")
-    assert job.end() == ("FAILED", "2:0", 0)
-    assert (
-        job.output().count("error: NUM_BATCHES=0: must be greater than or equal to 1") == 2
-        and not job.run.exists()
-    )
-
-
-def test_a_broken_job_ends(job):
-    job.submit(PYTHON="/bin/false", MAX_RESTARTS="1")
-    assert job.end() == ("FAILED", "1:0", 1)
-
-
-def test_what_is_missing_is_said_in_one_line(job):
-    (job.folder / ".venv").unlink()
-    job.submit()
-    assert job.end() == ("FAILED", "2:0", 0)
-    [line] = job.output().splitlines()
-    assert line.startswith("error: no .venv/bin/python in ") and "make setup" in line
-    done = subprocess.run(
-        ["bash", settings.HERE / "launch" / "slurm.sh"], env=os.environ, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (2, "error: no SLURM job; start this file with sbatch\n")

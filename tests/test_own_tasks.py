@@ -1,5 +1,6 @@
 """Own data and rewards through the main script: what is refused, what is asked, graded and reported."""
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -165,3 +166,15 @@ def test_think_tags_run_to_the_end(monkeypatch):
     result, report = run("MODEL=think", rewards)
     assert result["before"]["format_accuracy"] > 0  # 50 % in the long run; 0 if <reasoning> were looked for
     assert "<think>" in report and "by_data_source" not in result["before"]
+
+
+def test_the_reward_model_fits_the_log_odds_of_its_pairs(tmp_path, monkeypatch):
+    """3 of 4 pairs prefer x to y: the best difference of the scores is log 3, but for the small penalty."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    model = importlib.import_module("reward_model")
+    groups = [[("x 1", 1.0), ("y 22", 0.0)]] * 3 + [[("x 3", 0.0), ("y", 0.0)], [("x 1", 0.0), ("y 5", 1.0)]]
+    lines = [json.dumps({"completions": [dict(text=t, reward=r) for t, r in group]}) for group in groups]
+    (tmp_path / "answers.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(model, "PAIRS", tmp_path / "answers.jsonl")
+    x, y, both = model.reward_model([], ["x", "y", "y x"])
+    assert abs(x - y - np.log(3)) < 0.05 and both == pytest.approx(x + y)

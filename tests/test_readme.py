@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import inspect
 import itertools
-import math
 import re
 import shlex
 import statistics
@@ -246,33 +245,6 @@ def test_the_second_rungs_figures_are_the_committed_csvs(language):
     complaints = [line for line in health.history(log, constants) if "KL" in line]
     assert len(complaints) == 4  # "four times", "up to"
     assert max(float(re.search(r"is ([\d.]+) nats", line)[1]) for line in complaints) == 0.57
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_cost_of_the_tpu_column_follows_from_its_formula(language):
-    """Hours and dollars by the README's own assumptions and the constants of the script."""
-    c = settings.defaults(demo.Constants, "tpu")
-    text = pages.text(settings.HERE, language)
-    answers, tokens, parameters = c["BATCH_SIZE"] * c["NUM_GENERATIONS"], 200, 8_030_261_248
-    padded = c["MAX_PROMPT_LENGTH"] + c["TOTAL_GENERATION_STEPS"]
-    assert f"{c['NUM_BATCHES'] * answers:,}" in text
-    looks = 1 + math.ceil(c["NUM_BATCHES"] / c["EVAL_EVERY"])  # before the first step, and at the end
-    asked = 2 * 2 * c["NUM_TEST_QUESTIONS"] + looks * 2 * c["EVAL_QUESTIONS"]
-    for name, chips, flops, rate, price in (
-        ("v6e-8", 8, 918e12, 1400, 2.70),
-        ("v5p-8", 4, 459e12, 1400 * 2765 / 1638, 4.20),
-    ):
-        generation = c["NUM_BATCHES"] * answers * tokens / (chips * rate) / 3600
-        training = c["NUM_BATCHES"] * answers * padded * 8 * parameters / (chips * flops * 0.45) / 3600
-        evaluations = asked * tokens / (chips * rate) / 3600
-        together = generation + training  # on shared chips; on halves each takes twice as long
-        halves = [f"{x:.2f} h" for x in (together, 2 * together, 2 * max(generation, training))]
-        assert f"| {name} | {' | '.join(halves)} |" in text
-        hours = (generation, training, evaluations, generation + training + evaluations)
-        cells = [f"{value:.2f}" for value in hours]
-        line = next(line for line in text.splitlines() if line.startswith(f"| {name} | {cells[0]}"))
-        assert [cell in line for cell in cells] == [True] * 4
-        assert f"| {sum(hours[:3]) * chips * price:.0f} |" in line
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

@@ -1,23 +1,29 @@
 #!/bin/bash
-# Llama 3.1 8B on a TPU VM, from your own machine, with gcloud. In the repository's folder, one step after the other:
+# Llama 3.1 8B on a TPU VM, driven from your own machine with gcloud. Run this in the repository's folder;
+# docs/tpu_and_gpu.md walks through the first hour, with what each step prints and costs.
 #
-#     export PROJECT=my-project ZONE=us-east5-a TPU=v6e-8
+#     export PROJECT=my-project ZONE=us-east5-a TPU=v6e-8 BUCKET=gs://my-bucket/grpo
 #     bash 5_GRPO_Maxtext/launch/tpu_vm.sh create
-#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh state                   # until it says ACTIVE: from now on it costs money
+#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh state        # wait for ACTIVE; from then on you pay
 #     bash 5_GRPO_Maxtext/launch/tpu_vm.sh copy
 #     bash 5_GRPO_Maxtext/launch/tpu_vm.sh setup
-#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh run NUM_BATCHES=20      # NAME=value is handed to the script
+#     RUN=qwen bash 5_GRPO_Maxtext/launch/tpu_vm.sh run MODEL=Qwen/Qwen3-0.6B NUM_BATCHES=2
+#     RUN=short bash 5_GRPO_Maxtext/launch/tpu_vm.sh run NUM_BATCHES=2
+#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh run          # NAME=value goes to the script
 #     bash 5_GRPO_Maxtext/launch/tpu_vm.sh log
-#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh delete                  # or it goes on costing money
+#     bash 5_GRPO_Maxtext/launch/tpu_vm.sh delete       # fetches the results first
 #
 # PROJECT, ZONE  of your Google Cloud account
-# TPU            v6e-8 and v5p-8 are one host, generation by vLLM; a larger slice, as v5p-64, runs as several hosts
-# NODE           name of the machine (grpo)
-# BUCKET         gs://bucket/folder for checkpoints; several hosts need it, they share no disk
-# HF_TOKEN_FILE  where `hf auth login` has put your token (~/.cache/huggingface/token)
+# TPU            one host with vLLM: v6e-1, v6e-4, v6e-8, v5p-8. Larger slices, such as v5p-64, are several hosts
+# NODE           name of the machine (grpo); results come to runs/NODE
+# RUN            name of the run (grpo): RUN_DIR=runs/RUN, checkpoints in BUCKET/RUN
+# BUCKET         gs://bucket/folder for what a run needs to resume. Without it the run dies with a spot machine;
+#                several hosts must have it
+# HF_TOKEN_FILE  where `hf auth login` put your token (~/.cache/huggingface/token)
 #
-# "run by us: no" beside a command: we have no TPU. gcloud 528.0.0 has accepted the options of each.
-set -euo pipefail
+# The machine was taken away? `delete --without-results`, then everything from `create` on: `run` resumes from BUCKET.
+# Nobody here has a TPU: a test runs every step against a stand-in for gcloud, and none was run for real.
+set -eo pipefail  # not -u: macOS's bash 3.2 takes an empty array for unset
 refuse() { echo "error: $1" >&2; exit 2; }
 step=${1:-}
 shift || true
@@ -36,45 +42,60 @@ esac
 case $TPU in
   v6e-1 | v6e-4 | v6e-8 | v5p-8) hosts=() ;;
   *)
-    hosts=(DISTRIBUTED=True ROLLOUT_ENGINE=maxtext CHECKPOINT_DIR="${BUCKET:-}")
+    hosts=(DISTRIBUTED=True ROLLOUT_ENGINE=maxtext)
     [ -n "${BUCKET:-}" ] || refuse "BUCKET is not set; the hosts of $TPU share no disk for their checkpoints"
     ;;
 esac
 
-everywhere() { gcloud compute tpus tpu-vm ssh "$node" "${where[@]}" --worker=all --command="$1"; }
+on() { gcloud compute tpus tpu-vm ssh "$node" "${where[@]}" --worker="$1" --command="$2"; }
+send() { gcloud compute tpus tpu-vm scp "$1" "$node:$2" "${where[@]}" --worker=all; }
+fetch() {  # reports and logs of all runs; without BUCKET their checkpoints, too
+  mkdir -p "runs/$node" &&
+    on 0 'tar -C course -czf results.tar.gz runs run.log' &&
+    gcloud compute tpus tpu-vm scp "$node:results.tar.gz" "runs/$node/" "${where[@]}" --worker=0 &&
+    tar -C "runs/$node" -xzf "runs/$node/results.tar.gz" && rm "runs/$node/results.tar.gz"
+}
 
 case $step in
-  create)  # run by us: no. --spot is the cheap kind that may be taken away; the run goes on from its checkpoint
+  create)  # --spot costs less, and Google may take the machine back at any time
     gcloud compute tpus queued-resources create "$node" "${where[@]}" --node-id="$node" \
       --accelerator-type="$TPU" --runtime-version="$runtime" --spot
     ;;
-  state)  # run by us: no
+  state)
     gcloud compute tpus queued-resources describe "$node" "${where[@]}" --format='value(state.state)'
     ;;
-  copy)  # run by us: the first line. What git does not know stays here
-    git archive --format=tar.gz --output=/tmp/course.tar.gz HEAD "${course[@]}"
-    gcloud compute tpus tpu-vm scp /tmp/course.tar.gz "$node:" "${where[@]}" --worker=all
-    gcloud compute tpus tpu-vm scp "${HF_TOKEN_FILE:-$HOME/.cache/huggingface/token}" "$node:token" \
-      "${where[@]}" --worker=all
+  copy)  # only what git knows
+    archive=$(mktemp)
+    trap 'rm "$archive"' EXIT
+    git archive --format=tar.gz --output="$archive" HEAD "${course[@]}"
+    send "$archive" course.tar.gz
+    send "${HF_TOKEN_FILE:-$HOME/.cache/huggingface/token}" token
     ;;
-  setup)  # run by us: the installation, on a CPU machine. The image brings Python 3.10; uv brings 3.12
-    everywhere 'mkdir -p course && tar -C course -xzf course.tar.gz && cd course &&
+  setup)  # the image has Python 3.10; uv brings 3.12. Run on a CPU machine, with the same packages and options
+    # shellcheck disable=SC2016  # the machine expands $PWD
+    on all 'mkdir -p course && tar -C course -xzf course.tar.gz && cd course &&
       python3 -m pip install --quiet uv && python3 -m uv venv --python 3.12 .venv-vllm &&
       export VIRTUAL_ENV=$PWD/.venv-vllm &&
       python3 -m uv pip install --require-hashes -r requirements/build.txt &&
       python3 -m uv pip install --no-deps --require-hashes --no-build-isolation -r requirements/tpu.txt &&
       .venv-vllm/bin/python -c "import jax; print(len(jax.local_devices()))"'
     ;;
-  run)  # run by us: no. nohup: a lost connection would end the run. The same step again goes on from the checkpoint
-    printf -v constants '%q ' RUN_DIR=runs/grpo MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "$@"
-    everywhere "cd course && HF_TOKEN=\$(cat ~/token) nohup .venv-vllm/bin/python \
-      5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $constants > run.log 2>&1 < /dev/null &"
+  run)  # setsid and the three redirections, of the whole group, let ssh return and the run live on
+    printf -v words '%q ' RUN_DIR="runs/${RUN:-grpo}" ${BUCKET:+CHECKPOINT_DIR="$BUCKET"} \
+      MODEL=meta-llama/Llama-3.1-8B-Instruct DATASET=gsm8k "${hosts[@]}" "$@"
+    on all "{ cd course && HF_TOKEN=\$(cat ~/token) exec setsid .venv-vllm/bin/python \
+      5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py $words; } >> course/run.log 2>&1 < /dev/null &"
     ;;
-  log)  # run by us: no
-    everywhere 'tail -n 20 course/run.log'
+  log)
+    on all 'tail -n 20 course/run.log'
     ;;
-  delete)  # run by us: no
+  fetch)
+    fetch
+    ;;
+  delete)
+    [ "${1:-}" = --without-results ] || fetch ||
+      refuse "the results did not arrive, so nothing was deleted; try again, or delete --without-results"
     gcloud compute tpus queued-resources delete "$node" "${where[@]}" --force
     ;;
-  *) refuse "'$step' is no step: create, state, copy, setup, run, log or delete" ;;
+  *) refuse "'$step' is no step: create, state, copy, setup, run, log, fetch or delete" ;;
 esac

@@ -23,7 +23,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 
 import settings
 from model import devices, llama, versions
-from run import checkpoints, checks, memory, run_files, run_folder
+from run import checkpoints, checks, cost, memory, run_files, run_folder
 from settings import UserError, find_path, reachable
 from task import prompts, questions, run_grader, task_rewards, turns
 
@@ -83,7 +83,17 @@ def dry_run(c, course: ModuleType) -> None:
         )
         check_paths(c, memory.trained_parameters(c, hf, parameters))
         fits = memory.plan_memory(c, hf, parameters)
+        say_cost(c, parameters, fits)
     print(f"dry run  nothing but memory can stop the run ({fits}); nothing was written")
+
+
+def say_cost(c, parameters: int, fits: str) -> None:
+    """Prints hours and dollars on the slices of one host that aren't refused in `fits`."""
+    for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
+        if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
+            (low, high), (least, most) = cost.total(c, parameters, kind, chips)
+            said = f"{low:.1f} to {high:.1f} h, {least:.0f} to {most:.0f} dollars on demand"
+            print(f"cost     {name}: {said}, by the formula in run/cost.py")
 
 
 def on_target(c) -> bool:

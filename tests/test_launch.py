@@ -1,0 +1,283 @@
+"""The launch scripts against stand-ins for gcloud, xpk and SLURM; every printed command in a dry run.
+
+The stand-ins on PATH record their arguments. For ssh, gcloud's runs the command in a folder that serves as
+the rented machine; for scp it copies.
+"""
+
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pages
+import pytest
+
+import grpo_llama3_1_8b_demo as demo
+import settings
+from model import devices, llama
+from run import checks, cost, memory
+
+LAUNCH = settings.HERE / "launch"
+DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
+STAND_IN = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" >> "$HERE/calls"; echo >> "$HERE/calls"
+[ "${0##*/}" != "$BROKEN" ] || exit ${CODE:-1}
+case "$4" in
+  ssh) cd "$HERE/vm"; last=${@: -1}; HOME=$PWD exec bash -c "${last#--command=}" ;;
+  scp) cp "${5/#grpo:/$HERE/vm/}" "${6/#grpo:/$HERE/vm/}" ;;
+esac
+"""
+PYTHON = """#!/bin/bash
+[ "$1" != -c ] || exit 0
+mkdir -p runs/grpo; echo "$HF_TOKEN" "$@" >> asked; echo a report > runs/grpo/report.html; sleep 20
+"""
+STAND_INS = ("gcloud", "xpk", "srun", "scontrol", "python3")
+
+
+class Desk:
+    """A small repository on one's own machine, and `vm`, the folder that serves as the rented one."""
+
+    def __init__(self, folder):
+        self.here, self.folder, self.vm = folder, folder / "repository", folder / "vm"
+        course, python = self.folder / settings.HERE.name, self.vm / "course/.venv-vllm/bin/python"
+        for made in (course, self.folder / "runs", self.vm / "course/runs", python.parent, folder / "bin"):
+            made.mkdir(parents=True)
+        for path, text in (
+            (python, PYTHON), (folder / "token", "secret"), (self.vm / "course/run.log", ""),
+            (self.folder / DEMO, ""), *((folder / "bin" / name, STAND_IN) for name in STAND_INS),
+        ):  # fmt: skip
+            path.write_text(text)
+            path.chmod(0o755)
+        shutil.copytree(pages.ROOT / "requirements", self.folder / "requirements")
+        for link, target in (
+            (course / "examples", settings.HERE / "examples"), (self.folder / ".venv", sys.prefix),
+            (self.folder / "runs/smollm2", settings.HERE / "tiny_llama"),
+        ):  # fmt: skip
+            link.symlink_to(target)
+        for command in ("init --quiet", "add .", "-c user.name=x -c user.email=x commit --quiet -m x"):
+            subprocess.run(["git", *command.split()], cwd=self.folder, check=True)
+        self.variables = os.environ | {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HERE": str(folder), "PROJECT": "p",
+            "ZONE": "z", "TPU": "v6e-8", "HF_TOKEN": "secret", "HF_TOKEN_FILE": str(folder / "token"),
+            "SLURM_JOB_ID": "7",
+        }  # fmt: skip
+
+    def run(self, script, *arguments, **environment):
+        """Runs a launch script; (exit code, standard error, the calls it made)."""
+        calls, options = self.here / "calls", dict(capture_output=True, text=True, timeout=15)
+        calls.write_text("")
+        command, variables = ["bash", LAUNCH / script, *arguments], self.variables | environment
+        done = subprocess.run(command, cwd=self.folder, env=variables, **options)
+        return done.returncode, done.stderr, [c.split("\0") for c in calls.read_text().split("\0\n")[:-1]]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+@pytest.mark.parametrize("script", sorted(LAUNCH.glob("*.sh")), ids=lambda path: path.name)
+def test_a_launch_script_passes_shellcheck(script):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run([shutil.which("shellcheck", path=path) or "shellcheck", script], check=True)
+
+
+def test_a_tpu_vm_runs_resumes_from_the_bucket_and_is_not_deleted_before_its_results_are_here(desk):
+    assert desk.run("tpu_vm.sh", "copy")[0] == desk.run("tpu_vm.sh", "setup")[0] == 0
+    with tarfile.open(desk.vm / "course.tar.gz") as archive:
+        assert DEMO in archive.getnames()
+    start = time.monotonic()
+    given = ["NUM_BATCHES=20", "TEMPLATE={question} now"]
+    code, error, _ = desk.run("tpu_vm.sh", "run", *given, BUCKET="gs://b/x")
+    assert code == 0 and time.monotonic() - start < 15, error  # the run itself takes 20 s
+    asked = desk.vm / "course" / "asked"
+    while not (desk.vm / "course" / "runs" / "grpo" / "report.html").exists():
+        assert time.monotonic() - start < 15
+        time.sleep(0.05)
+    ours = f"RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x MODEL={memory.LLAMA_3_1_8B} DATASET=gsm8k"
+    assert asked.read_text() == f"secret {DEMO} {ours} {' '.join(given)}\n"
+
+    code, error, calls = desk.run("tpu_vm.sh", "delete", BROKEN="gcloud")
+    assert code == 2 and "nothing was deleted" in error and not any("delete" in call for call in calls)
+    code, error, calls = desk.run("tpu_vm.sh", "delete")
+    assert code == 0, error
+    assert (desk.folder / "runs" / "grpo" / "runs" / "grpo" / "report.html").read_text() == "a report\n"
+    assert ["delete" in call for call in calls] == [False, False, True]  # tar, scp, delete
+    _, _, [call] = desk.run("tpu_vm.sh", "delete", "--without-results")
+    assert "delete" in call
+
+
+def test_several_hosts_need_a_bucket_and_maxtext(desk):
+    code, error, calls = desk.run("tpu_vm.sh", "create", TPU="v5p-64")
+    assert code == 2 and error.startswith("error: BUCKET is not set") and not calls
+    _, _, [call] = desk.run("tpu_vm.sh", "run", TPU="v5p-64", BUCKET="gs://b")
+    assert "--worker=all" in call and "DISTRIBUTED=True ROLLOUT_ENGINE=maxtext" in call[-1]
+
+
+@pytest.mark.parametrize(
+    "code, restarts, again", [(1, 9, True), (143, 0, True), (1, 10, False), (2, 0, False)]
+)
+def test_slurm_puts_a_job_back_unless_the_script_refused_or_it_has_restarted_ten_times(
+    desk, code, restarts, again
+):
+    environment = {"BROKEN": "srun", "CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}
+    found, _, [srun, *more] = desk.run("slurm.sh", "NUM_BATCHES=20", **environment)
+    assert srun[-4:] == [DEMO, "DISTRIBUTED=True", "RUN_DIR=runs/slurm_7", "NUM_BATCHES=20"]
+    assert more == ([["scontrol", "requeue", "7"]] if again else []) and found == (0 if again else code)
+    (desk.folder / ".venv").unlink()
+    code, error, calls = desk.run("slurm.sh")
+    assert code == 2 and error.startswith("error: no .venv/bin/python in ") and not calls
+
+
+def workload(desk, *arguments, **environment):
+    environment |= {"BUCKET": "gs://b/x", "TPU": "v5p-64"}
+    code, error, calls = desk.run("gke_xpk.sh", "workload", *arguments, **environment)
+    [xpk] = [call for call in calls if call[0] == "xpk"] or [[]]
+    return code, error, xpk
+
+
+def test_pathways_takes_the_images_of_our_jax_and_claims_no_restart(desk):
+    jax_version = re.search(r"^jax==(\S+)", (pages.ROOT / "requirements" / "tpu.txt").read_text(), re.M)[1]
+    _, _, call = workload(desk, "TRAIN_MICRO_BATCH_SIZE=4")
+    servers = [word for word in call if word.startswith(("--server-image=", "--proxy-server-image="))]
+    assert len(servers) == 2 and all(word.endswith(f":jax-{jax_version}") for word in servers)
+    assert not any("max-restarts" in word for word in call)
+    for words, tag in (("an image of that", "0.11.1"), ("no image", jax_version)):
+        code, error, call = workload(desk, PATHWAYS_TAG=f"20260901-jax_{tag}", BROKEN="gcloud")
+        assert code == 2 and words in error and not call
+    _, _, call = workload(desk, KIND="hosts")
+    assert "--max-restarts=10" in call and not any("image=us-docker" in word for word in call)
+
+
+@pytest.mark.parametrize("ends_with", [0, 2, 137])
+def test_on_gke_the_report_reaches_the_bucket_however_the_run_ends(desk, tmp_path, ends_with):
+    """What XPK would put into the pod's YAML, run by bash with a Python that records."""
+    _, _, call = workload(desk, "NUM_BATCHES=20")
+    command = next(word for word in call if word.startswith("--command=")).partition("=")[2]
+    assert "\n" not in command  # it would end the YAML block
+    for name, code in (("pip", 0), ("python", ends_with)):
+        file = tmp_path / "bin" / name
+        file.write_text(f'#!/bin/bash\necho {name} "$@" >> ../pod\n[ "$1" != {DEMO} ] || exit {code}\n')
+        file.chmod(0o755)
+    done = subprocess.run(["bash", "-c", command], cwd=desk.folder, env=desk.variables)
+    assert done.returncode == ends_with
+    *_, run, put = (tmp_path / "pod").read_text().splitlines()
+    assert run.startswith(f"python {DEMO} RUN_DIR=runs/grpo CHECKPOINT_DIR=gs://b/x ")
+    assert run.endswith(" NUM_BATCHES=20")
+    assert "put('runs/grpo/', 'b/x/reports/grpo/', recursive=True)" in put
+
+
+def test_a_cluster_is_not_deleted_before_its_reports_are_here(desk):
+    for arguments, broken, deletes in (((), "gcloud", 0), ((), "", 1), (("--without-results",), "gcloud", 1)):
+        _, _, calls = desk.run("gke_xpk.sh", "delete", *arguments, BUCKET="gs://b", BROKEN=broken)
+        assert sum(call[0] == "xpk" for call in calls) == deletes
+
+
+# --- every printed command
+
+PRINTED = [
+    *(settings.HERE / "docs" / f"{name}.md" for name in ("tpu_and_gpu", "several_hosts", "rungs")),
+    *sorted(LAUNCH.glob("*.sh")),
+]
+COMMAND = re.compile(
+    r"^(?:# +|!)?((?:\w+=\S+ )*(?:bash|sbatch|\S*python) 5_GRPO_Maxtext/(?:launch/|grpo_llama)[^#\n]*)"
+    r"(?:# *(\S+))?|TPU=(\S+)", re.M,
+)  # fmt: skip
+PARAMETERS = {memory.LLAMA_3_1_8B: 8_030_261_248, "Qwen/Qwen3-0.6B": 596_049_920}
+MACHINES = {  # backend, device_kind, devices, GiB that a program may use
+    "v6e-8": ("tpu", "TPU v6 lite", 8, 31.24), "v5e-1": ("tpu", "TPU v5 lite", 1, 15.75),
+    "v5p-64": ("tpu", "TPU v5p", 32, 95.73), "t4": ("gpu", "Tesla T4", 1, 14.7),
+    "h100": ("gpu", "NVIDIA H100 80GB HBM3", 1, 79.1), "8xh100": ("gpu", "NVIDIA H100 80GB HBM3", 8, 79.1),
+}  # fmt: skip
+
+
+def printed():
+    """Each command with the machine it is for: named in its remark, or by the TPU exported above it."""
+    found = {}
+    for path in PRINTED:
+        tpu = ""
+        for command, remark, exported in COMMAND.findall(path.read_text()):
+            tpu = exported or tpu
+            if command:
+                machine = remark if remark in MACHINES else tpu if "launch/" in command else ""
+                found[command.strip(), machine] = path.name
+    return [pytest.param(*key, id=f"{name}-{i}") for i, (key, name) in enumerate(found.items())]
+
+
+def constants_of(desk, words, machine):
+    """What a command, maybe a launch script's, gives the main script; None: it starts no run."""
+    start = next(i for i, word in enumerate(words) if word.startswith(settings.HERE.name))
+    if words[start] == DEMO:
+        return words[start + 1 :]
+    variables = dict(word.split("=", 1) for word in words[: start - 1])
+    arguments = [word for word in words[start + 1 :] if words[0] != "sbatch" or word[0] != "-"]  # its own
+    if "setup" in arguments:
+        desk.run("tpu_vm.sh", "copy")
+    variables |= {"TPU": machine, "BUCKET": "gs://b/x"}
+    code, error, calls = desk.run(Path(words[start]).name, *arguments, **variables)
+    assert code == 0, error
+    words = [word for call in calls for text in call for word in shlex.split(text)]
+    return words[words.index(DEMO) + 1 :] if DEMO in words else None
+
+
+@pytest.mark.parametrize("command, machine", printed())
+def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, command, machine):
+    """Settings, launch script, attention, device plan and memory, with as many devices as the machine has."""
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = constants_of(desk, shlex.split(command), machine)
+    if arguments is None:
+        return
+    arguments = list(itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments))
+    c = settings.read(demo.Constants, arguments)
+    checks.refuse(c)
+    if not machine:
+        assert settings.is_small(c.MODEL)
+        return demo.main([*arguments, "DISTRIBUTED=False", "DRY_RUN=True"])
+    backend, kind, count, gib = MACHINES[machine]
+    device = types.SimpleNamespace(device_kind=kind, memory_stats=lambda: {"bytes_limit": gib * memory.GIB})
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda *backend: [device] * count)
+    monkeypatch.setattr(jax, "device_count", lambda: count)
+    devices.check_attention(c)
+    hf = memory.published_config(c.MODEL) or llama.load_hf_config(c.MODEL)[1]
+    memory.plan_memory(c, hf, PARAMETERS.get(c.MODEL, 0))
+
+
+# --- hours and dollars
+
+
+def test_hours_and_dollars_of_the_8_b_run_by_hand_and_on_the_page():
+    """v6e-8: 116 steps of 512 answers in 32 passes; evaluations of 4 x 1,319 and 7 x 2 x 512 answers."""
+    c = settings.read(demo.Constants, [f"MODEL={memory.LLAMA_3_1_8B}"])
+    parameters, rate = PARAMETERS[memory.LLAMA_3_1_8B], 8 * 1400  # tokens per second
+    wave = 768 * 256 / rate
+    arithmetic = 512 * 1024 * 8 * parameters / (8 * 918e12)
+    gather = 32 * parameters * 2 * 7 / 8 / 448e9  # all passes, once
+    by_hand = {
+        "sampling": (116 * 512 * 200 / rate, 116 * 2 * wave),
+        "training": (116 * arithmetic / 0.45, 116 * (arithmetic / 0.225 + 4 * gather / 0.5)),
+        "weight sync": (116 * 6.7, 116 * 22),
+        "evaluations": ((4 * 1319 + 14 * 512) * 200 / rate, (4 * 6 + 14 * 2) * wave),
+        "start": (20 * 60, 45 * 60),
+    }
+    found = cost.hours(c, parameters, "v6e", 8)
+    assert [*found] == [*by_hand]
+    np.testing.assert_allclose([*found.values()], np.array([*by_hand.values()]) / 3600, rtol=2e-4)  # 8.03e9
+    for name, kind, chips, price in (("v6e-8", "v6e", 8, 21.6), ("v5p-8", "v5p", 4, 16.8)):
+        hours, dollars = cost.total(c, parameters, kind, chips)
+        assert dollars == pytest.approx([price * x for x in hours])
+        ranges = [*cost.hours(c, parameters, kind, chips).values(), hours]
+        cells = [f"{low:.1f} – {high:.1f}" for low, high in ranges] + ["{:.0f} – {:.0f}".format(*dollars)]
+        assert all(
+            f"| {name} | {' | '.join(cells)} |" in pages.text(settings.HERE, x) for x in pages.LANGUAGES
+        )
