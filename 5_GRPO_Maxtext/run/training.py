@@ -102,7 +102,7 @@ class TrainingRun:
         old_log_prob = metrics.pop("old_log_prob")
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
-        row |= mean_metrics(metrics) | process.memory_gib()
+        row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
         seconds = time.perf_counter() - self._started
