@@ -83,6 +83,7 @@ class Arrays:
 class Machine(Arrays):
     """Where a run runs, and what its arrays and programs are like there."""
 
+    MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = what is here)
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"

@@ -208,9 +208,10 @@ class MaxTextRollout(BaseRollout):
         self._methods = tuple(dict.fromkeys(method_of(**setting) for setting in settings))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
-        self._decode = jax.jit(
-            self._decode_all, static_argnames=("methods", "max_tokens"), out_shardings=whole
-        )
+        self._decode = jax.jit(  # the cache is given away and handed back: no second copy beside it
+            self._decode_all, static_argnames=("methods", "max_tokens"), donate_argnames="cache",
+            out_shardings=(whole, whole, None),
+        )  # fmt: skip
         self._first = jax.jit(sample, static_argnames="methods")
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
@@ -349,17 +350,17 @@ class MaxTextRollout(BaseRollout):
 
     def _decode_all(
         self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, Any]:
         """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
 
-        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them.
+        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them. Last comes the cache.
         """
-        *_, tokens, log_probs, _ = jax.lax.while_loop(
+        _, cache, *_, tokens, log_probs, _ = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
             lambda carry: self._decode_step(params, rest, key, temperature, method, methods, carry),
             self._begin(cache, logits, lengths, key, temperature, method, methods, max_tokens),
         )
-        return tokens, log_probs
+        return tokens, log_probs, cache
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
@@ -411,7 +412,7 @@ class MaxTextRollout(BaseRollout):
             for i, start in enumerate(range(0, len(padded), B)):
                 rows = self._fill_up(padded[start : start + B], B)
                 logits, cache = self._prompts_done(params, rows)
-                sampled = self._decode(
+                *sampled, _ = self._decode(
                     params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
                     **how, max_tokens=rollout_config.max_tokens_to_generate,
                 )  # fmt: skip
