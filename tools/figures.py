@@ -310,7 +310,11 @@ JOBS = [
         0.3,
         writes_itself=True,
     ),
-    Job("make fit-check", into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv"), writes_itself=True),
+    Job(
+        "make fit-check",
+        into("5_GRPO_Maxtext", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"),
+        writes_itself=True,
+    ),
     Job(
         "python 3_Pendulum/pendulum_optimum.py",
         {"pendulum_optimum.csv": "3_Pendulum/assets/pendulum_optimum.csv"},

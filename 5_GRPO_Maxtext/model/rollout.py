@@ -353,7 +353,7 @@ class MaxTextRollout(BaseRollout):
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
 
-        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them. Last comes the cache.
+        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them. Last: the cache.
         """
         _, cache, *_, tokens, log_probs, _ = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),

@@ -239,8 +239,8 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
     Runs with a batch no larger and no smaller were compiled: 0 and infinity if there is none.
     """
     found: dict[str, list[float]] = {}
-    for row in (row for file in FIT_FILES for row in fit_rows(file)):
-        if (row["machine"], row["algorithm"]) == (name, "GRPO"):
+    for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
+        if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
             found.setdefault(row["constants"], []).append(float(row["peak"]))
     least, most = 0.0, math.inf
     for constants, peaks in found.items():
