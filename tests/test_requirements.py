@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
         ("requirements/build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
-        ("requirements/fit.txt", [*"--group fit --no-deps --constraint requirements/tpu.txt".split()]),
+        ("requirements/fit.txt", ["--group", "fit", "--no-deps", "--constraint", "requirements/tpu.txt"]),
         (
             "requirements/fit-cards.txt",
-            [*"--group fit-cards --no-deps --constraint requirements/cuda.txt".split()],
+            ["--group", "fit-cards", "--no-deps", "--constraint", "requirements/cuda.txt"],
         ),
         ("requirements/site.txt", ["--group", "site", "--constraint", "requirements.txt"]),
         ("requirements/eval.txt", ["--group", "eval"]),  # another project's harness, and torch

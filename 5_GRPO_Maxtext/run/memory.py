@@ -161,10 +161,9 @@ def weight_copies(c) -> int:
 
 
 class Estimate(NamedTuple):
-    """What can be calculated without compiling anything, in GiB per chip.
+    """GiB per chip. vLLM starts when actor and reference are in memory and the optimizer isn't yet.
 
-    vLLM starts when actor and reference are in memory and the optimizer isn't yet. It counts those two
-    against its share, and fills the rest of the share with KV cache, whatever training needs later.
+    It counts those two against its share, and fills the rest with KV cache, whatever training needs later.
     """
 
     training: float  # weights, reference, moments: a lower bound, gradients and activations come on top
@@ -173,12 +172,7 @@ class Estimate(NamedTuple):
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
-        """What HBM_UTILIZATION_VLLM may be, from what vLLM needs to what training leaves.
-
-        Args:
-            limit: GiB per chip.
-            peak: GiB per chip that training takes.
-        """
+        """What HBM_UTILIZATION_VLLM may be, where a chip has `limit` GiB and training takes `peak` of it."""
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
         return least, math.floor(100 * (self.taken + limit - peak) / limit) / 100 if self.taken else 1.0
 
@@ -201,11 +195,8 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
 
 
 # %% What was compiled --------------------------------------------------------------------------------------
-FIT_FILES = {
-    "fit_check.csv": False,
-    "fit_rungs.csv": True,
-    "fit_cards.csv": True,
-}  # in assets/; is the batch searched?
+# In assets/, and whether the batch is searched for.
+FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
 MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
 
@@ -285,10 +276,7 @@ def plan_memory(c, hf, parameters: int) -> str:
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
-    """How a run fits a machine, by what was compiled earlier or, failing that, by the lower bound.
-
-    Returns:
-        "fits" or "unknown", and the same in words.
+    """Whether a run "fits" a machine, or that it's "unknown", and the same in words.
 
     Raises:
         UserError: it doesn't fit.
@@ -316,8 +304,6 @@ def memory_remedy(c) -> str:
         name, change = "TRAINER_DEVICES_FRACTION", f"set it and SAMPLER_DEVICES_FRACTION to 1.0, {larger}"
     elif c.BATCH_SIZE > 1:
         name, change = "BATCH_SIZE", f"lower it, {larger}"
-    elif c.WEIGHT_DTYPE == "float32":
-        name, change = "WEIGHT_DTYPE", "take a larger machine, or bfloat16 (which loses small updates)"
     else:
         name, change = "NUM_GENERATIONS", f"lower it, {larger}"
     return f"{name}={getattr(c, name)}, {change}"

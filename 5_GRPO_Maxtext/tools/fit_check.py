@@ -105,11 +105,6 @@ COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments",
 def page_programs(c, policy, plain, mesh, config, pad_id: int):
     """The main script's update and both log-probs: all that this tool knows of their calls.
 
-    Args:
-        policy, plain: the policy, abstract; the same without LoRA.
-        mesh: of the chips that train.
-        config: MaxText's.
-
     Returns:
         The trained params, opt_state; function and arguments of `update`, `reference` and `old`.
     """
@@ -199,10 +194,7 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     """What a run executes on the chips that train.
 
     Args:
-        c: the main script's constants.
-        hf: the checkpoint's config.
         trainer: the devices that train, of a topology or real ones.
-        pad_id: padding token.
         algorithm: "PPO" keeps a critic and its optimizer in memory, too; its update alone is compiled.
         machine: MaxText settings for the machine to compile for; none for this one.
 
@@ -236,13 +228,13 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
 
     def add(name, program, *beside, donated=(), out=None):
         function, arguments = program
+        later = callable(arguments)
 
         def traced(beside, *arguments):
             with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
                 return function(*arguments)
 
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)
-        later = callable(arguments)
         programs.append((
             name, jitted,
             (lambda compiled: (beside, *arguments(compiled))) if later else (beside, *arguments),
@@ -289,13 +281,7 @@ def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAd
 
 
 def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
-    """vLLM's weights by MaxText's own map: one array per layer, "model" axes sharded over the chips.
-
-    Args:
-        model: abstract, under Tunix's adapter.
-        mesh: of the chips; its "fsdp" is the same chips in the same order as vLLM's axis "model".
-        dtype: of the activations, which vLLM takes for its weights.
-    """
+    """vLLM's weights by MaxText's own map: one array per layer, its "model" axes sharded over "fsdp"."""
     flat = {}
     for path, param in nnx.state(model, nnx.Param).flat_state():
         name, axes = model.to_hf_mappings()[".".join(map(str, path))]
@@ -356,13 +342,12 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
     """Compiles a program of `make_programs`, unless its arguments alone take more than a chip has.
 
     Args:
-        jitted, arguments: from `make_programs`.
         limit: GiB per chip.
         card: it's for a GPU, where arguments, results and temporaries are allocated one by one.
 
     Returns:
-        GiB per chip: `arguments`, `temporaries`, `peak`; and the program, or None and `peak` alone where it
-        doesn't fit: what was asked for, as far as it's known.
+        `arguments`, `temporaries`, `peak` in GiB per chip, and the program; where it doesn't fit, the `peak`
+        that was asked for, and None.
     """
     taken = sum(
         np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize / memory.GIB
@@ -394,13 +379,10 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         name: of the slice or of the cards.
         algorithm: "GRPO" or "PPO".
         arguments: constants of the main script; without MODEL it is Llama 3.1 8B.
-        only: the last program that is wanted, of those before it what its arguments come from; "" is all.
+        only: one program, and those that its arguments come from; "" is all.
 
     Returns:
         One row of COLUMNS per program; the verdict, a line.
-
-    Raises:
-        UserError: a constant that can't be, or can't be compiled here.
     """
     c, machine = settings.read(Constants, arguments), memory.machine_of(name)
     checks.refuse(c)

@@ -57,7 +57,7 @@ def step_program(c, hf, mesh: Mesh, chip: str):
     )
 
     def step(weights, caches, tokens, metadata, last, key, how):
-        with jax.set_mesh(mesh):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             model = nnx.merge(graphdef, weights)
             caches, hidden, *_ = model(caches, tokens, metadata)
             logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
