@@ -27,6 +27,7 @@ Takes every constant of the main script. To add a case to a file in assets/, add
 constants) and write the file. A program takes 2 to 20 s for a card and about a minute for a TPU, on one core.
 """
 
+import contextlib
 import csv
 import datetime
 import functools
@@ -407,7 +408,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
             continue
         started = time.perf_counter()
         given = of_program(done) if callable(of_program) else of_program
-        sizes, done[program] = compile_program(jitted, given, machine.gib, card)
+        with jax.set_mesh(rollout_mesh) if program == "vllm" else contextlib.nullcontext():
+            sizes, done[program] = compile_program(jitted, given, machine.gib, card)
         peak, seconds = sizes["peak"], time.perf_counter() - started
         rows.append(dict(
             machine=name, algorithm=algorithm, constants=" ".join(arguments), program=program,

@@ -33,7 +33,8 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         chip: "v5e", "v5p" or "v6e"; the kernel asks jax for the one that's attached.
 
     Returns:
-        The function, and its arguments: weights, KV cache of SEQUENCES whole answers, the rest.
+        The function, to be compiled inside of `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
+        SEQUENCES whole answers, the rest.
     """
     for module in (kernel, block_sizes):
         module.get_tpu_version = lambda: int(chip[1])
@@ -57,13 +58,12 @@ def step_program(c, hf, mesh: Mesh, chip: str):
     )
 
     def step(weights, caches, tokens, metadata, last, key, how):
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            model = nnx.merge(graphdef, weights)
-            caches, hidden, *_ = model(caches, tokens, metadata)
-            logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
-            draw = sampling.sample.__wrapped__  # a jit with options of its own can't be in another one
-            sampled, drawn_from = draw(key, mesh, logits, how, allow_distributed_sampling=False)
-            return caches, sampling.compute_and_gather_logprobs(drawn_from, sampled, 1)
+        model = nnx.merge(graphdef, weights)
+        caches, hidden, *_ = model(caches, tokens, metadata)
+        logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
+        draw = sampling.sample.__wrapped__  # a jit with options of its own can't be in another one
+        sampled, drawn_from = draw(key, mesh, logits, how, allow_distributed_sampling=False)
+        return caches, sampling.gather_logprobs(sampling.compute_logprobs(drawn_from), sampled, 1)
 
     pages = SEQUENCES * -(-(c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS) // PAGE)
     shape = get_kv_cache_shape_with_mesh(mesh, pages, PAGE, hf.num_key_value_heads, hf.head_dim, dtype)
