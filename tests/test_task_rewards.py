@@ -134,32 +134,10 @@ def test_texts_are_compared_as_squad_does(data_source, gold, answer, right):
     assert compute_score(data_source, answer, gold) == float(right)
 
 
-@pytest.mark.parametrize(("gold", "answer", "right"), CASES["signs_that_make_another_answer_of_a_text_stay"])
-def test_signs_that_make_another_answer_of_a_text_stay(gold, answer, right):
-    assert compute_score("qa", answer, gold) == float(right)
-
-
-def test_a_question_may_have_several_right_texts():
-    aliases = json.dumps(["Mumbai", "Bombay", 7])
-    assert [compute_score("qa", text, aliases) for text in ("bombay", "7", "Delhi", "")] == [1, 1, 0, 0]
-    assert compute_score("qa", "東京。", "東京") == 1.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [("Positive", True), (" 'positive'. ", True), ("positive, negative", False), ("not positive", False),
-     ("positively", False), ("", False), ("the positive", False)],
-)  # fmt: skip
-def test_a_label_has_to_stand_alone(answer, right):
-    assert compute_score("classification", f"<answer>{answer}</answer>", "positive") == float(right)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"), [("1", "-1"), ("-1", "1"), ("C", "C#"), ("A", "A+"), ("C#", "C++")]
-)
-def test_a_sign_makes_another_label(gold, answer):
-    assert compute_score("classification", answer, gold) == 0.0
-    assert compute_score("classification", f"**{gold}**.", gold) == 1.0
+@pytest.mark.parametrize(("data_source", "gold", "answer", "right"), CASES["short_answers"])
+def test_short_answers_are_texts_or_labels_and_nothing_else(data_source, gold, answer, right):
+    for solution in (answer, f"<answer>{answer}</answer>"):
+        assert compute_score(data_source, solution, gold) == float(right)
 
 
 PIECES = CASES["PIECES"]
