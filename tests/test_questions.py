@@ -54,7 +54,8 @@ def write(path, rows):
     """Rows as a file of the kind that its name says; a text in place of a row is one broken line."""
     path = Path(path)
     if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        columns = dict.fromkeys(name for row in rows for name in row)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([columns | row for row in rows]), path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
@@ -67,23 +68,17 @@ def write(path, rows):
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_every_kind_of_file_gives_the_same_questions(kind):
-    rows, source = read(write(f"mine.{kind}", ROWS), "train")
+    """In Parquet a row without the column has None in it."""
+    plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
+    rows, source = read(write(f"mine.{kind}", [*ROWS, plain | {"data_source": "math"}, plain]), "train")
     assert source == f"mine.{kind}"
-    assert rows == [
+    assert [(row["data_source"], row["answer"]) for row in rows[2:]] == [("math", "2"), ("gsm8k", "2")]
+    assert rows[:2] == [
         {"question": "1 + 1?", "answer": "2", "data_source": "math_reasoning", "extra_info": '{"level": 1}',
          "source": source, "line": "1", "weight": "1.0"},
         {"question": "1 + 2?", "answer": "3", "data_source": "gsm8k", "extra_info": "", "source": source,
          "line": "2", "weight": "1.0"},
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
-def test_gsm8k_columns_may_name_their_task(kind):
-    """In Parquet a row without the column has None in it."""
-    plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
-    rows, _ = read(write(f"m.{kind}", [plain | {"data_source": "math"}, plain]), "train")
-    assert [row["data_source"] for row in rows] == ["math", "gsm8k"]
-    assert [row["answer"] for row in rows] == ["2", "2"]
 
 
 def test_a_folder_has_a_file_for_each_split():
@@ -523,34 +518,19 @@ def test_small_numbers_are_right_and_no_pair_of_numbers_is_in_two_files():
     assert set().union(*map(set, pairs["train"])) <= set(range(2, 13))
 
 
-@pytest.fixture
-def with_chat_template(tokenizer):
-    """The tiny Llama's tokenizer with another chat template."""
-
-    def change(text):
-        changed = copy.deepcopy(tokenizer)
-        changed.chat_template = text
-        return changed
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("chat_template", "words"), CASES["a_chat_template_that_does_not_ask_the_question_is_refused"]
 )
-def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, with_chat_template):
+def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, tokenizer):
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = "<{{ messages[0]['content'] | trim }}>"  # it may strip the message
+    assert prompts.to_prompt(changed, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
+    changed.chat_template = chat_template
     with pytest.raises(UserError) as error:
-        prompts.to_prompt(
-            with_chat_template(chat_template), "2 + 2?", template="{question}", system_prompt=""
-        )
+        prompts.to_prompt(changed, "2 + 2?", template="{question}", system_prompt="")
     said = str(error.value)
     assert said.startswith(f"MODEL={HERE / 'tiny_llama'}: its chat template ") and words in said
     assert said.endswith("or take another model") and "\n" not in said
-
-
-def test_a_chat_template_may_strip_the_message(with_chat_template):
-    tokenizer = with_chat_template("<{{ messages[0]['content'] | trim }}>")
-    assert prompts.to_prompt(tokenizer, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
 
 
 TEMPLATES = CASES["TEMPLATES"]

@@ -1,10 +1,8 @@
 """Grading and the course's rewards: two lists of hard cases, every GSM8K gold, oracles and hostile texts."""
 
-import functools
 import json
 import random
 import re
-import time
 import tomllib
 from fractions import Fraction
 from pathlib import Path
@@ -263,45 +261,3 @@ def test_what_is_not_read_whole_is_refused_and_one_number_is_read_with_what_stan
     assert [text for text in CASES["another"] if parse_number(text) is not None] == []
     assert [text for text in CASES["seventy"] if parse_number(text) != 70] == []
     assert [text for text, number in CASES["signed"] if parse_number(text) != Fraction(number)] == []
-
-
-# ---------------------------------------------------------------- hostile texts
-
-HOSTILE = CASES["HOSTILE"]
-
-LIMIT = 0.5  # seconds of the processor; here linear code takes 0.013 at most, quadratic code 8 and more
-
-
-@pytest.mark.parametrize("unit", HOSTILE)
-def test_100_kb_of_anything_take_linear_time(unit):
-    """The best of three calls counts."""
-    flood = unit * (100_000 // len(unit.encode()))
-    head, tail = PERFECT.split("18</answer>")
-    places = {
-        "alone": flood,
-        "answer": f"{head}{flood}</answer>{tail}",
-        "before the number": f"{head}{flood}18</answer>",
-        "after the number": f"{head}18{flood}x</answer>",
-        "reasoning": f"<reasoning>{flood}</reasoning><answer>18</answer>",
-        "before": flood + PERFECT,
-        "between": PERFECT.replace("\n", flood),
-        "after": PERFECT + flood,
-        "after, and junk": PERFECT + flood + "x",
-    }
-    for place, completion in places.items():
-        calls = {
-            "grade": functools.partial(grade, completion, "18"),
-            "format_ok": functools.partial(format_ok, completion),
-            "grade_lenient": functools.partial(grade_lenient, completion, "18"),
-            "extract_hash_answer": functools.partial(extract_hash_answer, "#### " + completion),
-        }
-        columns = {"prompts": ["?"], "completions": [completion], "answer": ["18"]}
-        for reward_fn in REWARDS:
-            calls[reward_fn.__name__] = functools.partial(reward_fn, **columns)
-        for name, call in calls.items():
-            seconds = []
-            while len(seconds) < 3 and min(seconds, default=LIMIT) >= LIMIT:
-                start = time.process_time()
-                call()
-                seconds.append(time.process_time() - start)
-            assert min(seconds) < LIMIT, f"{name}, flood {place}: {min(seconds):.3f} s"
