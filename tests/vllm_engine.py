@@ -26,7 +26,7 @@ import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
 from table_policy import train_llm
-from test_vllm_path import GOLDEN, LLAMA_8B, on_the_grid
+from test_vllm_path import GOLDEN, LLAMA_8B, constants_of, on_the_grid
 from tunix.rl.rl_cluster import Role
 
 import grpo_llama3_1_8b_demo as demo
@@ -252,9 +252,17 @@ LARGE = ["LORA_RANK=32", "LORA_ALPHA=32.0", "DTYPE=bfloat16", "REMAT_POLICY=full
          "WARMUP_FRACTION=0.1", "EVAL_EVERY=0", "SAVE_INTERVAL_STEPS=20"]  # fmt: skip
 
 
-def test_lora_in_bfloat16_on_eight_chips_that_train_and_generate(tmp_path):
-    """Tensor parallel 8, and the trainer's mesh has the chips in another order, as on a real slice."""
+@pytest.mark.parametrize("rate", [constants_of({}).LEARNING_RATE, 3e-3])
+def test_lora_in_bfloat16_on_eight_chips_that_train_and_generate(tmp_path, rate):
+    """Tensor parallel 8, and the trainer's mesh has the chips in another order, as on a real slice.
+
+    At the large model's rate, 20 steps move this small one too little for its reward to show it.
+    """
     model = with_eight_heads(on_the_grid(tmp_path / "model"))
-    log = run_script(tmp_path / "run", 8, f"MODEL={model}", *LARGE, setup=ANOTHER_ORDER)
-    assert max(row["mismatch"] for row in log) < 0.02
-    assert all(0.9 < row["sync_gain"] < 1.1 for row in log[2:])
+    run = f"MODEL={model}", *LARGE, f"LEARNING_RATE={rate}"
+    log = run_script(tmp_path / "run", 8, *run, setup=ANOTHER_ORDER)
+    assert max(row["mismatch"] for row in log) < 0.005  # 0.001 seen
+    assert all(0.9 < row["sync_gain"] < 1.1 for row in log[1:])  # the first step's rate is 0
+    rewards = [row["reward"] for row in log]
+    if rate == 3e-3:  # from 4.3 to 8.5, with our own engine as well
+        assert np.mean(rewards[-5:]) > np.mean(rewards[:2]) + 3
