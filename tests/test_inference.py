@@ -236,7 +236,7 @@ def test_an_inputs_data_source_says_who_grades():
     assert asked.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
     assert asked.is_right(grader, "It is 4", number) == (False, True)
     voted = asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
-    assert voted[1] == "lima (2 of 2)"
+    assert voted[1] == "Lima (2 of 2)"
 
 
 def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
