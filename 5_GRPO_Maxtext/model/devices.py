@@ -48,18 +48,23 @@ def check_gpu() -> None:
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
 
 
+def attached() -> Machine:
+    """The machine that is here, without its memory and what a card is capable of."""
+    name, count, platform = jax.devices()[0].device_kind, jax.device_count(), jax.default_backend()
+    card = next((card for card, row in CARDS.items() if row["name"] == name), "")
+    if platform == "gpu":
+        name = f"{count}x" * (count > 1) + (card or name)
+    return Machine(platform, name, kind=card, chips=count)
+
+
 def machine_for(c) -> Machine:
     """What a run is for: MACHINE or what is here; on a CPU a large model's dry run is for a TPU."""
-    device, platform = jax.devices()[0], jax.default_backend()
     if told := named(c.MACHINE):
         return told
-    if platform == "gpu":
-        card = next((card for card, row in CARDS.items() if row["name"] == device.device_kind), None)
-        name = f"{jax.device_count()}x" * (jax.device_count() > 1) + (card or device.device_kind)
-        return Machine(platform, name, float(device.compute_capability))
-    if platform == "cpu" and (settings.is_small(c.MODEL) or not c.DRY_RUN):
-        return Machine(platform, device.device_kind)
-    return TPU if platform == "cpu" else Machine("tpu", device.device_kind)
+    here = attached()
+    if here.platform == "gpu":
+        return here._replace(capability=float(jax.devices()[0].compute_capability))
+    return TPU if here.platform == "cpu" and c.DRY_RUN and not settings.is_small(c.MODEL) else here
 
 
 def check_machine(c) -> None:
@@ -91,9 +96,6 @@ def find_devices(c) -> None:
 
     Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
 
-    Args:
-        c: the constants of the run.
-
     Raises:
         UserError: the others are not found, or as `check_gpu`.
     """
@@ -113,7 +115,9 @@ def all_hosts(c) -> Iterator[None]:
     """Keeps Tunix fit for several hosts while the block runs, and all but the first of them silent."""
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
-            stack.enter_context(no_host_copies())
+            # Tunix copies the weights to host memory, for its agents alone, and jax can't copy there what is
+            # sharded over several hosts.
+            stack.enter_context(patched(rl_utils, "put_params_on_memory_kind", lambda params, kind: None))
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         yield
@@ -130,25 +134,15 @@ def join() -> None:
         UserError: the others are not found.
     """
     try:
-        count, index = (
-            int(os.environ[name]) if name in os.environ else None
-            for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-        )
-        jax.distributed.initialize(num_processes=count, process_id=index)
+        names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+        told = {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
+        jax.distributed.initialize(**told)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"DISTRIBUTED=True: jax does not find the other hosts ({reason}); set JAX_COORDINATOR_ADDRESS, "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
         ) from None
-
-
-def no_host_copies() -> contextlib.AbstractContextManager:
-    """While the block runs, Tunix makes no copy of the weights in host memory, which only its agents use.
-
-    jax cannot copy there what is sharded over several hosts. Drop this when Tunix copies for agents alone.
-    """
-    return patched(rl_utils, "put_params_on_memory_kind", lambda params, memory_kind: None)
 
 
 # %% Hosts --------------------------------------------------------------------------------------------------
@@ -187,12 +181,7 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
 
     With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
     are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
-    two fractions of 1.0.
-
-    Args:
-        c: the constants of the run.
-        hf: the checkpoint's config; its heads are sharded among the chips, too.
-        devices: all of them.
+    two fractions of 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
 
     Returns:
         The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.

@@ -71,28 +71,17 @@ def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> li
 
 
 def question_rows(
-    tokenizer,
-    grader,
-    num_generations: int,
-    completions: np.ndarray,
-    graded: Mapping[str, Any],
+    tokenizer,  # Tunix's adapter
+    grader,  # from `run_grader.make_grader`
+    num_generations: int,  # G
+    completions: np.ndarray,  # int32 [N, T], right-padded; the G answers to a question side by side
+    graded: Mapping[str, Any],  # GRADED_COLUMNS, `completions`, `rewards`, `points` by function; arrays [N]
     *,
-    advantages: np.ndarray,
-    counts: np.ndarray,
-    **log_prob: np.ndarray | None,
+    advantages: np.ndarray,  # float [N], or [N, T]
+    counts: np.ndarray,  # bool [N], whether the answer is in the loss
+    **log_prob: np.ndarray | None,  # `log_prob`, perhaps `log_prob_after`, `..._reference`; float [N, T]
 ) -> list[dict[str, Any]]:
-    """The part of a line that describes a question and its answers, for each question.
-
-    Args:
-        tokenizer: Tunix's adapter.
-        grader: from `run_grader.make_grader`.
-        num_generations: G.
-        completions: int32 [N, T], right-padded; the G answers to a question side by side.
-        graded: GRADED_COLUMNS, `completions`, `rewards`, and `points` by reward function; arrays [N].
-        advantages: float [N], or [N, T].
-        counts: bool [N], whether the answer is in the loss.
-        log_prob: `log_prob`, and perhaps `log_prob_after` and `log_prob_reference`; float [N, T].
-    """
+    """The part of a line that describes a question and its answers, for each question."""
     correct, lenient = grader.score(**graded) >= 1, grader.right_lenient(**graded)
     to_go = advantages.ndim == 2  # ADVANTAGE=turn; the advantage of an episode is that of its first turn
     rows = []
@@ -139,19 +128,11 @@ def keeps(c, step: int) -> bool:
 
 
 def append_step(
-    path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Mapping[str, Any]
+    path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob, log_prob_after
 ) -> None:
-    """Adds the lines of a step to answers.jsonl.
+    """Adds the lines of a step to answers.jsonl: of its `Samples`, the `Batch` made of them, its log's row.
 
-    Args:
-        path: of the file.
-        c: the constants of the run.
-        tokenizer: Tunix's adapter.
-        grader: of the run.
-        samples: the step's `Samples`.
-        batch: the `Batch` made of them.
-        row: of the log; gives step, beta and temperature.
-        log_prob: [passes, N / passes, T] by model: "before" the update, "after" it, "reference" or None.
+    The log-probs before and after the update are [passes, N / passes, T].
     """
 
     def flat(x):  # [passes, n, ...] to NumPy [N, ...]
@@ -164,11 +145,9 @@ def append_step(
     rows = question_rows(
         tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
-        log_prob=devices.whole(log_prob["before"]).reshape(mask.shape),
-        log_prob_after=flat(log_prob["after"]), log_prob_reference=flat(log_prob["reference"]),
+        log_prob=devices.whole(log_prob).reshape(mask.shape), log_prob_after=flat(log_prob_after),
+        log_prob_reference=flat(batch.ref_log_prob),
     )  # fmt: skip
-    shared = {name: row[name] for name in ("step", "beta", "temperature")} | {
-        "tokens_in_step": int(mask.sum()),
-        "completions_in_step": int(mask.any(axis=1).sum()),
-    }
+    shared = {name: row[name] for name in ("step", "beta", "temperature")}
+    shared |= {"tokens_in_step": int(mask.sum()), "completions_in_step": int(mask.any(axis=1).sum())}
     append_lines(path, [shared | line for line in rows])

@@ -46,12 +46,7 @@ def vote(grader, completions: list[str], data_source: str | None = None) -> tupl
 
 
 def show(rows: list[dict[str, Any]], grader) -> None:
-    """Prints questions and answers, and how many of those with a known answer are right.
-
-    Args:
-        rows: with the completions `after`, and with COMPARE those from `before` training.
-        grader: from `run_grader.make_grader`.
-    """
+    """Prints questions and answers, and how many of those with a known answer are right."""
     names = [name for name in ("before", "after") if name in rows[0]]
     for row in rows:
         print(shown(f"\nquestion: {row['question']}"))
@@ -74,7 +69,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
     `completion` is that of the vote; `correct_lenient` goes by its last number. Where INPUT is an earlier
-    OUTPUT, none of its columns stays beside the new ones. Arguments as in `show`.
+    OUTPUT, none of its columns stays beside the new ones.
     """
     lines = []
     for row in rows:
@@ -93,10 +88,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
 
 
 def token_log_probs(c, rollout, output) -> np.ndarray:
-    """Log-probs [N, T] of the tokens that an engine answered with, under another's weights at temperature 1.
-
-    `c` has BATCH_SIZE and TOTAL_GENERATION_STEPS; `output` is Tunix's.
-    """
+    """Log-probs [N, T] of the tokens that an engine answered with, by another's weights at temperature 1."""
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
     parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
     prompts = output.left_padded_prompt_tokens  # [N, P]
@@ -106,15 +98,8 @@ def token_log_probs(c, rollout, output) -> np.ndarray:
 def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
-    Args:
-        c: SAMPLES and TOTAL_GENERATION_STEPS.
-        path: of the page.
-        tokenizer: Tunix's adapter.
-        rows: with the completions `after`.
-        output: of them all, from the engine.
-        log_probs: from `token_log_probs`, before training and after it; or only one where none was trained.
-        grader: from `run_grader.make_grader`.
-        about: which model answered.
+    `tokenizer` is Tunix's adapter, `output` the engine's of all `rows`. `log_probs` are from
+    `token_log_probs`, before training and after it; or only one where none was trained.
     """
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
     groups = []
@@ -126,12 +111,11 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
         texts = np.array(row["after"], dtype=object)
         points = {f.__name__: np.array(f(None, texts, **columns)) for f in grader.functions if known}
         rewards = sum(points.values(), np.zeros(c.SAMPLES))
-        before, *after = (log_prob[part] for log_prob in log_probs)
+        log_prob = dict(zip(("log_prob", "log_prob_after"), (x[part] for x in log_probs)))
         [group] = answers.question_rows(
             tokenizer, grader, c.SAMPLES, tokens[part],
             columns | {"completions": texts, "points": points, "rewards": rewards},
-            advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool),
-            log_prob=before, log_prob_after=after[0] if after else None,
+            advantages=compute_advantages(rewards, c.SAMPLES), counts=np.ones(c.SAMPLES, bool), **log_prob,
         )  # fmt: skip
         groups.append(group | {"step": 0, "graded": known} | ({} if known else {"answer": None}))
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]

@@ -71,27 +71,19 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
 def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
     """Copies the files of a run, without its checkpoints, from or to a folder or gs:// address.
 
-    Args:
-        source: RUN_DIR, or where the checkpoints are; there need not be one.
-        target: the other.
-        again: whether files that `target` has are written again.
-
-    Returns:
-        The names of those copied. Each is whole or not there, as with `settings.write_whole`.
+    Those that `target` has are left alone, or written `again`. Returns the names of those copied; each is
+    whole or not there, as with `settings.write_whole`.
     """
-    source, target = epath.Path(source), epath.Path(target)
-    copied = []
-    for pattern in ("*.*", "tensorboard/*"):
-        for path in source.glob(pattern):
-            name = str(path.relative_to(source))
-            place = target / name
-            if path.suffix == ".partial" or path.is_dir() or (place.exists() and not again):
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            partial = place.with_name(f"{place.name}.partial")
-            partial.write_bytes(path.read_bytes())
-            partial.replace(place)
-            copied.append(name)
+    source, target, copied = epath.Path(source), epath.Path(target), []
+    for path in (*source.glob("*.*"), *source.glob("tensorboard/*")):
+        place = target / path.relative_to(source)
+        if path.suffix == ".partial" or path.is_dir() or (place.exists() and not again):
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_name(f"{place.name}.partial")
+        partial.write_bytes(path.read_bytes())
+        partial.replace(place)
+        copied.append(str(path.relative_to(source)))
     return copied
 
 
@@ -111,13 +103,7 @@ def all_finite(tree: Any) -> jax.Array:
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
     """Saves what a run needs to go on after `step` steps, unless there is such a checkpoint already.
 
-    Args:
-        manager: from `open_manager`.
-        step: steps done.
-        params: arrays that are trained.
-        opt_state: the optimizer's state.
-        loop: what else the loop carries from step to step, for JSON.
-        c: the constants of the run.
+    `params` are the arrays that are trained, `loop` is what else it carries from step to step, for JSON.
 
     Raises:
         UserError: a number isn't finite. The optimizer skips a gradient that isn't finite; an update can

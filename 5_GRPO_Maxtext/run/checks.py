@@ -25,19 +25,14 @@ def refuse(c) -> None:
     combinations(c)
     paths(c)
     template(c)
-    think, reasoning = (set(run_grader.reward_names(c.REWARDS)) & form for form in
-                        (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS))  # fmt: skip
-    if think and reasoning:
-        raise UserError(
-            f"REWARDS={c.REWARDS}: {min(think)} wants <think>, {min(reasoning)} wants <reasoning>; "
-            "choose one form"
-        )
 
 
 def combinations(c) -> None:
     """Constants that contradict each other."""
     vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
     listed = run_grader.reward_names(c.REWARDS)
+    think, reasoning = ([name for name in sorted(form) if name in listed] for form in
+                        (run_grader.WANT_THINK_TAGS, run_grader.WANT_REASONING_TAGS))  # fmt: skip
     targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
     faults = {
         f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}":
@@ -82,6 +77,8 @@ def combinations(c) -> None:
         "(v6e-8)": c.MACHINE and not named(c.MACHINE),
         f"MACHINE={c.MACHINE}: is what a dry run plans for, a run takes what is here; set DRY_RUN=True":
             c.MACHINE and not c.DRY_RUN,
+        f"REWARDS={c.REWARDS}: {', '.join(think[:1])} wants <think>, {', '.join(reasoning[:1])} wants "
+        "<reasoning>; choose one form": think and reasoning,
     }  # fmt: skip
     alone = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
     faults |= {

@@ -6,24 +6,10 @@ weights behind the arithmetic and keeps vLLM's batch full; the pessimistic one d
 """
 
 import math
-from typing import NamedTuple
+
+from run.machine import CHIPS
 
 Range = tuple[float, float]  # optimistic, pessimistic
-
-
-class Chip(NamedTuple):
-    """Speed and price of one chip."""
-
-    flops: float  # bfloat16, per second: Google's data sheet
-    bandwidth: float  # of its memory, bytes per second: the same
-    links: float  # to the other chips, bytes per second: the same (3,584 and 4,800 Gbit/s)
-    dollars: float  # per hour on demand, US, 2026: a third party's copy of Google's list; spot costs less
-
-
-CHIPS = {
-    "v6e": Chip(918e12, 1638e9, 448e9, 2.70),
-    "v5p": Chip(459e12, 2765e9, 600e9, 4.20),
-}
 DECODED = 1400  # tokens per second and v6e chip, Llama 3.1 8B: the floor in tpu-inference's own tests
 ANSWER = 200  # tokens: verl's 8 B runs on GSM8K have 154 to 199 on average
 BATCH = 256  # answers that vLLM decodes at a time: its default (max_num_seqs) where it doesn't know the chip
@@ -38,13 +24,9 @@ START = (20.0, 45.0)  # minutes: packages 3 to 8, download 2 to 7, conversion 3 
 
 
 def hours(c, parameters: int, kind: str, chips: int) -> dict[str, Range]:
-    """Hours by part.
+    """Hours by part, on so many `chips` of a `kind` in CHIPS whose speed is known.
 
-    Args:
-        c: the constants of the run; the formula is for LoRA, with vLLM on the chips that train.
-        parameters: of the model.
-        kind: of the chips, a name in CHIPS.
-        chips: how many.
+    The formula is for LoRA, with vLLM on the chips that train; `parameters` are the model's.
     """
     chip = CHIPS[kind]
     rate = DECODED * chip.bandwidth / CHIPS["v6e"].bandwidth * chips  # decoding waits for the memory

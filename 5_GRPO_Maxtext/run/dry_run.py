@@ -33,11 +33,7 @@ def dry_run(c, course: ModuleType) -> None:
     """Checks everything that can be checked without training, prints what would happen, and changes nothing.
 
     A model of 8 B is planned on any machine. What only the machine that trains can tell (its chips, disk and
-    packages) is then checked against memory.SLICES, or reported as unchecked.
-
-    Args:
-        c: the constants of the run.
-        course: the module with the course's rewards, reward_func.py.
+    packages) is then checked against memory.SLICES, or reported as unchecked. `course` is reward_func.py.
 
     Raises:
         UserError: the first thing that would stop the run.
@@ -46,9 +42,7 @@ def dry_run(c, course: ModuleType) -> None:
         stack.enter_context(devices.all_hosts(c))
         if on_target(c):
             checks.rollout_engine(c)
-        print(
-            f"versions {', '.join(f'{name} {found}' for name, found in versions.VERSIONS.items())}: as needed"
-        )
+        print(f"versions {', '.join(map(' '.join, versions.VERSIONS.items()))}: as needed")
         folder, hf, source = find_model(c.MODEL, on_target(c))
         c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
         config = llama.to_run_config(c, hf, ici_fsdp_parallelism=1, ici_tensor_parallelism=1)
@@ -97,12 +91,8 @@ def on_target(c) -> bool:
 def find_model(model: str, weights: bool):
     """Finds MODEL's config and tokenizer; its weights stay where they are.
 
-    Args:
-        model: MODEL.
-        weights: whether a folder has to hold weights and tokenizer, as it must where the run starts.
-
-    Returns:
-        The folder that holds its tokenizer (None: out of reach), the config, and where that came from.
+    With `weights` a folder has to hold those and the tokenizer, as it must where the run starts. Returns the
+    folder that holds its tokenizer (None: out of reach), the config, and where that came from.
 
     Raises:
         UserError: no such model, no access to it, not a Llama.

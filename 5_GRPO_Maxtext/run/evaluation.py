@@ -33,25 +33,22 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
         `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
         `correct_lenient`, `format_ok`.
     """
-    texts, lengths, cut_off = answers.texts.tolist(), answers.lengths, ~answers.ended
+    texts = answers.texts.tolist()
     columns = {name: [row[name] for row in rows] for name in ("answer", "data_source", "extra_info")}
     scores = grader.score(texts, **columns)
     correct, lenient = scores >= 1, grader.right_lenient(texts, **columns)
     formed = np.array([grader.format_right(text) for text in texts])
     close = [is_close(text, row["answer"], 0.1) for text, row in zip(texts, rows, strict=True)]
 
+    right = {"answer_accuracy": correct, "lenient_accuracy": lenient, "format_accuracy": formed}
+
     def shares(mask):
-        return {"questions": int(mask.sum())} | {
-            name: float(found[mask].mean())
-            for name, found in (
-                ("answer_accuracy", correct), ("lenient_accuracy", lenient), ("format_accuracy", formed),
-            )
-        }  # fmt: skip
+        return {"questions": int(mask.sum())} | {name: float(x[mask].mean()) for name, x in right.items()}
 
     result = shares(np.ones(len(rows), bool)) | {
         "partial_accuracy": float(np.mean(close)),
-        "completion_length": float(np.mean(lengths)),
-        "cut_off": float(np.mean(cut_off)),
+        "completion_length": float(np.mean(answers.lengths)),
+        "cut_off": float(np.mean(~answers.ended)),
         "completions": texts,
         "correct": correct.tolist(),
         "correct_lenient": lenient.tolist(),

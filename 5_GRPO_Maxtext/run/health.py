@@ -39,23 +39,16 @@ JUDGED = (
 
 def medians(rows: Sequence[Mapping[str, float]]) -> SimpleNamespace:
     """The median of each column in JUDGED; NaN where half of the rows or more have no number."""
-
-    def median(name: str) -> float:
-        numbers = [row[name] for row in rows if not np.isnan(row.get(name, np.nan))]
-        return float(np.median(numbers)) if 2 * len(numbers) > len(rows) else np.nan
-
-    return SimpleNamespace(**{name: median(name) for name in JUDGED})
+    columns = {name: [row[name] for row in rows if not np.isnan(row.get(name, np.nan))] for name in JUDGED}
+    known = {name: float(np.median(x)) for name, x in columns.items() if 2 * len(x) > len(rows)}
+    return SimpleNamespace(**dict.fromkeys(JUDGED, np.nan) | known)
 
 
 def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> dict[str, str]:
-    """What is wrong at the last of these steps.
+    """What is wrong at the last of these steps: a sentence for each fault, by its kind.
 
-    Args:
-        rows: rows of `train_log.csv` in the order of the steps; a column that most of them lack isn't judged.
-        constants: the run's constants by name.
-
-    Returns:
-        One sentence for each fault, by its kind; empty if there is none, and for fewer than WINDOW rows.
+    `rows` are those of `train_log.csv` in the order of the steps; a column that most of them lack isn't
+    judged, and nothing is before there are WINDOW rows.
     """
     if len(rows) < WINDOW:
         return {}

@@ -20,16 +20,10 @@ WHOLE = 2**26  # bytes; of a larger file only the header and some blocks are rea
 BLOCK, BLOCKS = 2**16, 256
 
 
-def of(
-    c, rows: Mapping[str, Sequence[Mapping[str, str]]], names: Sequence[str], course: str
-) -> dict[str, str]:
-    """The identity of what a run uses, by constant.
+def of(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: str) -> dict[str, str]:
+    """The identity of what a run uses, by constant; DATASET stands for all but the test questions.
 
-    Args:
-        c: MODEL and, where there are any, REWARD_FUNC, METHOD, ENVIRONMENT and TEACHER.
-        rows: questions with their prompts, by split; DATASET stands for all but the test questions.
-        names: of the rewards.
-        course: the file of the course's rewards.
+    `rows` are questions with their prompts, by split; `names` are the rewards'; `course` is their file.
     """
     files = {name: getattr(c, name, "") for name in ("REWARD_FUNC", "METHOD", "ENVIRONMENT")}
     if not set(COURSE_REWARDS).isdisjoint(names):

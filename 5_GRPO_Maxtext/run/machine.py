@@ -16,14 +16,35 @@ FLASH_BLOCK = 512  # tokens, of a TPU's flash attention: a longer sequence has t
 
 
 class Machine(NamedTuple):
-    """What the default values of a large model are chosen for."""
+    """What a run is planned for, and the default values of a large model are chosen for."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     name: str  # of a slice or of cards, "v6e-8", "t4", "8xh100"; of another one what jax calls it
     capability: float = 0.0  # of an NVIDIA card
+    kind: str = ""  # key of CHIPS or CARDS
+    chips: int = 0
+    gib: float = 0.0  # per chip
+
+
+class Chip(NamedTuple):
+    """A kind of TPU chip that a run can be planned for without having one."""
+
+    gib: float  # memory that a program may use, as the compiler enforces it
+    kinds: tuple[str, ...]  # jax's device_kind
+    counts: int = 1  # how often a slice's name counts a chip: v5p-8 has 8 cores on 4 chips
+    flops: float = 0.0  # bfloat16, per second: Google's data sheet
+    bandwidth: float = 0.0  # of its memory, bytes per second: the same
+    links: float = 0.0  # to the other chips, bytes per second: the same (3,584 and 4,800 Gbit/s)
+    dollars: float = 0.0  # per hour on demand, US, 2026: a copy of Google's list; spot costs less
 
 
 TPU = Machine("tpu", "TPU")
+CHIPS = {
+    "v5e": Chip(15.75, ("TPU v5 lite",)),
+    "v6e": Chip(31.24, ("TPU v6 lite",), 1, 918e12, 1638e9, 448e9, 2.70),
+    "v5p": Chip(95.73, ("TPU v5p", "TPU v5"), 2, 459e12, 2765e9, 600e9, 4.20),
+}
+CARD_RESERVE = 1.0  # GiB of a card that no program gets: CUDA's context and libraries, a screen
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
@@ -37,19 +58,19 @@ CARDS = {row["card"]: row for row in rows_of(FOLDER / "cards.csv")}
 
 def named(name: str) -> Machine | None:
     """A TPU slice, an NVIDIA card, or several ("8xh100"); None if there's no such machine."""
-    card = re.sub(r"^[1-9]\d*x", "", name)
-    if card in CARDS:
-        return Machine("gpu", name, float(CARDS[card]["capability"]))
-    return Machine("tpu", name) if re.fullmatch(r"v(5e|5p|6e)-[1-9]\d*", name) else None
+    count, card = re.fullmatch(r"(?s)(?:([1-9]\d*)x)?(.*)", name).groups()
+    if row := CARDS.get(card):
+        gib = round(int(row["device_memory_size"]) / 2**30 - CARD_RESERVE, 2)
+        return Machine("gpu", name, float(row["capability"]), card, int(count or 1), gib)
+    family, _, cores = name.partition("-")
+    chips = int(cores) // CHIPS[family].counts if family in CHIPS and cores.isdecimal() else 0
+    return Machine("tpu", name, 0.0, family, chips, CHIPS[family].gib) if chips else None
 
 
 def compiled_for(machine: Machine, model: str, rank: str) -> dict[str, str]:
-    """The constants of the largest batch that FITS says fits; empty if that wasn't compiled.
+    """The constants of the largest batch that FITS says fits `machine`; empty if that wasn't compiled.
 
-    Args:
-        machine: cards.
-        model: MODEL, without its revision.
-        rank: LORA_RANK.
+    `model` is MODEL without its revision, `rank` LORA_RANK.
     """
     left = {}
     for row in rows_of(FITS) if FITS.exists() else ():
@@ -63,9 +84,7 @@ def compiled_for(machine: Machine, model: str, rank: str) -> dict[str, str]:
 def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """What a machine makes of the tpu column: the value of each constant it changes, and why.
 
-    Args:
-        machine: that the run is for.
-        given: the constants that were set, as text or as values.
+    `given` are the constants that were set, as text or as values.
     """
     if machine.platform == "gpu":
         found = {

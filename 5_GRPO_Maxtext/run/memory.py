@@ -10,7 +10,6 @@ numbers the model's weights have.
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import transformers
 
 import settings
 from model import devices, lora
-from run.machine import CARDS, rows_of
+from run.machine import CARDS, CHIPS, Machine, named, rows_of
 from settings import HERE, UserError
 
 GIB = 2**30
@@ -29,58 +28,26 @@ BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 
 # %% Machines -----------------------------------------------------------------------------------------------
-class Chip(NamedTuple):
-    """A kind of TPU chip that a run can be planned for without having one."""
-
-    gib: float  # memory that a program may use, as the compiler enforces it
-    kinds: tuple[str, ...]  # jax's device_kind
-    counts: int = 1  # how often a slice's name counts a chip: v5p-8 has 8 cores on 4 chips
-
-
-class Machine(NamedTuple):
-    """What a run is planned for."""
-
-    name: str  # of a slice, "v6e-8", or of one or more cards, "t4", "8xh100"
-    kind: str  # key of CHIPS or CARDS
-    chips: int
-    gib: float  # per chip
-
-
-CHIPS = {
-    "v5e": Chip(15.75, ("TPU v5 lite",)),
-    "v6e": Chip(31.24, ("TPU v6 lite",)),
-    "v5p": Chip(95.73, ("TPU v5p", "TPU v5"), 2),
-}
 SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
-
-
-CARD_RESERVE = 1.0  # GiB of a card that no program gets: CUDA's context and libraries, a screen
 
 
 def machine_of(name: str) -> Machine:
     """A TPU slice or NVIDIA cards by name; raises UserError if there's no such kind."""
-    count, card = re.fullmatch(r"(?:([1-9]\d*)x)?(.*)", name).groups()
-    if card in CARDS:
-        gib = int(CARDS[card]["device_memory_size"]) / GIB - CARD_RESERVE
-        return Machine(name, card, int(count or 1), round(gib, 2))
-    family, _, cores = name.partition("-")
-    if family not in CHIPS or not cores.isdigit() or int(cores) < CHIPS[family].counts:
-        raise UserError(f"{name!r}: no such machine; {', '.join(SLICES)}, {', '.join(CARDS)}, or 8xh100 are")
-    return Machine(name, family, int(cores) // CHIPS[family].counts, CHIPS[family].gib)
+    if machine := named(name):
+        return machine
+    raise UserError(f"{name!r}: no such machine; {', '.join(SLICES)}, {', '.join(CARDS)}, or 8xh100 are")
 
 
 def machines(c) -> list[Machine]:
     """MACHINE, or the TPU or GPUs that are here, or else all SLICES."""
     if c.MACHINE:
         return [machine_of(c.MACHINE)]
-    count, device = jax.device_count(), jax.devices()[0]
-    if jax.default_backend() == "gpu":
-        kind = next((card for card, row in CARDS.items() if row["name"] == device.device_kind), "")
-        name = f"{count}x" * (count > 1) + (kind or device.device_kind)
-        return [Machine(name, kind, count, device.memory_stats()["bytes_limit"] / GIB)]
-    if jax.default_backend() == "tpu":
-        family = next((name for name, chip in CHIPS.items() if device.device_kind in chip.kinds), "v6e")
-        return [machine_of(f"{family}-{count * CHIPS[family].counts}")]
+    here = devices.attached()
+    if here.platform == "gpu":
+        return [here._replace(gib=jax.devices()[0].memory_stats()["bytes_limit"] / GIB)]
+    if here.platform == "tpu":
+        family = next((name for name, chip in CHIPS.items() if here.name in chip.kinds), "v6e")
+        return [machine_of(f"{family}-{here.chips * CHIPS[family].counts}")]
     print("devices  no TPU here: planned for " + ", ".join(SLICES))
     return [machine_of(name) for name in SLICES]
 
@@ -118,16 +85,9 @@ def check_disk(c, trained: int, checkpoints: str) -> None:
 
 
 def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> None:
-    """Refuses to write what a disk can't hold.
+    """Raises UserError if fewer than `needed` bytes are free where `folder` is, or will be.
 
-    Args:
-        folder: where it will be written; it need not exist yet.
-        needed: bytes.
-        setting: the constant and its value, for the message: "TARGET=out".
-        remedy: what to do about it, for the message.
-
-    Raises:
-        UserError: less than `needed` is free.
+    The message begins with `setting`, such as "TARGET=out", and ends with `remedy`.
     """
     free = shutil.disk_usage(existing(folder)).free
     if free < needed:
@@ -240,18 +200,14 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 
 # %% Will it fit --------------------------------------------------------------------------------------------
 def plan_memory(c, hf, parameters: int) -> str:
-    """Prints who trains and who generates, and whether it fits.
-
-    Returns:
-        Where it fits, in a sentence.
+    """Prints who trains and who generates, and whether it fits; returns where, in a sentence.
 
     Raises:
         UserError: it fits none of the machines; the reason is the first one's.
     """
     if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
-        kind = jax.devices()[0].device_kind
-        print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
+        print(f"devices  {len(trainer)} x {devices.attached().name}, generation by {c.ROLLOUT_ENGINE}")
         return "memory was not checked"
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
     for machine in machines(c):
@@ -302,14 +258,9 @@ def memory_remedy(c) -> str:
 
 
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
-    """Says how well a run fits.
+    """Says how well a run fits, where `trains` of the chips train.
 
-    Args:
-        machine: that it runs on.
-        trains: how many of its chips train.
-        needs: from `estimate`.
-        peak: GiB per chip that training takes.
-        said: where `peak` is from: "compiled earlier".
+    Training takes `peak` GiB of each; `said` is where that number is from: "compiled earlier".
 
     Raises:
         UserError: training takes too much, or vLLM's share is too small for it or too large for training.

@@ -80,8 +80,7 @@ def run_data(folder: Path) -> dict[str, Any]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
     log = read_log(folder / "train_log.csv")
     evaluations = read_lines(folder / "evaluations.jsonl")
-    tests = {when: read_object(folder / f"{when}.json") for when in ("before", "after")}
-    tests = {when: result for when, result in tests.items() if result}
+    tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
     tested = len(next(iter(tests.values()))["asked"]) if tests else 0
     best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     columns = with_evaluations(log, evaluations)
@@ -141,12 +140,7 @@ def artist(environment: str) -> Callable[[str, str], str] | None:
     from task import turns  # needs jax, which takes a second to import
 
     picture = getattr(turns.load(environment), "picture", None)
-
-    def draw(question: str, text: str) -> str:
-        with turns.guarded(environment, "picture"):
-            return picture(question, text)
-
-    return picture and draw
+    return picture and turns.guarded(environment, "picture")(picture)
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -174,9 +168,7 @@ def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     return [group for step in kept for group in step]
 
 
-def with_evaluations(
-    log: Sequence[dict[str, float]], evaluations: Sequence[dict[str, Any]]
-) -> dict[str, list[float | None]]:
+def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list[float | None]]:
     """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which loses none by a kill."""
     rows = {int(row["step"]): dict(row) for row in log}
     for result in evaluations:
@@ -192,13 +184,9 @@ def with_evaluations(
 
 # %% The page of some answers -------------------------------------------------------------------------------
 def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str]) -> dict[str, Any]:
-    """What the page of inference.py shows: groups of answers that no update follows.
+    """What the page of inference.py shows: groups of answers that no update follows, as in answers.jsonl.
 
-    Args:
-        groups: lines as in answers.jsonl; `graded` is False where the right answer isn't known.
-        about: one line that says what was asked.
-        compared: whether they have log-probs of two models.
-        notes: sentences on top of the page.
+    Their `graded` is False where the right answer isn't known. `compared`: they have log-probs of two models.
     """
     return {
         "kind": "questions",

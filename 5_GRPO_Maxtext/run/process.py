@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -72,17 +71,6 @@ def stop_after_step() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def kept(save: Callable[[int], None], step: int) -> Iterator[None]:
-    """Saves the `step` steps done if the block raises UserError: a reader's reward or world is at fault."""
-    try:
-        yield
-    except UserError:
-        if step:
-            save(step)
-        raise
-
-
-@contextlib.contextmanager
 def full_disk(folder) -> Iterator[None]:
     """Says in one line that no space was left on the disk under RUN_DIR=`folder`; raises UserError then."""
     try:
@@ -97,11 +85,9 @@ def full_disk(folder) -> Iterator[None]:
 
 
 def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
-    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th.
+    """Yields `steps`, with jax's profiler on during the PROFILED_STEP-th, which ends with the next one.
 
-    Args:
-        steps: what the loop goes over; a step has ended when the next one is asked for.
-        folder: where TensorBoard looks for the trace (empty = no trace).
+    TensorBoard looks for the trace in `folder` (empty = no trace).
     """
     try:
         if folder and "://" not in folder:  # before there is a step to lose
@@ -114,11 +100,6 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
         now = folder and count == PROFILED_STEP
         with jax.profiler.trace(folder, profiler_options=options) if now else contextlib.nullcontext():
             yield step
-
-
-def seconds_since_start() -> float:
-    """How long this process has lived: with its imports, which take longer than some runs' steps."""
-    return time.time() - psutil.Process().create_time()
 
 
 def memory_gib() -> dict[str, float]:

@@ -4,17 +4,19 @@ import collections
 import json
 import math
 import shlex
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 from etils import epath
 
 import settings
-from model import llama, lora
-from run import answers, checkpoints, evaluation, page, process, train_log
+from model import lora
+from run import answers, checkpoints, evaluation, page
 from run.plain_text import fenced, table_cell
 from run.run_files import read_object
 from run.run_folder import Run
@@ -30,41 +32,30 @@ SEEN = 0.05  # the picture names a share that never reaches this, instead of dra
 KEPT = (*BARS, "partial_accuracy", "questions", "mean_score", "by_data_source")  # in result.json
 
 
-def introduce(
-    c, run: Run, cluster, folder: Path, hf, grader, rows: dict[str, list], sources: dict[str, str], done: int
-) -> None:
+def introduce(c, run: Run, parameters: int, folder: Path, hf, task, rows: dict[str, list]) -> None:
     """Prints what is about to run: model, data, rewards, step, run.
 
-    Args:
-        c: the constants of the run.
-        run: its folders.
-        cluster: Tunix's, with the model that is trained.
-        folder: of the checkpoint.
-        hf: its config.
-        grader: from `run_grader.make_grader`.
-        rows: the questions by what they are for: train, validation (there may be none), test.
-        sources: where they come from.
-        done: steps that an earlier process has done.
+    `hf` is the config of the checkpoint in `folder`; `rows` are the questions by split; some are empty.
     """
-    parameters = llama.count_parameters(cluster.actor_trainer.model)
     trained = ""
     if c.LORA_RANK:
         count = lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS)
         trained = f", LoRA of rank {c.LORA_RANK} trains {count:,}"
-    splits = [split for split in ("train", "validation", "test") if rows[split]]
+    data = [f"{split}: {task.sources[split]} ({len(rows[split]):,})"
+            for split in ("train", "validation", "test") if rows[split]]  # fmt: skip
     print(
         f"model    {folder}: {parameters:,} parameters, {hf.num_hidden_layers} layers, "
         f"{c.WEIGHT_DTYPE}{trained}; the constants' {settings.column(c.MODEL)} column\n"
-        f"data     {', '.join(f'{split}: {sources[split]} ({len(rows[split]):,})' for split in splits)}\n"
-        f"rewards  {grader}\n"
+        f"data     {', '.join(data)}\n"
+        f"rewards  {task.grader}\n"
         f"step     {c.BATCH_SIZE} prompts x {c.NUM_GENERATIONS} answers = {c.BATCH_SIZE * c.NUM_GENERATIONS} "
         f"sequences of {c.MAX_PROMPT_LENGTH} + {c.TOTAL_GENERATION_STEPS} tokens\n"
         f"run      {c.NUM_BATCHES} steps on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
         f"generation by {c.ROLLOUT_ENGINE}, in {run.folder}"
     )
     questions.say_overlap(rows)
-    if done:
-        print(f"going on after step {done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
+    if run.done:
+        print(f"going on after step {run.done} of {c.NUM_BATCHES}, from the checkpoint in {run.folder}")
 
 
 # %% Tables in Markdown -------------------------------------------------------------------------------------
@@ -85,11 +76,9 @@ def data_source_table(before: Result, after: Result) -> str:
     if "by_data_source" not in before:
         return ""
     shares = ("answer_accuracy", "lenient_accuracy", "format_accuracy")
-    rows = []
-    for name, old in before["by_data_source"].items():
-        new = after["by_data_source"][name]
-        cells = [f"{old[key]:.1%} to {new[key]:.1%}" for key in shares]
-        rows.append((table_cell(name), old["questions"], *cells))
+    pairs = [(name, old, after["by_data_source"][name]) for name, old in before["by_data_source"].items()]
+    rows = [(table_cell(name), old["questions"], *(f"{old[key]:.1%} to {new[key]:.1%}" for key in shares))
+            for name, old, new in pairs]  # fmt: skip
     return table(("data_source", "questions", *(evaluation.ROWS[key] for key in shares)), *rows)
 
 
@@ -105,8 +94,8 @@ def flip_table(before: list[bool], after: list[bool]) -> str:
 
 def sample_answers(before: Result, after: Result) -> str:
     """One question with its answers: the first that turned right, else the first."""
-    flips = [not b and a for b, a in zip(before["correct"], after["correct"], strict=True)]
-    i = flips.index(True) if any(flips) else 0
+    sides = list(zip(before["correct"], after["correct"], strict=True))
+    i = sides.index((False, True)) if (False, True) in sides else 0
     return fenced(
         f"question: {before['asked'][i]['question']}\nright answer: {before['asked'][i]['answer']}\n"
         f"before: {before['completions'][i]}\nafter:  {after['completions'][i]}"
@@ -131,18 +120,17 @@ def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluation
         column, key, reading = "correct_lenient", "lenient_accuracy", "right by the last number"
 
     figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4.4), facecolor="white", layout="constrained")
-    lines = {"format_ok": ("#ff7f0e", "the step's answers: form right"),
-             column: ("#1f77b4", "the step's answers: right"),
-             "zero_variance": ("#888888", "groups without signal")}  # fmt: skip
-    if "format_accuracy" not in keys:
-        del lines["format_ok"]
-    for name, (color, label) in lines.items():
-        shares = [row.get(name, math.nan) for row in log]
-        curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
+    for name, color, label in (
+        ("format_ok", "#ff7f0e", "the step's answers: form right"),
+        (column, "#1f77b4", "the step's answers: right"),
+        ("zero_variance", "#888888", "groups without signal"),
+    ):  # fmt: skip
+        if name != "format_ok" or "format_accuracy" in keys:
+            shares = [row.get(name, math.nan) for row in log]
+            curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
     if evaluations:
         steps, shares = zip(*((result["step"], result[key]) for result in evaluations))
-        label = "held-out questions: right"
-        curves.plot(steps, shares, color="#2ca02c", marker="o", ms=5, lw=2, label=label)
+        curves.plot(steps, shares, color="#2ca02c", marker="o", ms=5, lw=2, label="held-out questions: right")
         title = f"held-out questions {reading}: {shares[0]:.0%} to {shares[-1]:.0%}\n({title})"
     curves.set(xlabel="training step", ylabel="share", ylim=(-0.02, 1.02))
 
@@ -174,33 +162,24 @@ def write(
 ) -> None:
     """Writes result.json and the reports into the run's folder, and prints what report.md says.
 
-    Args:
-        c: the constants of the run.
-        run: its folders.
-        before: of `evaluate`.
-        after: of `evaluate`.
-        log: rows of `train_log.csv`; they can be lost, if the run was over and only the report is made again.
-        source: where the questions come from.
-        health_lines: what went wrong, in words.
-        done: steps by processes that were stopped; of their time the total counts only these steps.
+    The `log` can be lost, if the run was over and only the report is made again. The test questions come from
+    `source`. Of processes that were stopped the total time counts only the `done` steps.
     """
-    folder, size = run.logs, f"{c.BATCH_SIZE} x {c.NUM_GENERATIONS}"
-    seconds = process.seconds_since_start() + train_log.seconds_before(log, done)
+    folder = run.logs
+    seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps
+    seconds += sum(row.get("seconds", 0.0) for row in log if row["step"] <= done)
     timed = [row["seconds"] for row in log if "seconds" in row]
     per_step = float(np.median(timed[1:] or timed)) if timed else None  # the first step compiles
     results = {when: {key: result[key] for key in KEPT if key in result}
                for when, result in (("before", before), ("after", after))}  # fmt: skip
-    result = results | {
-        "seconds": round(seconds, 1),
-        "seconds_per_step": per_step and round(per_step, 4),
-        "steps": c.NUM_BATCHES,
-    }
+    result = results | {"seconds": round(seconds, 1), "seconds_per_step": per_step and round(per_step, 4),
+                        "steps": c.NUM_BATCHES}  # fmt: skip
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
 
     evaluations = answers.read_lines(folder / "evaluations.jsonl")
     title = f"{c.BATCH_SIZE} questions x {c.NUM_GENERATIONS} answers per step"
     draw_picture(folder / "report.png", log, before, after, evaluations, title)
-    training = f"{c.NUM_BATCHES} steps of {size} answers"
+    training = f"{c.NUM_BATCHES} steps of {c.BATCH_SIZE} x {c.NUM_GENERATIONS} answers"
     if log:
         names = ("reward", "reward_std", "kl", "zero_variance", "length")
         reward, spread, kl, no_signal, length = (log[-1].get(name, math.nan) for name in names)

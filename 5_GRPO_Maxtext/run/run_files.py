@@ -78,9 +78,7 @@ class Checkpoint(NamedTuple):
 def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
     """The run that `path` is, or the checkpoint: RUN_DIR/50, RUN_DIR/checkpoints/50. None if it's neither.
 
-    Args:
-        path: a folder; that of a checkpoint may be in CHECKPOINT_DIR instead.
-        constant: the constant that names it, for messages.
+    The checkpoint may be in CHECKPOINT_DIR instead; `constant` names the path in messages.
 
     Raises:
         UserError: the run's constants.json is damaged.
@@ -88,6 +86,5 @@ def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
     for folder in (path, *path.parents):
         steps = [name for name in path.relative_to(folder).parts if name not in ("checkpoints", "weights")]
         if (folder / "constants.json").is_file() and len(steps) < 2 and all(map(str.isdigit, steps)):
-            step = int(steps[0]) if steps else None
-            return Checkpoint(folder, step, read_constants(folder, constant))
+            return Checkpoint(folder, int(steps[0]) if steps else None, read_constants(folder, constant))
     return None

@@ -41,19 +41,12 @@ FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The folders of a run.
+    """The folders of a run."""
 
-    Attributes:
-        folder: RUN_DIR, or one named after the time.
-        logs: where this process writes: `folder`; on the second, third, ... host a folder of its own in it.
-        checkpoints: folder or gs:// address.
-        done: steps by an earlier process.
-    """
-
-    folder: Path
-    logs: Path
-    checkpoints: str
-    done: int = 0
+    folder: Path  # RUN_DIR, or one named after the time
+    logs: Path  # where this process writes: `folder`; on all hosts but the first a folder of its own in it
+    checkpoints: str  # folder or gs:// address
+    done: int = 0  # steps by an earlier process
 
     def note(self, **more: Any) -> dict[str, Any]:
         """Adds to run.json; returns all of it."""
@@ -111,10 +104,6 @@ class Run:
 @contextlib.contextmanager
 def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
-
-    Args:
-        c: the constants of the run.
-        arguments: those of the command line; kept for the report.
 
     Raises:
         UserError: other constants; a folder that can't be written, that another process is using, or whose

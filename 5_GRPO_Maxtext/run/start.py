@@ -56,12 +56,7 @@ def read_questions(c):
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
     """The questions with their prompts as a run asks them, and where they came from, by split.
 
-    Args:
-        c: the constants of the run.
-        data: from `read_questions`, or a part of it.
-        grader: of the run.
-        tokenizer: of MODEL.
-        too_long: CSV file, as `make_prompts` takes it.
+    `data` is from `read_questions`, or a part of it; `too_long` a CSV file, as `make_prompts` takes it.
     """
     limits = {"test": c.NUM_TEST_QUESTIONS}
     rows = {
@@ -87,12 +82,6 @@ def for_this_machine(c, arguments: Sequence[str]):
 @contextlib.contextmanager
 def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
     """Yields the constants (MODEL with the hub's commit), the language model, the task, and the run's folder.
-
-    Args:
-        c: the constants.
-        arguments: those of the command line, for the report.
-        course: the module with the course's rewards, reward_func.py.
-        tables: of the main script.
 
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
@@ -127,12 +116,11 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
             memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
             run = replace(run, done=max(checkpoints.saved(run.checkpoints), default=0))
             task = make_task(c, rows, grader, sources)
-            reports.introduce(c, run, llm.cluster, folder, hf, grader, rows, sources, run.done)
+            reports.introduce(c, run, parameters, folder, hf, task, rows)
             yield c, llm, task, run
 
 
 def report(c, task: Task, run: run_folder.Run, before, after, log) -> None:
     """The report of a run that's over."""
-    lines = health.history(log, asdict(c))
-    reports.write(c, run, before, after, log, task.sources["test"], lines, run.done)
+    reports.write(c, run, before, after, log, task.sources["test"], health.history(log, asdict(c)), run.done)
     run.keep()

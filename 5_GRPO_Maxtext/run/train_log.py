@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from task.task import GRADED
 COLUMNS = (  # then, in the order in which they turn up: `sync_gain`, `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
     "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
-    "temperature", "correct_lenient", "held_out_correct", "held_out_correct_lenient", "held_out_format_ok",
-    "held_out_greedy_correct", "held_out_greedy_correct_lenient", "mismatch", "mismatch_max", "answers",
+    "temperature", "correct_lenient", *HELD_OUT, "mismatch", "mismatch_max", "answers",
 )  # fmt: skip
 
 
@@ -87,11 +86,7 @@ def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) ->
 class TrainingLog:
     """One CSV row per step, the same in TensorBoard, progress bar, health lines, evaluations.
 
-    Args:
-        logs: folder of train_log.csv, evaluations.jsonl and tensorboard/. Rows of steps after `first_step`,
-            which a kill has undone, are dropped.
-        c: the constants of the run.
-        first_step: steps already done.
+    `first_step` steps are done: what the files in the folder `logs` have of later ones, a kill has undone.
     """
 
     def __init__(self, logs: Path, c, first_step: int):
@@ -125,10 +120,9 @@ class TrainingLog:
         self.rows.append(row)
         self._write()
         for name, value in row.items():
-            if math.isnan(value):  # not measured
-                continue
-            scalar = summary.scalar(name, np.asarray(value))
-            self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
+            if not math.isnan(value):  # not measured
+                scalar = summary.scalar(name, np.asarray(value))
+                self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
         found = health.check(self.rows, dataclasses.asdict(self._c))
         for kind in found.keys() - self._unhealthy.keys():  # a line is printed when it begins to hold
@@ -138,14 +132,13 @@ class TrainingLog:
         self._progress.set_postfix(shown, refresh=False)
         self._progress.update()
 
-    def evaluation_due(self, done: int) -> bool:
-        """Whether to evaluate after so many steps: before the first, after the last, after every N-th."""
+    def evaluation(self, done: int, ask: Callable[[], dict[str, Any]]) -> dict[str, float]:
+        """The columns of `ask()`, if it's due: before the first step, after the last, after every N-th."""
         every = self._c.EVAL_EVERY
         wanted = every and (done % every == 0 or done == self._c.NUM_BATCHES)
-        return devices.all_agree(bool(wanted and done not in self._evaluated))
-
-    def add_evaluation(self, done: int, result: dict[str, Any]) -> dict[str, float]:
-        """Writes an evaluation into evaluations.jsonl; returns its columns for the row of that step."""
+        if not devices.all_agree(bool(wanted and done not in self._evaluated)):
+            return {}
+        result = ask()
         answers.append_lines(self._evaluations, [{"step": done} | result])
         self._evaluated.add(done)
         if devices.is_first():
@@ -156,8 +149,3 @@ class TrainingLog:
         """Closes the progress bar and TensorBoard's file."""
         self._progress.close()
         self._events.close()
-
-
-def seconds_before(log: Sequence[Mapping[str, float]], first_step: int) -> float:
-    """How long the steps of a run took that earlier processes have done."""
-    return sum(row.get("seconds", 0.0) for row in log if row["step"] <= first_step)

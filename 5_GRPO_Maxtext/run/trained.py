@@ -17,11 +17,7 @@ POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # samples from the policy i
 
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
-    """The folder of the run's checkpoints, and the step of the one that is meant.
-
-    Args:
-        checkpoint: from `run_files.checkpoint_at`.
-        constant: the constant that names it, for messages.
+    """The folder of the run's checkpoints, and the step of the one that `constant` names.
 
     Raises:
         UserError: there is none, or not this one.
@@ -45,9 +41,8 @@ def changed_model(model: str, checkpoint: Checkpoint) -> str:
         UserError: the same, where the run's LoRA would be added to other weights.
     """
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
-    if (said := identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))) and (
-        checkpoint.constants.get("LORA_RANK")
-    ):
+    said = identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
+    if said and checkpoint.constants.get("LORA_RANK"):
         raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
     return said
 
@@ -59,13 +54,9 @@ def sampling(c, how: dict[str, float], seed: jax.Array | None = None) -> Rollout
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
-    """An engine with MODEL's weights, and LoRA's A and B where the run has them; `restore` fills them.
+    """An engine with MODEL's weights, and LoRA's A and B where the run of `checkpoint` has them.
 
-    Args:
-        c: MODEL, its lengths and arrays, BATCH_SIZE and SEED.
-        tokenizer: of MODEL.
-        answers: to decode in all; at most BATCH_SIZE of them at once.
-        checkpoint: that will be restored.
+    `restore` fills these. It decodes so many `answers` in all, at most BATCH_SIZE of them at once.
     """
     folder, hf = llama.load_hf_config(c.MODEL)
     devices = jax.device_count()

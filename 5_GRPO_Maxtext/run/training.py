@@ -10,17 +10,11 @@ from grpo_variants import adaptive_beta
 from model import devices
 from model.log_probs import mean_metrics
 from run import answers, checkpoints, process, train_log
+from settings import UserError
 
 
 class TrainingRun:
-    """The folder of a run, open for training; use it in a `with` statement.
-
-    Args:
-        c: the constants of the run.
-        llm: its language model.
-        task: its questions.
-        folder: from `run_folder.open_run`.
-        evaluate: of c, llm, task and questions.
+    """The folder of a run, from `run_folder.open_run`, open for training; use it in a `with` statement.
 
     Attributes:
         start: steps that are done, by the newest checkpoint.
@@ -37,13 +31,12 @@ class TrainingRun:
         with contextlib.ExitStack() as stack:
             stack.enter_context(process.full_disk(self.folder.folder))
             stack.callback(self.folder.keep)  # when the last checkpoint is whole
-            self._manager = stack.enter_context(
-                contextlib.closing(checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP))
-            )
+            self._manager = checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP)
+            stack.callback(self._manager.close)
             self.start = self._manager.latest_step() or 0
-            self._log = stack.enter_context(
-                contextlib.closing(train_log.TrainingLog(self.folder.logs, self.c, self.start))
-            )
+            self._log = train_log.TrainingLog(self.folder.logs, self.c, self.start)
+            stack.callback(self._log.close)
+            self.log = self._log.rows
             answers.keep_lines(self.folder.logs / "answers.jsonl", self.start)
             self._stop = stack.enter_context(process.stop_after_step())
             self._stack = stack.pop_all()
@@ -51,10 +44,6 @@ class TrainingRun:
 
     def __exit__(self, *error) -> bool | None:
         return self._stack.__exit__(*error)
-
-    @property
-    def log(self) -> list[dict[str, float]]:
-        return self._log.rows
 
     def restore(self, optimizer):
         """params and opt_state of the newest checkpoint; without one, those to start with."""
@@ -86,8 +75,12 @@ class TrainingRun:
                 self.save(step)
                 raise KeyboardInterrupt
             self._started = time.perf_counter()
-            with process.kept(self.save, step):
+            try:
                 samples = next(rollouts)
+            except UserError:
+                if step:
+                    self.save(step)
+                raise
             yield samples
 
     def check_finite(self, step: int, metrics) -> None:
@@ -108,13 +101,9 @@ class TrainingRun:
         seconds = time.perf_counter() - self._started
         row |= train_log.answer_metrics(self.task.grader, samples.sampled or samples, seconds)
         if answers.keeps(c, done):
-            log_prob = {
-                "before": old_log_prob, "after": self.llm.log_probs(batch), "reference": batch.ref_log_prob
-            }  # fmt: skip
-            answers.append_step(
-                self.folder.logs / "answers.jsonl", c, self.llm.cluster.tokenizer, self.task.grader, samples,
-                batch, row, log_prob,
-            )  # fmt: skip
+            path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.cluster.tokenizer
+            log_prob = old_log_prob, self.llm.log_probs(batch)
+            answers.append_step(path, c, tokenizer, self.task.grader, samples, batch, row, *log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
         if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
@@ -122,6 +111,5 @@ class TrainingRun:
 
     def _held_out(self, done: int) -> dict[str, float]:
         """Metrics of the held-out questions, if they're due after so many steps."""
-        if not self.task.held_out or not self._log.evaluation_due(done):
-            return {}
-        return self._log.add_evaluation(done, self._evaluate(self.c, self.llm, self.task, self.task.held_out))
+        asked = self.c, self.llm, self.task, self.task.held_out
+        return self._log.evaluation(done, lambda: self._evaluate(*asked)) if self.task.held_out else {}
