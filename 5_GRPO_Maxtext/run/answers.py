@@ -128,16 +128,17 @@ def keeps(c, step: int) -> bool:
 
 
 def append_step(
-    path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob, log_prob_after
+    path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Sequence
 ) -> None:
     """Adds the lines of a step to answers.jsonl: of its `Samples`, the `Batch` made of them, its log's row.
 
-    The log-probs before and after the update are [passes, N / passes, T].
+    `log_prob` is that before the update, [passes, N / passes, T], and that after it.
     """
 
     def flat(x):  # [passes, n, ...] to NumPy [N, ...]
         return None if x is None else devices.whole(x).reshape(-1, *x.shape[2:])
 
+    before, after = log_prob
     mask, advantages, samples = flat(batch.mask), flat(batch.advantage), samples.flat()
     graded = {name: samples.questions[name] for name in GRADED_COLUMNS} | {
         "completions": samples.answers.texts, "points": samples.reward_parts, "rewards": samples.rewards,
@@ -145,7 +146,7 @@ def append_step(
     rows = question_rows(
         tokenizer, grader, c.NUM_GENERATIONS, samples.answers.completion_ids, graded,
         advantages=advantages[:, 0] if advantages.shape[1] == 1 else advantages, counts=mask.any(axis=1),
-        log_prob=devices.whole(log_prob).reshape(mask.shape), log_prob_after=flat(log_prob_after),
+        log_prob=devices.whole(before).reshape(mask.shape), log_prob_after=flat(after),
         log_prob_reference=flat(batch.ref_log_prob),
     )  # fmt: skip
     shared = {name: row[name] for name in ("step", "beta", "temperature")}

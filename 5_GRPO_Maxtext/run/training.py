@@ -103,7 +103,7 @@ class TrainingRun:
         if answers.keeps(c, done):
             path, tokenizer = self.folder.logs / "answers.jsonl", self.llm.cluster.tokenizer
             log_prob = old_log_prob, self.llm.log_probs(batch)
-            answers.append_step(path, c, tokenizer, self.task.grader, samples, batch, row, *log_prob)
+            answers.append_step(path, c, tokenizer, self.task.grader, samples, batch, row, log_prob)
         self._log.add(row | self._held_out(done))
         self.beta = adaptive_beta(self.beta, c.TARGET_KL, row["kl"])
         if done % c.SAVE_INTERVAL_STEPS == 0 or done == c.NUM_BATCHES:
