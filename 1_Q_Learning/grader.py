@@ -1,22 +1,18 @@
 """Judges functions that a reader writes: not begun, right, or wrong, and how. The same file in every folder.
 
-A mistake is recognised by its numbers: the usual mistakes are computed from the same input, and the one that
-gives exactly what the reader's function gives is named. If none does, pairs of mistakes are tried.
+A mistake is recognised by its numbers: each usual mistake is made in the right function and tried on the
+same input, and the one that gives exactly what the reader's function gives is named; if none does, a pair.
 """
 
-import functools
+import contextlib
 import inspect
 import itertools
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-HINTS = dict.fromkeys(
-    ("TracerBoolConversionError", "TracerArrayConversionError"),
-    "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`",
-)
 
 
 class Exercise(NamedTuple):
@@ -24,18 +20,20 @@ class Exercise(NamedTuple):
 
     look: Callable[[Callable], dict[str, Any]]  # calls a function on fixed numbers: {input: result}
     right: Callable  # the function as it should be
-    mistakes: Mapping[str, Any]  # by the words that name it: another function, or other options of `right`
+    mistakes: Mapping[
+        str, Any
+    ]  # by the words that name it: "old => new" in the source of `right`, a function
     tolerance: float = 1e-5  # largest difference, absolute or relative, that counts as rounding
     returns: bool = True  # False for a function that changes its arguments in place
     also: Callable[[Callable], str] = lambda function: ""  # what is wrong although the numbers are right
 
 
 class Verdict(NamedTuple):
-    """What is said of a function."""
+    """What is said of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
 
-    status: str  # "not begun", "right" or "wrong"
-    lines: tuple[str, ...] = ()  # how it is wrong
-    mistakes: tuple[str, ...] = ()  # the mistakes that give the same numbers
+    status: str
+    lines: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
 
 
 class Unusable(Exception):
@@ -46,9 +44,8 @@ def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> boo
     """Judges every function by its name and prints the verdicts; True if all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
-        print(f"{name:20s} {verdict.status}")
-        for line in verdict.lines:
-            print("    " + line.replace("\n", "\n" + " " * 14))
+        lines = ["    " + line.replace("\n", "\n" + " " * 14) for line in verdict.lines]
+        print("\n".join([f"{name:20s} {verdict.status}", *lines]))
     return all(verdict.status == "right" for verdict in verdicts.values())
 
 
@@ -70,62 +67,64 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
     except Exception as error:  # whatever it is, the reader's own line caused it: one line, no traceback
         return Verdict("wrong", (in_one_line(error, function),))
     expected = exercise.look(exercise.right)
-    differing = {g: difference(found[g], expected[g], exercise.tolerance) for g in expected}
-    differing = {given: how for given, how in differing.items() if how}
-    if not differing:
+    how = differences(found, expected, exercise.tolerance)
+    if not how:
         objection = exercise.also(function)
         return Verdict("wrong", (objection,)) if objection else Verdict("right")
 
-    def gives_the_same(mistake: Any) -> bool:
-        results = exercise.look(variant(exercise, mistake))
-        return not any(difference(found[g], results[g], exercise.tolerance) for g in results)
+    def gives_the_same(*mistakes: Any) -> bool:
+        try:
+            return not differences(found, exercise.look(variant(exercise, *mistakes)), exercise.tolerance)
+        except Exception:  # two mistakes that don't go together
+            return False
 
     mistakes = [name for name, mistake in exercise.mistakes.items() if gives_the_same(mistake)]
     if not mistakes:
-        options = [(name, m) for name, m in exercise.mistakes.items() if isinstance(m, Mapping)]
-        pairs = [(f"{a}; and {b}", x | y) for (a, x), (b, y) in itertools.combinations(options, 2)
-                 if not x.keys() & y.keys()]  # fmt: skip
-        mistakes = [name for name, pair in pairs if gives_the_same(pair)][:1]
-    given, how = next(iter(differing.items()))
-    lines = [
-        f"given     {given}",
-        f"expected  {text(expected[given])}",
-        f"found     {text(found[given])}",
-        how,
-    ]
-    lines += [f"This is what comes out if {name}." for name in mistakes]
-    if not mistakes:
-        lines += [
-            f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
-        ]
+        edits = [(name, m) for name, m in exercise.mistakes.items() if isinstance(m, str)]
+        pairs = itertools.combinations(edits, 2)
+        mistakes = [f"{a}; and {b}" for (a, x), (b, y) in pairs if gives_the_same(x, y)][:1]
+    given = next(iter(how))
+    none = f"None of the {len(exercise.mistakes)} usual mistakes gives exactly this, nor do two at once."
+    lines = [f"given     {given}", f"expected  {text(expected[given])}", f"found     {text(found[given])}"]
+    lines += [how[given], *([f"This is what comes out if {name}." for name in mistakes] or [none])]
     return Verdict("wrong", tuple(lines), tuple(mistakes))
 
 
-def variant(exercise: Exercise, mistake: Any) -> Callable:
-    """The function with a mistake in it."""
-    return functools.partial(exercise.right, **mistake) if isinstance(mistake, Mapping) else mistake
+def variant(exercise: Exercise, *mistakes: Any) -> Callable:
+    """The right function with these mistakes in it. ValueError where an edit finds nothing to change."""
+    if callable(mistakes[0]):
+        return mistakes[0]
+    source = textwrap.dedent(inspect.getsource(exercise.right))
+    for edit in "; ".join(mistakes).split("; "):
+        old, new = edit.split("=>")
+        if old.strip() not in source:
+            raise ValueError(f"{old.strip()!r} is not in the source of {exercise.right.__name__}")
+        source = source.replace(old.strip(), new.strip())
+    names = dict(exercise.right.__globals__)
+    exec(source, names)
+    return names[exercise.right.__name__]
 
 
 def numbers(result: Any) -> np.ndarray:
     """A result as an array. Raises Unusable if it is none."""
-    try:
-        array = np.asarray(result)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise Unusable(f"it returns a {type(result).__name__}, which is not an array of numbers")
-    return array
+    with contextlib.suppress(ValueError):
+        if np.asarray(result).dtype.kind in "biuf":
+            return np.asarray(result)
+    raise Unusable(f"it returns a {type(result).__name__}, which is not an array of numbers")
 
 
-def difference(found: Any, expected: Any, tolerance: float) -> str:
-    """How two results differ, or "". nan equals nan; where bools are expected, 0 and 1 are as good."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        return f"Its shape is {list(found.shape)}; expected {list(expected.shape)}."
-    if found.dtype.kind not in {"f": "f", "i": "iu", "b": "biuf"}[expected.dtype.kind]:
-        return f"Its type is {found.dtype}; expected {expected.dtype}."
-    close = np.allclose(found.astype(float), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-    return "" if close else "Its numbers differ."
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> dict[str, str]:
+    """How the results differ, by input. nan equals nan; where bools are expected, 0 and 1 are as good."""
+    how = {}
+    for given in expected:
+        a, b = np.asarray(found[given]), np.asarray(expected[given])
+        if a.shape != b.shape:
+            how[given] = f"Its shape is {list(a.shape)}; expected {list(b.shape)}."
+        elif a.dtype.kind not in {"f": "f", "i": "iu", "b": "biuf"}[b.dtype.kind]:
+            how[given] = f"Its type is {a.dtype}; expected {b.dtype}."
+        elif not np.allclose(a.astype(float), b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            how[given] = "Its numbers differ."
+    return how
 
 
 def text(array: Any) -> str:
@@ -137,6 +136,7 @@ def in_one_line(error: Exception, function: Callable) -> str:
     """An exception with the line of the reader's file that caused it."""
     file = inspect.unwrap(function).__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    name = type(error).__name__
-    message = HINTS.get(name) or str(error).strip().split("\n")[0]
+    name, message = type(error).__name__, str(error).strip().split("\n")[0]
+    if name in ("TracerBoolConversionError", "TracerArrayConversionError"):
+        message = "inside jax.jit a value is not known yet: use `jnp.where`, not `if`, and `jnp`, not `np`"
     return f"line {lines[-1] if lines else '?'} raises {name}: {message}"

@@ -1,6 +1,5 @@
 """What serves a run and changes nothing that is learned: its folder and its files."""
 
-import contextlib
 import csv
 import dataclasses
 import itertools
@@ -11,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import scalar
 
 from settings import UserError
 
@@ -19,30 +20,23 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 
 def open_run(name: str, c: Any) -> Path:
-    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes the constants into it.
+    """Makes the folder of a run, RUN_DIR or a new one in runs/NAME, and writes constants.json into it.
 
     Raises:
-        UserError: the folder cannot be written, or holds another run.
+        UserError: the folder can't be written, or it holds the result of another run.
     """
-    folder = Path(c.RUN_DIR or RUNS / name)
-    try:
-        folder = folder if c.RUN_DIR else new_folder(folder / time.strftime("%Y-%m-%d_%H-%M-%S"))
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "result.json").exists():
-            raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
-        write_json(folder / "constants.json", dataclasses.asdict(c))
-    except OSError as error:
-        raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
-    return folder
-
-
-def new_folder(path: Path) -> Path:
-    """Makes it, or path_2, path_3, ...: two runs may start in the same second."""
+    wanted = Path(c.RUN_DIR or RUNS / name / time.strftime("%Y-%m-%d_%H-%M-%S"))
     for count in itertools.count(1):
-        folder = path.with_name(f"{path.name}_{count}") if count > 1 else path
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+        folder = wanted if count == 1 else wanted.with_name(f"{wanted.name}_{count}")
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(c.RUN_DIR))
+            if (folder / "result.json").exists():
+                raise UserError(f"RUN_DIR={folder}: holds the result of another run; choose another folder")
+            write_json(folder / "constants.json", dataclasses.asdict(c))
             return folder
+        except OSError as error:
+            if c.RUN_DIR or not isinstance(error, FileExistsError):  # else two runs began in the same second
+                raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -51,7 +45,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a table; numbers in full, so that everything shown can be computed again from the file."""
+    """Writes a table, with every digit of its numbers."""
     rows = list(rows)
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -62,7 +56,10 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def write_log(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The log, one row per LOG_EVERY episodes: log.csv, and TensorBoard's curves."""
     write_csv(folder / "log.csv", rows)
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
-        for row in rows:
-            for name, value in row.items():
-                writer.add_scalar(f"train/{name}", value, row["episode"])
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "tensorboard" / "events"))
+    for row in rows:
+        for name, value in row.items():
+            summary = scalar(f"train/{name}", value)
+            events.write_event(Event(wall_time=time.time(), step=row["episode"], summary=summary))
+    events.close()

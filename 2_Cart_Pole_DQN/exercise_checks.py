@@ -35,31 +35,27 @@ def look_at_td_target(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def td_target(
-    reward, terminated, next_q, gamma,
-    goes_on=lambda end: 1 - end,
-    target=lambda r, gamma, future, end: r + gamma * future,
-    constant=jax.lax.stop_gradient,
-    finish=lambda y: y,
-):  # fmt: skip
-    return constant(finish(target(reward, gamma, goes_on(terminated) * next_q, terminated)))
+def td_target(reward, terminated, next_q, gamma):
+    y = reward + gamma * (1 - terminated) * next_q
+    return jax.lax.stop_gradient(y)
 
 
+TARGET = "reward + gamma * (1 - terminated) * next_q"
 TD_TARGET = Exercise(
     look_at_td_target,
     td_target,
     {
-        "it bootstraps past the end: (1 - terminated) is missing": dict(goes_on=lambda end: 1),
-        "terminated is upside down: only the end bootstraps": dict(goes_on=lambda end: end),
-        "the end takes the reward away, too": dict(target=lambda r, g, f, end: (1 - end) * (r + g * f)),
-        "gamma is missing": dict(target=lambda r, g, f, end: r + f),
-        "gamma discounts the reward, too": dict(target=lambda r, g, f, end: g * (r + f)),
-        "the reward is missing": dict(target=lambda r, g, f, end: g * f),
-        "next_q is missing": dict(target=lambda r, g, f, end: r),
-        "[B, 1] meets [B], which makes [B, B]": dict(target=lambda r, g, f, end: r[:, None] + g * f),
-        "[B] meets [B, 1], which makes [B, B]": dict(target=lambda r, g, f, end: r + (g * f)[:, None]),
-        "the gradient flows through the target: stop_gradient is missing": dict(constant=lambda y: y),
-        "the mean is taken already": dict(finish=jnp.mean),
+        "it bootstraps past the end: (1 - terminated) is missing": "(1 - terminated) * =>",
+        "terminated is upside down: only the end bootstraps": "(1 - terminated) => terminated",
+        "the end takes the reward away, too": "= reward + => = (1 - terminated) * reward +",
+        "gamma is missing": "gamma * =>",
+        "gamma discounts the reward, too": "= reward + => = gamma * reward +",
+        "the reward is missing": "reward + =>",
+        "next_q is missing": f"{TARGET} => reward",
+        "[B, 1] meets [B], which makes [B, B]": "= reward + => = reward[:, None] +",
+        "[B] meets [B, 1], which makes [B, B]": "* next_q => * next_q[:, None]",
+        "the gradient flows through the target: stop_gradient is missing": "jax.lax.stop_gradient =>",
+        "the mean is taken already": "(y) => (y.mean())",
     },
 )
 
@@ -97,59 +93,36 @@ def look_at_n_step(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def steps_that_count(ended: jax.Array) -> jax.Array:
-    """1 up to and with the first end, then 0: int32 [B, n]."""
-    ended = ended.astype(int)
-    return (ended.cumsum(axis=1) - ended == 0).astype(int)
-
-
-def n_step(
-    batch, gamma,
-    counts=lambda terminated, truncated: steps_that_count(terminated | truncated),
-    discounts=lambda gamma, k: gamma**k,
-    last=lambda m, n: m - 1,
-    axis=1,
-):  # fmt: skip
-    count, n = counts(batch.terminated, batch.truncated), batch.reward.shape[1]
-    m = count.sum(axis=1)
-    rows = jax.tree.map(lambda x: x[jnp.arange(len(m)), last(m, n)], batch)
-    return (count * discounts(gamma, jnp.arange(n)) * batch.reward).sum(axis=axis), m, rows
+def n_step(batch, gamma):
+    ended = (batch.terminated | batch.truncated).astype(int)
+    counts = (ended.cumsum(axis=1) - ended == 0).astype(int)
+    n, m = counts.shape[1], counts.sum(axis=1)
+    rows = jax.tree.map(lambda x: x[jnp.arange(len(m)), m - 1], batch)
+    return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1), m, rows
 
 
 N_STEP = Exercise(
     look_at_n_step,
     n_step,
     {
-        "rewards of the next episode count: nothing stops at an end": dict(
-            counts=lambda terminated, truncated: jnp.ones_like(terminated, int)
-        ),
-        "rewards count beyond a truncation: only a termination stops the sum": dict(
-            counts=lambda terminated, truncated: steps_that_count(terminated)
-        ),
-        "rewards count beyond a termination: only a truncation stops the sum": dict(
-            counts=lambda terminated, truncated: steps_that_count(truncated)
-        ),
-        "the step that ends the episode does not count": dict(
-            counts=lambda terminated, truncated: jnp.cumprod(1 - (terminated | truncated), axis=1)
-        ),
-        "only the steps that end an episode are left out, not what follows them": dict(
-            counts=lambda terminated, truncated: 1 - (terminated | truncated)
-        ),
-        "the rewards are not discounted": dict(discounts=lambda gamma, k: 1.0),
-        "the first reward is discounted already": dict(discounts=lambda gamma, k: gamma ** (k + 1)),
-        "gamma * k stands where gamma^k belongs": dict(discounts=lambda gamma, k: gamma * k),
-        "every later reward is discounted once, by gamma": dict(
-            discounts=lambda gamma, k: jnp.where(k == 0, 1.0, gamma)
-        ),
-        "the last transition is always the window's last, which may belong to the next episode": dict(
-            last=lambda m, n: jnp.full_like(m, n - 1)
-        ),
-        "the last transition is number m of the window, one too far: they are counted from 0": dict(
-            last=lambda m, n: jnp.minimum(m, n - 1)
-        ),
-        "the sum runs over the batch, not over the window: wrong axis": dict(axis=0),
+        "rewards of the next episode count: nothing stops at an end": "ended == 0 => ended > -99",
+        "rewards count beyond a truncation: only a termination stops the sum": "| batch.truncated =>",
+        "rewards count beyond a termination: only a truncation stops the sum": "batch.terminated | =>",
+        "the step that ends the episode does not count": "(axis=1) - ended => (axis=1)",
+        "only the steps that end an episode are left out, not what follows them":
+            "ended.cumsum(axis=1) - ended == 0 => ended == 0",
+        "the rewards are not discounted": "gamma ** jnp.arange(n) * =>",
+        "the first reward is discounted already": "jnp.arange(n) => (1 + jnp.arange(n))",
+        "gamma * k stands where gamma^k belongs": "gamma ** => gamma *",
+        "every later reward is discounted once, by gamma": "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)",
+        "the last transition is always the window's last, which may belong to the next episode":
+            "m - 1], batch => 0 * m - 1], batch",
+        "the last transition is number m of the window, one too far: they are counted from 0":
+            "m - 1], batch => jnp.minimum(m, n - 1)], batch",
+        "the sum runs over the batch, not over the window: wrong axis":
+            ".sum(axis=1), m, => .sum(axis=0), m,",
     },
-)
+)  # fmt: skip
 
 # %% sample ---------------------------------------------------------------------------------------------
 CAPACITY, BATCH_SIZE, N_STEPS, DRAWS = 8, 64, 3, 200
@@ -183,7 +156,7 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
     """What 200 batches of 64 windows hold: only the frequencies count, not how the function draws."""
     found = {}
     rngs = jax.random.split(jax.random.key(0), DRAWS)
-    for count in (5, 11):
+    for count in (4, CAPACITY, 11):  # half empty, just full, overwritten
         buffer = buffer_after(count)
         rows = jax.vmap(lambda rng, buffer=buffer: function(buffer, rng, BATCH_SIZE, N_STEPS))(rngs)
         shapes = [list(np.shape(x)[1:]) for x in jax.tree.leaves(rows)]
@@ -194,72 +167,54 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
             )
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
-        given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}: share of"
-        found |= {
-            f"{given} rows drawn that were never written": np.mean(windows == EMPTY),
-            f"{given} windows whose transitions are not consecutive": np.mean(
-                (np.diff(windows, axis=2) != 1).any(axis=2)
-            ),
-            f"{given} windows that begin with transition 0, 1, ... {count - 1}": np.array(
+        what = {
+            "are rows drawn that were never written?": np.any(windows == EMPTY),
+            "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
+            f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
                 [np.mean(first == i) for i in range(count)]
             ),
-            f"{given} batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
-            f"{given} batches that are equal to the one before": np.mean(
-                (first[1:] == first[:-1]).all(axis=1)
-            ),
+            "share of batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
+            "share of batches equal to the one before": np.mean((first[1:] == first[:-1]).all(axis=1)),
         }
+        given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
+        found |= {f"{given} {asked}": answer for asked, answer in what.items()}
     return found
 
 
-def sample(
-    buffer, rng, batch_size, n_steps,
-    low=lambda count, capacity: jnp.maximum(count - capacity, 0),
-    high=lambda count, capacity, n: count - n + 1,
-    size=lambda B, n: (B, 1),
-    wrap=lambda positions, capacity: positions % capacity,
-    key=lambda rng: rng,
-):  # fmt: skip
+def sample(buffer, rng, B, n):
     capacity, count = len(buffer.rows.reward), buffer.count
-    ends = low(count, capacity), high(count, capacity, n_steps)
-    first = jax.random.randint(key(rng), size(batch_size, n_steps), *ends)
-    steps = 0 if first.shape[1] == n_steps else jnp.arange(n_steps)
-    positions = wrap(jnp.broadcast_to(first + steps, (batch_size, n_steps)), capacity)
+    low, high = jnp.maximum(count - capacity, 0), count - n + 1
+    first = jax.random.randint(rng, (B, 1), low, high)
+    positions = (first + jnp.arange(n)) % capacity
     return jax.tree.map(lambda x: x[positions], buffer.rows)
 
 
+RANGE = "jnp.maximum(count - capacity, 0), count - n + 1"
 SAMPLE = Exercise(
     look_at_sample,
     sample,
     {
-        "windows begin anywhere in the ring: they run over its seam, and into rows never written": dict(
-            low=lambda count, capacity: 0, high=lambda count, capacity, n: capacity
-        ),
-        "windows begin anywhere in what was written: they run over its end": dict(
-            low=lambda count, capacity: 0, high=lambda count, capacity, n: jnp.minimum(count, capacity)
-        ),
-        "windows begin at 0 to count: in overwritten rows, and beyond the newest one into empty ones": dict(
-            low=lambda count, capacity: 0, high=lambda count, capacity, n: count
-        ),
-        "the oldest is taken to be number 0 even when it has been overwritten": dict(
-            low=lambda count, capacity: 0
-        ),
-        "the newest window is never drawn: randint already leaves its end out": dict(
-            high=lambda count, capacity, n: count - n
-        ),
-        "one window too many: the last one runs past the newest row": dict(
-            high=lambda count, capacity, n: count - n + 2
-        ),
-        "% capacity is missing: what lies beyond the array is its last row": dict(
-            wrap=lambda positions, capacity: positions
-        ),
-        "one window is drawn for the whole batch": dict(size=lambda B, n: (1, 1)),
-        "the n steps of a window are drawn apart": dict(
-            size=lambda B, n: (B, n), high=lambda count, capacity, n: count
-        ),
-        "rng is not used: every batch is the same": dict(key=lambda rng: jax.random.key(0)),
+        "windows begin anywhere in the ring: they run over its seam, and into rows never written":
+            f"{RANGE} => 0, capacity",
+        "windows lie anywhere in the array: over its seam, and in rows never written":
+            f"{RANGE} => 0, capacity - n + 1",
+        "windows begin anywhere in what was written: they run over its end":
+            f"{RANGE} => 0, jnp.minimum(count, capacity)",
+        "windows begin at 0 to count: in overwritten rows, and beyond the newest one into empty ones":
+            f"{RANGE} => 0, count",
+        "the oldest is taken to be number 0 even when it has been overwritten":
+            "jnp.maximum(count - capacity, 0) => 0",
+        "the newest window is never drawn: randint already leaves its end out": "count - n + 1 => count - n",
+        "one window too many: the last one runs past the newest row": "count - n + 1 => count - n + 2",
+        "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",
+        "one window is drawn for the whole batch":
+            "(B, 1) => (1, 1); jnp.arange(n)) => jnp.arange(n) + jnp.zeros((B, 1), int))",
+        "the n steps of a window are drawn apart":
+            "(B, 1), low, high => (B, n), low, count; first + jnp.arange(n) => first",
+        "rng is not used: every batch is the same": "randint(rng => randint(jax.random.key(0)",
     },
     tolerance=0.025,  # a share of 12,800 windows strays by 0.0042 at most: two of them, four deviations
-)
+)  # fmt: skip
 
 EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 
@@ -267,11 +222,15 @@ EXERCISES = {"td_target": TD_TARGET, "n_step": N_STEP, "sample": SAMPLE}
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
-    runs.start_jax()
-    if not grader.run(EXERCISES, functions):
-        sys.exit(1)
-    import cart_pole_dqn
 
-    print("\nAll right. cart_pole_dqn.py with your td_target, n_step and sample:")
-    cart_pole_dqn.td_target, cart_pole_dqn.n_step, cart_pole_dqn.sample = functions
-    settings.run(lambda arguments: cart_pole_dqn.main(arguments or ["NUM_SEEDS=3"]))
+    def judge_and_train(arguments: list[str]) -> None:
+        runs.start_jax()
+        if not grader.run(EXERCISES, functions):
+            sys.exit(1)
+        import cart_pole_dqn as script
+
+        print("\nAll right. cart_pole_dqn.py with your td_target, n_step and sample:")
+        script.td_target, script.n_step, script.sample = functions
+        script.main(arguments or ["NUM_SEEDS=3"])
+
+    settings.run(judge_and_train)

@@ -49,42 +49,34 @@ def backwards(step: Callable, *arrays: jax.Array) -> jax.Array:
     return jnp.stack(columns[::-1], axis=1)
 
 
-def discounted_returns(
-    reward, gamma,
-    before=lambda r, gamma: r,
-    discount=lambda gamma: gamma,
-    after=lambda G, r, gamma: G,
-    turn=lambda x: x,
-):  # fmt: skip
-    returns = backwards(lambda later, r: r + discount(gamma) * later, turn(before(reward, gamma)))
-    return after(turn(returns), reward, gamma)
+def discounted_returns(reward, gamma):
+    G = backwards(lambda later, r: r + gamma * later, reward)
+    return G
 
 
 DISCOUNTED_RETURNS = Exercise(
     look_at_returns,
     discounted_returns,
     {
-        "gamma is missing": dict(discount=lambda gamma: 1.0),
-        "the step's own reward is missing: the sum begins at t + 1": dict(
-            after=lambda G, r, gamma: (G - r) / gamma
-        ),
-        "the step's own reward is discounted, too": dict(after=lambda G, r, gamma: gamma * G),
-        "the last reward is lost: the loop begins at T - 2": dict(before=lambda r, gamma: r.at[:, -1].set(0)),
-        "only the next reward is added, not the next return": dict(
-            after=lambda G, r, gamma: r + gamma * jnp.pad(r[:, 1:], ((0, 0), (0, 1)))
-        ),
-        "the sum runs forwards: what was earned so far": dict(turn=lambda x: x[:, ::-1]),
-        "the columns come out in reversed order": dict(after=lambda G, r, gamma: G[:, ::-1]),
-        "every step gets the whole episode's return": dict(
-            after=lambda G, r, gamma: jnp.broadcast_to(G[:, :1], G.shape)
-        ),
-        "rewards are discounted from the start of the episode, not from step t": dict(
-            before=lambda r, gamma: r * gamma ** jnp.arange(r.shape[1]), discount=lambda gamma: 1.0
-        ),
-        "the sum runs over the environments, not over the steps: wrong axis": dict(turn=lambda x: x.T),
+        "gamma is missing": "gamma * =>",
+        "the step's own reward is missing: the sum begins at t + 1":
+            "return G => return (G - reward) / gamma",
+        "the step's own reward is discounted, too": "return G => return gamma * G",
+        "the last reward is lost: the loop begins at T - 2": "reward) => reward.at[:, -1].set(0))",
+        "only the next reward is added, not the next return":
+            "return G => return reward + gamma * jnp.pad(reward[:, 1:], ((0, 0), (0, 1)))",
+        "the sum runs forwards: what was earned so far":
+            "later, reward) => later, reward[:, ::-1]); return G => return G[:, ::-1]",
+        "the columns come out in reversed order": "return G => return G[:, ::-1]",
+        "every step gets the whole episode's return":
+            "return G => return jnp.broadcast_to(G[:, :1], G.shape)",
+        "rewards are discounted from the start of the episode, not from step t":
+            "gamma * later, reward => later, reward * gamma ** jnp.arange(reward.shape[1])",
+        "the sum runs over the environments, not over the steps: wrong axis":
+            "later, reward) => later, reward.T); return G => return G.T",
     },
     also=lambda function: unrolled(((2, LONG),))(lambda reward: function(reward, 0.5)),
-)
+)  # fmt: skip
 
 # %% policy_loss ----------------------------------------------------------------------------------------
 LOG_PROB = np.array([[-0.5, -1.0, -0.25, -2.0], [-0.75, -1.5, -3.0, -3.0]], np.float32)
@@ -109,48 +101,31 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def policy_loss(
-    log_prob, advantage, alive,
-    term=lambda p, A, alive: alive * jax.lax.stop_gradient(A) * p,
-    reduce=lambda x, alive: x.sum(axis=1).mean(),
-    sign=-1,
-):  # fmt: skip
-    return sign * reduce(term(log_prob, advantage, alive), alive)
+def policy_loss(log_prob, advantage, alive):
+    weight = alive * jax.lax.stop_gradient(advantage)
+    return -(weight * log_prob).sum(axis=1).mean()
 
 
-constant = jax.lax.stop_gradient
 POLICY_LOSS = Exercise(
     look_at_policy_loss,
     policy_loss,
     {
-        "the minus is missing: the loss rises where J does": dict(sign=1),
-        "alive is missing: padding counts": dict(term=lambda p, A, alive: constant(A) * p),
-        "the mean is taken over the steps, too, padding included": dict(reduce=lambda x, alive: x.mean()),
-        "the mean is taken over the steps that were played": dict(
-            reduce=lambda x, alive: x.sum() / alive.sum()
-        ),
-        "each episode is averaged over its steps": dict(
-            reduce=lambda x, alive: (x.sum(axis=1) / alive.sum(axis=1)).mean()
-        ),
-        "the episodes are added up, not averaged": dict(reduce=lambda x, alive: x.sum()),
-        "the sum runs over the episodes and the mean over the steps: wrong axis": dict(
-            reduce=lambda x, alive: x.sum(axis=0).mean()
-        ),
-        "the gradient also flows through the advantage: stop_gradient is missing": dict(
-            term=lambda p, A, alive: alive * A * p
-        ),
-        "no gradient flows through log_prob: stop_gradient holds the wrong factor": dict(
-            term=lambda p, A, alive: alive * constant(A) * constant(p)
-        ),
-        "the probability stands where its logarithm belongs": dict(
-            term=lambda p, A, alive: alive * constant(A) * jnp.exp(p)
-        ),
-        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied": dict(
-            term=lambda p, A, alive: (alive * p).sum(axis=1) * constant(alive * A).sum(axis=1),
-            reduce=lambda x, alive: x.mean(),
-        ),
+        "the minus is missing: the loss rises where J does": "-(weight => (weight",
+        "alive is missing: padding counts": "alive * =>",
+        "the mean is taken over the steps, too, padding included": ".sum(axis=1).mean() => .mean()",
+        "the mean is taken over the steps that were played": ".sum(axis=1).mean() => .sum() / alive.sum()",
+        "each episode is averaged over its steps":
+            ".sum(axis=1).mean() => .sum(axis=1) @ (1 / alive.sum(axis=1)) / len(alive)",
+        "the episodes are added up, not averaged": ".sum(axis=1).mean() => .sum()",
+        "the sum runs over the episodes and the mean over the steps: wrong axis": "axis=1 => axis=0",
+        "the gradient also flows through the advantage: stop_gradient is missing": "jax.lax.stop_gradient =>",
+        "no gradient flows through log_prob: stop_gradient holds the wrong factor":
+            "* log_prob => * jax.lax.stop_gradient(log_prob)",
+        "the probability stands where its logarithm belongs": "* log_prob => * jnp.exp(log_prob)",
+        "sum times sum: log_prob and advantage are added up over an episode before they are multiplied":
+            "(weight * log_prob).sum(axis=1) => (weight.sum(axis=1) * (alive * log_prob).sum(axis=1))",
     },
-)
+)  # fmt: skip
 
 # %% gae ------------------------------------------------------------------------------------------------
 ROLLOUT = {
@@ -170,57 +145,43 @@ def look_at_gae(function: Callable) -> dict[str, jax.Array]:
     return {f"{given}\ngamma 0.5, gae_lambda 0.8": compute({k: jnp.asarray(v) for k, v in ROLLOUT.items()})}
 
 
-def gae(
-    reward, value, next_value, terminated, truncated, gamma, gae_lambda,
-    bootstraps=lambda terminated, truncated: ~terminated,
-    goes_on=lambda terminated, truncated: ~(terminated | truncated),
-    delta=lambda r, V, V2, gamma, lam: r + gamma * V2 - V,
-    factor=lambda gamma, lam: gamma * lam,
-    following=lambda V, V2: V2,
-    turn=lambda x: x,
-    after=lambda A, V: A,
-):  # fmt: skip
-    next_value = bootstraps(terminated, truncated) * following(value, next_value)
-    error = delta(reward, value, next_value, gamma, gae_lambda)
-    factors = factor(gamma, gae_lambda) * goes_on(terminated, truncated)
-    step = lambda later, error, factor: error + factor * later  # noqa: E731
-    return after(turn(backwards(step, turn(error), turn(factors))), value)
+def gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
+    delta = reward + gamma * ~terminated * next_value - value
+    factor = gamma * gae_lambda * ~(terminated | truncated)
+    A = backwards(lambda later, delta, factor: delta + factor * later, delta, factor)
+    return A
 
 
 GAE = Exercise(
     look_at_gae,
     gae,
     {
-        "it bootstraps past the end: (1 - terminated) is missing in delta": dict(
-            bootstraps=lambda terminated, truncated: 1
-        ),
-        "a truncated episode is taken for a terminated one: it does not bootstrap": dict(
-            bootstraps=lambda terminated, truncated: ~(terminated | truncated)
-        ),
-        "advantages flow over both kinds of end into the episode before": dict(
-            goes_on=lambda terminated, truncated: jnp.ones_like(terminated)
-        ),
-        "advantages flow over a truncation into the episode before": dict(
-            goes_on=lambda terminated, truncated: ~terminated
-        ),
-        "V(s_{t+1}) is the next row's value: after an end, that of another episode": dict(
-            following=lambda V, V2: jnp.concatenate([V[:, 1:], V2[:, -1:]], axis=1)  # the last one has none
-        ),
-        "lambda is missing": dict(factor=lambda gamma, lam: gamma),
-        "gamma is missing in the recursion": dict(factor=lambda gamma, lam: lam),
-        "the recursion is missing: this is delta": dict(factor=lambda gamma, lam: 0.0),
-        "gamma is missing in delta": dict(delta=lambda r, V, V2, gamma, lam: r + V2 - V),
-        "lambda stands in delta, too": dict(delta=lambda r, V, V2, gamma, lam: r + gamma * lam * V2 - V),
-        "V(s_t) is not subtracted": dict(delta=lambda r, V, V2, gamma, lam: r + gamma * V2),
-        "V(s_t) is added again: these are the critic's targets": dict(after=lambda A, V: A + V),
-        "the columns come out in reversed order": dict(after=lambda A, V: A[:, ::-1]),
-        "the recursion runs forwards in time": dict(turn=lambda x: x[:, ::-1]),
-        "the recursion runs over the environments: wrong axis": dict(turn=lambda x: x.T),
+        "it bootstraps past the end: (1 - terminated) is missing in delta": "~terminated * =>",
+        "a truncated episode is taken for a terminated one: it does not bootstrap":
+            "~terminated * => ~(terminated | truncated) *",
+        "advantages flow over both kinds of end into the episode before":
+            "* ~(terminated | truncated) => * jnp.ones_like(value)",
+        "advantages flow over a truncation into the episode before":
+            "* ~(terminated | truncated) => * ~terminated",
+        "V(s_{t+1}) is the next row's value: after an end, that of another episode":  # the last one has none
+            "* next_value => * jnp.concatenate([value[:, 1:], next_value[:, -1:]], axis=1)",
+        "lambda is missing": "gae_lambda * =>",
+        "gamma is missing in the recursion": "gamma * gae_lambda => gae_lambda",
+        "the recursion is missing: this is delta": "gamma * gae_lambda => 0.0",
+        "gamma is missing in delta": "gamma * ~ => ~",
+        "lambda stands in delta, too": "gamma * ~ => gamma * gae_lambda * ~",
+        "V(s_t) is not subtracted": "- value =>",
+        "V(s_t) is added again: these are the critic's targets": "return A => return A + value",
+        "the columns come out in reversed order": "return A => return A[:, ::-1]",
+        "the recursion runs forwards in time":
+            "delta, factor) => delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
+        "the recursion runs over the environments: wrong axis":
+            "delta, factor) => delta.T, factor.T); return A => return A.T",
     },
     also=lambda function: unrolled(*[((2, LONG), x.dtype) for x in ROLLOUT.values()])(
         lambda *arrays: function(*arrays, 0.5, 0.8)
     ),
-)
+)  # fmt: skip
 
 # %% clipped_objective ----------------------------------------------------------------------------------
 RATIO = np.array([0.5, 0.9, 1.1, 1.5, 0.5, 0.9, 1.1, 1.5], np.float32)
@@ -240,45 +201,30 @@ def look_at_clip(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def clipped_objective(
-    ratio, advantage, epsilon,
-    clip=lambda ratio, epsilon: jnp.clip(ratio, 1 - epsilon, 1 + epsilon),
-    combine=lambda ratio, clipped, A: jnp.minimum(ratio * A, clipped * A),
-    finish=lambda x: x,
-):  # fmt: skip
-    return finish(combine(ratio, clip(ratio, epsilon), advantage))
+def clipped_objective(ratio, advantage, epsilon):
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+    return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
+MINIMUM = "jnp.minimum(ratio * advantage, clipped * advantage)"
 CLIPPED_OBJECTIVE = Exercise(
     look_at_clip,
     clipped_objective,
     {
-        "the larger of the two is taken, not the smaller": dict(
-            combine=lambda ratio, clipped, A: jnp.maximum(ratio * A, clipped * A)
-        ),
-        "the min is missing: only the clipped term is left": dict(
-            combine=lambda ratio, clipped, A: clipped * A
-        ),
-        "nothing is clipped": dict(clip=lambda ratio, epsilon: ratio),
-        "the smaller ratio is taken before it is multiplied: for a bad action that is the other one": dict(
-            combine=lambda ratio, clipped, A: jnp.minimum(ratio, clipped) * A
-        ),
-        "the product is clipped, not the ratio": lambda ratio, A, epsilon: jnp.minimum(
-            ratio * A, jnp.clip(ratio * A, 1 - epsilon, 1 + epsilon)
-        ),
-        "the lower bound 1 - epsilon is missing": dict(
-            clip=lambda ratio, epsilon: jnp.minimum(ratio, 1 + epsilon)
-        ),
-        "the upper bound 1 + epsilon is missing": dict(
-            clip=lambda ratio, epsilon: jnp.maximum(ratio, 1 - epsilon)
-        ),
-        "the ratio is clipped to -epsilon ... epsilon, not around 1": dict(
-            clip=lambda ratio, epsilon: jnp.clip(ratio, -epsilon, epsilon)
-        ),
-        "it is a loss, not an objective: the sign is the other one": dict(finish=lambda x: -x),
-        "the mean is taken already": dict(finish=jnp.mean),
+        "the larger of the two is taken, not the smaller": "minimum => maximum",
+        "the min is missing: only the clipped term is left": f"{MINIMUM} => clipped * advantage",
+        "nothing is clipped": "jnp.clip(ratio, 1 - epsilon, 1 + epsilon) => ratio",
+        "the smaller ratio is taken before it is multiplied: for a bad action that is the other one":
+            f"{MINIMUM} => jnp.minimum(ratio, clipped) * advantage",
+        "the product is clipped, not the ratio":
+            "clipped * advantage) => jnp.clip(ratio * advantage, 1 - epsilon, 1 + epsilon))",
+        "the lower bound 1 - epsilon is missing": "1 - epsilon => None",
+        "the upper bound 1 + epsilon is missing": "1 + epsilon => None",
+        "the ratio is clipped to -epsilon ... epsilon, not around 1": "1 - => -; 1 + =>",
+        "it is a loss, not an objective: the sign is the other one": "return => return -",
+        "the mean is taken already": "clipped * advantage) => clipped * advantage).mean()",
     },
-)
+)  # fmt: skip
 
 EXERCISES = {
     "discounted_returns": DISCOUNTED_RETURNS,
@@ -291,14 +237,18 @@ EXERCISES = {
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
-    runs.start_jax()
-    if not grader.run(EXERCISES, functions):
-        sys.exit(1)
-    import ppo
-    import reinforce
 
-    reinforce.discounted_returns, reinforce.policy_loss, ppo.gae, ppo.clipped_objective = functions
-    print("\nAll right. reinforce.py with your discounted_returns and policy_loss:")
-    settings.run(lambda arguments: reinforce.main(arguments or ["NUM_SEEDS=3"]))
-    print("\nppo.py with your gae and clipped_objective:")
-    settings.run(lambda arguments: ppo.main(arguments or ["NUM_SEEDS=3"]))
+    def judge_and_train(arguments: list[str]) -> None:
+        runs.start_jax()
+        if not grader.run(EXERCISES, functions):
+            sys.exit(1)
+        import ppo
+        import reinforce
+
+        reinforce.discounted_returns, reinforce.policy_loss, ppo.gae, ppo.clipped_objective = functions
+        print("\nAll right. reinforce.py with your discounted_returns and policy_loss:")
+        reinforce.main(arguments or ["NUM_SEEDS=3"])
+        print("\nppo.py with your gae and clipped_objective:")
+        ppo.main(arguments or ["NUM_SEEDS=3"])
+
+    settings.run(judge_and_train)

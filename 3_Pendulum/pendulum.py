@@ -23,7 +23,6 @@ weighing two losses against each other), no early stop by KL.
 
     python 3_Pendulum/pendulum.py                 # ten seeds at once: about 25 seconds on one CPU core
     python 3_Pendulum/pendulum.py GAMMA=0.9 NUM_SEEDS=3
-    python 3_Pendulum/study.py                    # every row of the ablation table: 9 minutes
 """
 
 import functools

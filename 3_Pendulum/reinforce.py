@@ -18,7 +18,7 @@ front of each term (nearly everyone leaves it out; it would all but silence the 
 
     python 3_Pendulum/reinforce.py                # ten seeds at once: about 20 seconds on one CPU core
     python 3_Pendulum/reinforce.py BASELINE=no_baseline REWARD_TO_GO=False
-    python 3_Pendulum/reinforce_study.py          # every row of the table, and the variance study: 3 minutes
+    python 3_Pendulum/gradient_variance.py        # the variance of each gradient estimate: half a minute
 """
 
 import functools

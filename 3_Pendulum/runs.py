@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import scalar
 from tqdm import tqdm
 
 from settings import UserError
@@ -26,13 +28,10 @@ RUNS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "runs"))  #
 
 
 def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
-    """Configures JAX; call it before the first array is made.
+    """Configures JAX before the first array is made. UserError if JAX_PLATFORMS names what isn't here.
 
     By default XLA splits even the smallest matrix product over all cores. With networks this small that costs
     more than it saves, and in one thread a run is repeatable bit for bit.
-
-    Raises:
-        UserError: the platform that JAX_PLATFORMS names isn't there.
     """
     os.environ.setdefault("XLA_FLAGS", xla_flags)
     # Compiled programs are kept from run to run, so another SEED compiles nothing. The folder can be deleted.
@@ -41,9 +40,10 @@ def start_jax(xla_flags: str = "--xla_cpu_multi_thread_eigen=false") -> None:
     warnings.showwarning = functools.partial(remove_damaged, warnings.showwarning)
     try:
         jax.devices()
-    except RuntimeError as error:
-        platform = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
-        raise UserError(f"{platform}: {str(error).splitlines()[0]}; unset it to use the CPU") from None
+    except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
+        platform, reason = os.environ.get("JAX_PLATFORMS", ""), str(error) or "no such device is set up here"
+        text = f"JAX_PLATFORMS={platform}: {reason.splitlines()[0]}; unset it to use the CPU"
+        raise UserError(text) from None
 
 
 def remove_damaged(show: Callable, message: Warning, *where: Any) -> None:
@@ -90,7 +90,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
-    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as rows of log.csv; `columns` stand in front."""
+    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as rows of log.csv; `columns` go in front."""
     return [
         {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in log._asdict().items()}
         for i, j in np.ndindex(log[0].shape)
@@ -99,11 +99,14 @@ def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
 
 def write_curves(folder: Path, log: Any) -> None:
     """Writes the means over the seeds as TensorBoard's curves; the log's first field is the x-axis."""
-    with SummaryWriter(str(folder)) as writer:
-        for name, values in log._asdict().items():
-            for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
-                if np.isfinite(value):  # a metric is nan where there was nothing to measure
-                    writer.add_scalar(f"train/{name}", float(value), int(x))
+    folder.mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "events"))
+    for name, values in log._asdict().items():
+        for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
+            if np.isfinite(value):  # a metric is nan where there was nothing to measure
+                summary = scalar(f"train/{name}", float(value))
+                events.write_event(Event(wall_time=time.time(), step=int(x), summary=summary))
+    events.close()
 
 
 def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
@@ -113,24 +116,18 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
 
 
 def compile_row(
-    learn_and_evaluate: Callable,
-    rngs: jax.Array,
-    agents: Any,
-    *data: Any,
-    shared: str = "count|step|env_step",
+    learn_and_evaluate: Callable, rngs: jax.Array, agents: Any, *data: Any, shared="count|step|env_step"
 ) -> tuple[Callable, float]:
     """Compiles the training of one row of the log, for all seeds side by side.
 
     Two details change nothing but how XLA rounds. They keep every digit of the published results, which came
-    from one program with a loop over the rows: a step count that all seeds share stays one number instead of
-    a vector of equal ones, and the row is a loop of one round whose length XLA doesn't know.
+    from one program with a loop over the rows: a step count that all seeds share stays one number, and the
+    row is a loop of one round whose length XLA doesn't know.
 
     Args:
         learn_and_evaluate: (rng, agent, index of the row, *data) -> (agent, row of the log), for one seed.
-        rngs: [NUM_SEEDS].
-        agents: each leaf [NUM_SEEDS, ...].
-        data: arrays that all seeds share.
-        shared: names of the counts in the agents that are the same for all seeds, a regular expression.
+        rngs, agents: each leaf [NUM_SEEDS, ...]; `data` is shared by all seeds.
+        shared: names of the counts in `agents` that are the same for all seeds, a regular expression.
 
     Returns:
         (agents, index) -> (agents, row), leaves [NUM_SEEDS, ...]; and the seconds of compiling it.
@@ -143,8 +140,7 @@ def compile_row(
             return learn_and_evaluate(rng, carry[0], index, *data)
 
         agent = tree.unflatten(leaves)
-        row = jax.eval_shape(lambda: learn_and_evaluate(rng, agent, index, *data)[1])
-        row = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), row)
+        row = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_round, 0, (agent,))[1])
         return jax.lax.fori_loop(0, rounds, one_round, (agent, row))
 
     def all_seeds(rngs, agents, index, rounds, data):
@@ -158,10 +154,7 @@ def compile_row(
 
 
 def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
-    """The items, with a progress bar. Ctrl-C ends the loop over them when the round it's in is complete.
-
-    Pressed again, it raises KeyboardInterrupt as usual.
-    """
+    """The items, with a progress bar. Ctrl-C ends the loop after the current one; pressed again, at once."""
     pressed = []
 
     def stop(number: int, frame: Any) -> None:
@@ -187,10 +180,7 @@ def whole[T](trained: T, num_rows: int) -> T:
 
 
 def print_row(log: Sequence[Any], num_steps: int, shown: Sequence[str]) -> None:
-    """Prints the last row of a log, means over the seeds, if it begins another tenth of `num_steps`.
-
-    `log` is a list of rows so far, NamedTuples of arrays [NUM_SEEDS]; `shown` names the fields to print.
-    """
+    """Prints the fields `shown` of a log's last row, means over the seeds, at each tenth of `num_steps`."""
     if len(log) == 1:
         tqdm.write("     step   " + "   ".join(shown))
     before, now = [0, *(min(int(row.env_step.mean()), num_steps) for row in log)][-2:]

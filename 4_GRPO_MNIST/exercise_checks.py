@@ -23,41 +23,34 @@ def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
     return {f"rewards {REWARDS.astype(int).tolist()}": function(jnp.asarray(REWARDS))}
 
 
-def group_advantage(
-    rewards, axis=1, ddof=1, epsilon=1e-6, sign=1,
-    mean=lambda r, axis: r.mean(axis, keepdims=True),
-    std=lambda r, axis, ddof: r.std(axis, ddof=ddof, keepdims=True),
-):  # fmt: skip
-    return sign * (rewards - mean(rewards, axis)) / (std(rewards, axis, ddof) + epsilon)
+def group_advantage(rewards):
+    mean = rewards.mean(axis=1, keepdims=True)
+    std = rewards.std(axis=1, keepdims=True, ddof=1)
+    return (rewards - mean) / (std + 1e-6)
 
 
-NO_KEEPDIMS = dict(mean=lambda r, axis: r.mean(axis), std=lambda r, axis, ddof: r.std(axis, ddof=ddof))
 GROUP_ADVANTAGE = Exercise(
     look_at_group_advantage,
     group_advantage,
     {
-        "the standard deviation is the population's (ddof=0), not the sample's": dict(ddof=0),
-        "mean and standard deviation are those of the guesses for different images: wrong axis": dict(axis=0),
-        "mean and standard deviation are those of the whole batch, not of each group": dict(axis=None),
-        "1e-6 is missing: a group of equal rewards is 0 / 0": dict(epsilon=0.0),
-        "keepdims is missing: [B] is spread over the guesses, not over the groups": NO_KEEPDIMS,
-        "the mean lacks keepdims: [B] is spread over the guesses, not over the groups": dict(
-            mean=NO_KEEPDIMS["mean"]
-        ),
-        "the std lacks keepdims: [B] is spread over the guesses, not over the groups": dict(
-            std=NO_KEEPDIMS["std"]
-        ),
-        "it is not divided by the standard deviation": dict(std=lambda r, axis, ddof: 1.0, epsilon=0.0),
-        "it is divided by the variance": dict(
-            std=lambda r, axis, ddof: r.var(axis, ddof=ddof, keepdims=True)
-        ),
-        "the mean is not subtracted": dict(mean=lambda r, axis: 0.0),
-        "the sign is the other one: mean less reward": dict(sign=-1),
-        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)": lambda rewards: (
-            rewards - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1)
-        ),
+        "the standard deviation is the population's (ddof=0), not the sample's": ", ddof=1 =>",
+        "mean and standard deviation are those of the guesses for different images: wrong axis":
+            "axis=1 => axis=0",
+        "mean and standard deviation are those of the whole batch, not of each group": "axis=1 => axis=None",
+        "1e-6 is missing: a group of equal rewards is 0 / 0": "+ 1e-6 =>",
+        "keepdims is missing: [B] is spread over the guesses, not over the groups": ", keepdims=True =>",
+        "the mean lacks keepdims: [B] is spread over the guesses, not over the groups":
+            "mean(axis=1, keepdims=True) => mean(axis=1)",
+        "the std lacks keepdims: [B] is spread over the guesses, not over the groups":
+            "std(axis=1, keepdims=True => std(axis=1",
+        "it is not divided by the standard deviation": "/ (std + 1e-6) =>",
+        "it is divided by the variance": "rewards.std => rewards.var",
+        "the mean is not subtracted": "- mean) => )",
+        "the sign is the other one: mean less reward": "rewards - mean => mean - rewards",
+        "the baseline is the mean of the other guesses, and nothing is divided (RLOO)":
+            "- mean) / (std + 1e-6) => - (rewards.sum(1, keepdims=True) - rewards) / (rewards.shape[1] - 1))",
     },
-)
+)  # fmt: skip
 
 # %% k3 -------------------------------------------------------------------------------------------------
 LOG_PROB = np.array([[-0.5, -1.0, -2.0], [-0.25, -3.0, -1.5]], np.float32)
@@ -77,36 +70,29 @@ def look_at_k3(function: Callable) -> dict[str, jax.Array]:
     }
 
 
-def k3(
-    log_prob, ref_log_prob,
-    of=lambda d: jnp.expm1(d) - d,
-    difference=lambda p, ref: ref - p,
-    finish=lambda x: x,
-):  # fmt: skip
-    return finish(of(difference(log_prob, ref_log_prob)))
+def k3(log_prob, ref_log_prob):
+    d = ref_log_prob - log_prob
+    return jnp.expm1(d) - d
 
 
 K3 = Exercise(
     look_at_k3,
     k3,
     {
-        "it is k1, log pi - log pi_ref": dict(of=lambda d: -d),
-        "it is k2, half the square of log pi - log pi_ref": dict(of=lambda d: d**2 / 2),
-        "pi and pi_ref are exchanged": dict(difference=lambda p, ref: p - ref),
-        "the sign is the other one": dict(finish=lambda x: -x),
-        "the - 1 is missing: equal policies are 1 apart": dict(of=lambda d: jnp.exp(d) - d),
-        "the logarithm is missing: only pi_ref / pi - 1 is left": dict(of=jnp.expm1),
-        "the logarithm is added, not subtracted": dict(of=lambda d: jnp.expm1(d) + d),
-        "the exp is missing: the difference of the logarithms stands for the ratio": dict(
-            of=lambda d: d - d - 1
-        ),
-        "a difference of probabilities stands for their ratio": dict(
-            difference=lambda p, ref: jnp.exp(ref) - jnp.exp(p)
-        ),
-        "no gradient flows: stop_gradient holds log_prob": dict(finish=jax.lax.stop_gradient),
-        "the mean is taken already": dict(finish=jnp.mean),
+        "it is k1, log pi - log pi_ref": "jnp.expm1(d) - d => -d",
+        "it is k2, half the square of log pi - log pi_ref": "jnp.expm1(d) - d => d**2 / 2",
+        "pi and pi_ref are exchanged": "ref_log_prob - log_prob => log_prob - ref_log_prob",
+        "the sign is the other one": "jnp.expm1(d) - d => d - jnp.expm1(d)",
+        "the - 1 is missing: equal policies are 1 apart": "expm1 => exp",
+        "the logarithm is missing: only pi_ref / pi - 1 is left": "(d) - d => (d)",
+        "the logarithm is added, not subtracted": "(d) - d => (d) + d",
+        "the exp is missing: the difference of the logarithms stands for the ratio": "jnp.expm1(d) => d - 1",
+        "a difference of probabilities stands for their ratio":
+            "ref_log_prob - log_prob => jnp.exp(ref_log_prob) - jnp.exp(log_prob)",
+        "no gradient flows: stop_gradient holds log_prob": "- log_prob => - jax.lax.stop_gradient(log_prob)",
+        "the mean is taken already": "return jnp.expm1(d) - d => return jnp.mean(jnp.expm1(d) - d)",
     },
-)
+)  # fmt: skip
 
 EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 
@@ -114,11 +100,15 @@ EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "k3": K3}
 # %% Main -----------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
     """Judges the reader's functions. If all are right, trains with them: exit code 0, else 1."""
-    runs.start_jax(xla_flags="")
-    if not grader.run(EXERCISES, functions):
-        sys.exit(1)
-    import grpo_mnist
 
-    print("\nAll right. grpo_mnist.py with your group_advantage and k3:")
-    grpo_mnist.group_advantage, grpo_mnist.k3 = functions
-    settings.run(lambda arguments: grpo_mnist.main(arguments or ["MNIST_PATH=subset"]))
+    def judge_and_train(arguments: list[str]) -> None:
+        runs.start_jax(xla_flags="")
+        if not grader.run(EXERCISES, functions):
+            sys.exit(1)
+        import grpo_mnist as script
+
+        print("\nAll right. grpo_mnist.py with your group_advantage and k3:")
+        script.group_advantage, script.k3 = functions
+        script.main(arguments or ["MNIST_PATH=subset"])
+
+    settings.run(judge_and_train)

@@ -22,8 +22,7 @@ the KL, and three twins (PPO with a critic, REINFORCE, cross-entropy) are in var
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: about 10 seconds
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 BETA=0.0
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=mnist.npz   # all of MNIST: about a minute
-    python 4_GRPO_MNIST/study.py twins MNIST_PATH=subset     # beside its three twins
-    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz        # every row of the study: 33 minutes
+    python 4_GRPO_MNIST/variants.py METHOD=ppo MNIST_PATH=subset
 """
 
 import functools

@@ -1,6 +1,5 @@
 """The picture of a run of grpo_mnist.py, or of all twins, drawn from the logs."""
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -19,13 +18,13 @@ LABELS = {
 }
 
 
-def draw_accuracy(path: Path, logs: dict[str, Any]) -> None:
+def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     """Left: validation accuracy of all methods, mean over the seeds, and a band from lowest to highest.
 
     Right: the signal in GRPO's groups, one quantity an axis.
 
     Args:
-        path: of the PNG file.
+        path: of the PNG file, or an open one.
         logs: by method, each a NamedTuple of arrays [NUM_SEEDS, rows].
     """
     figure, panels = plt.subplot_mosaic(
@@ -65,3 +64,4 @@ def draw_accuracy(path: Path, logs: dict[str, Any]) -> None:
     panels[2].set_xlabel("images seen (training images)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure

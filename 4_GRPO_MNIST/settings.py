@@ -1,7 +1,6 @@
 """The constants of a script: a frozen dataclass on top of it, changed by `NAME=value` on the command line.
 
-pydantic reads the values and checks the ranges, which are the types beside the constants; tyro makes `--help`
-of the remarks there. The same file in folders 1 to 4.
+pydantic checks each value against the type beside it; tyro turns the comments there into `--help`.
 """
 
 import difflib
@@ -17,10 +16,10 @@ Count = Annotated[int, Field(ge=1, lt=10**9)]
 CountOrOff = Annotated[int, Field(ge=0, lt=10**9)]
 Size = Annotated[int, Field(ge=1, le=10_000)]  # of an array, or copies of something: memory is the limit
 TwoOrMore = Annotated[int, Field(ge=2, le=10_000)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
 PositiveOrInf = Annotated[float, Field(gt=0)]
-Negative = Annotated[float, Field(lt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Negative = Annotated[float, Field(lt=0, ge=-1e9)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -32,26 +31,19 @@ class UserError(Exception):
 
 
 def read[C](kind: type[C], arguments: Sequence[str]) -> C:
-    """The constants of a run: an instance of the dataclass `kind`, changed by `NAME=value` each.
-
-    `--help` prints every constant and exits.
+    """An instance of the dataclass `kind`, changed by `NAME=value` each; `--help` prints it and exits.
 
     Raises:
-        UserError: an unknown name (lists the nearest), a value of the wrong type or range, or what the
-            `__post_init__` of `kind` refuses.
+        UserError: an unknown name, or a value of the wrong type or range.
     """
     if {"--help", "-h"} & set(arguments):
         tyro.cli(kind, args=["--help"], config=(tyro.conf.FlagConversionOff,), use_underscores=True)
-    values = {}
-    for argument in arguments:
-        name, equals, text = argument.removeprefix("--").partition("=")
-        if name not in kind.__dataclass_fields__ or not equals:
+    values = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
+    for name, argument in zip(values, arguments):
+        if name not in kind.__dataclass_fields__ or "=" not in argument:
             near = ", ".join(difflib.get_close_matches(name.upper(), kind.__dataclass_fields__, cutoff=0.5))
-            raise UserError(
-                f"{argument!r}: no such constant; write NAME=value, nearest names: {near or 'none'} "
-                f"(--help lists all)"
-            )
-        values[name] = text
+            hint = f"write NAME=value, nearest names: {near or 'none'} (--help lists all)"
+            raise UserError(f"{argument!r}: no such constant; {hint}")
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
@@ -67,17 +59,15 @@ def check(c: Any, name: str, kept: bool, remedy: str) -> None:
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line; exit code 2 on errors the user can fix, 130 on Ctrl-C.
-
-    In a notebook sys.argv belongs to the kernel, unless a cell has replaced it.
-    """
+    """Calls `main` with the command line; exit code 2 on errors you can fix, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not in a notebook
+            stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows ? for an arrow
     try:
-        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # such as a full disk
-        print(f"error: {error}; free some space, or choose another RUN_DIR", file=sys.stderr)
+        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])  # a notebook's arguments are its kernel's
+    except (UserError, OSError) as error:
+        remedy = "" if isinstance(error, UserError) else "; free some space, or choose another RUN_DIR"
+        print(f"error: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; nothing was kept of this run", file=sys.stderr)

@@ -1,146 +1,28 @@
-"""What matters in GRPO on MNIST: constants changed one by one, what can be computed, what memory it takes.
+"""What can be computed about GRPO on MNIST instead of trained: the gradient, the pull, the memory.
 
-    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz         # 24 rows of five seeds: 33 minutes
-    python 4_GRPO_MNIST/study.py tune MNIST_PATH=mnist.npz    # chooses constants on the validation images: 44
-    python 4_GRPO_MNIST/study.py twins MNIST_PATH=mnist.npz   # GRPO beside its three twins: 2 minutes
-    python 4_GRPO_MNIST/study.py one METHOD=ppo BETA=0.0      # a row alone: method, constants
+    python 4_GRPO_MNIST/study.py MNIST_PATH=mnist.npz     # writes gradient.csv, pull.csv and memory.csv
 
-The first two were timed with much other work on the same 2 cores.
-
-Constants of variants.py, which has those of grpo_mnist.py, hold where a row does not change them.
+Constants are those of variants.py. What is trained for the lab book's tables is in study.toml.
 """
 
 import functools
 import itertools
-import time
 from dataclasses import replace
 from math import comb
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from flax import nnx
 
 import environment as env
 import grpo_mnist as script
-import pictures
 import runs
 import settings
 import variants
 from data import Data, read_mnist
-from pictures import BLUE, GREY, ORANGE
-
-COMPARISON = [  # the method, and what to change on the command line
-    ("grpo", []),
-    # G at a fixed number of guesses: 1,024 per update, and equally many updates
-    ("grpo", ["NUM_GENERATIONS=2", "BATCH_SIZE=512", "NUM_EPOCHS=32"]),
-    ("grpo", ["NUM_GENERATIONS=4", "BATCH_SIZE=256", "NUM_EPOCHS=16"]),
-    ("grpo", ["NUM_GENERATIONS=8", "BATCH_SIZE=128", "NUM_EPOCHS=8"]),
-    ("grpo", ["NUM_GENERATIONS=16", "BATCH_SIZE=64", "NUM_EPOCHS=4"]),
-    ("grpo", ["NUM_GENERATIONS=64", "BATCH_SIZE=16", "NUM_EPOCHS=1"]),
-    # the baseline
-    ("grpo", ["ADVANTAGE=group"]),
-    ("grpo", ["ADVANTAGE=leave_one_out"]),
-    ("grpo", ["ADVANTAGE=batch_mean"]),
-    ("grpo", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
-    ("ppo", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
-    ("reinforce", ["ADVANTAGE=batch_mean", "NUM_GENERATIONS=1"]),
-    ("grpo", ["SKIP_ZERO_VARIANCE=True"]),
-    ("exact", []),
-    # more updates for each batch of guesses
-    ("grpo", ["NUM_ITERATIONS=4"]),
-    ("grpo", ["NUM_ITERATIONS=4", "CLIP_EPSILON=inf", "CLIP_EPSILON_HIGH=inf"]),
-    # the KL to the untrained network
-    ("grpo", ["BETA=0.0"]),
-    ("ppo", ["BETA=0.0"]),
-    ("reinforce", ["BETA=0.0"]),
-    ("grpo", ["BETA=0.01"]),
-    ("grpo", ["BETA=1.0"]),
-    ("grpo", ["KL_ESTIMATOR=k1"]),
-    ("grpo", ["KL_ESTIMATOR=k2"]),
-    # what collapses
-    ("grpo", ["BETA=0.0", "WARMUP_FRACTION=0.0"]),
-]
-# Nine settings for GRPO, and nine for the supervised reference; other seeds than those that are reported
-TUNING_SEEDS = ["SEED=100", "NUM_SEEDS=3"]
-RATES = ("0.001", "0.003", "0.006")
-GRID = [
-    *(("grpo", [f"LEARNING_RATE={x}", f"BETA={y}"]) for x in RATES for y in ("0.03", "0.1", "0.3")),
-    *(
-        ("cross_entropy", [f"LEARNING_RATE={x}", f"WARMUP_FRACTION={y}"])
-        for x in RATES
-        for y in ("0.0", "0.1", "0.3")
-    ),
-]
-
-
-# %% Training -------------------------------------------------------------------------------------------
-def train(c: variants.Constants, data: Data, testing: bool) -> tuple[script.Log, list[dict[str, Any]], float]:
-    """Trains one variant: its log, a row for each seed of what came of it, and the seconds of compiling."""
-    print(c.METHOD)
-    agents, log, compile_seconds = runs.whole(variants.train(c, data), c.NUM_EPOCHS * c.LOGS_PER_EPOCH)
-    finals = env.final_rows(c, script.policy, c.METHOD, agents, log, data if testing else None)
-    return log, finals, compile_seconds
-
-
-def twins(run_dir: Path, c: variants.Constants, data: Data, source: str) -> None:
-    """Trains every method; writes log.csv, accuracy.csv, accuracy.png and result.json."""
-    started, logs, finals, compile_seconds = time.perf_counter(), {}, {}, 0.0
-    for method in variants.METHODS:
-        logs[method], finals[method], seconds = train(replace(c, METHOD=method), data, testing=True)
-        compile_seconds += seconds
-    rows = [row for method, log in logs.items() for row in runs.log_rows(log, c.SEED, method=method)]
-    runs.write_csv(run_dir / "log.csv", rows)
-    for method, log in logs.items():
-        runs.write_curves(run_dir / "tensorboard" / method, log)
-    runs.write_csv(run_dir / "accuracy.csv", [row for final in finals.values() for row in final])
-    pictures.draw_accuracy(run_dir / "accuracy.png", logs)
-    print(f"\ntest accuracy after {c.NUM_EPOCHS} epochs, mean ± sample standard deviation over the seeds")
-    for method, final in finals.items():
-        greedy, sampled = (script.percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
-        print(f"  {pictures.LABELS[method]:24s} greedy {greedy:18s} sampled {sampled}")
-    result = {
-        "test_accuracy": [row["test_accuracy"] for row in finals["grpo"]],
-        "twin_test_accuracy": [row["test_accuracy"] for row in finals["cross_entropy"]],
-        "data": source,
-        "seconds": time.perf_counter() - started,
-        "compile_seconds": compile_seconds,
-    }
-    runs.write_json(run_dir / "result.json", result)
-
-
-def train_rows(
-    path: Path, rows: list[tuple[str, list[str]]], arguments: list[str], data: Data, testing: bool
-) -> None:
-    """Trains every row; writes a line for each of them and each seed, anew after each row.
-
-    Args:
-        path: of the table; a study that is broken off keeps what it has.
-        rows: such as COMPARISON.
-        arguments: of the command line; they hold for every row that does not change them.
-        data: the images.
-        testing: whether to look at the test images as well.
-    """
-    lines = []
-    for method, changes in rows:
-        started = time.perf_counter()
-        c = variants.configure([*arguments, f"METHOD={method}", *changes])
-        log, finals, compile_seconds = train(c, data, testing)
-        seconds = time.perf_counter() - started - compile_seconds
-        for i, final in enumerate(finals):
-            line = (
-                {"changed": " ".join(changes) or "unchanged"} | final | {"images": log.images[i, -1].item()}
-            )
-            # of the others the mean over the whole training
-            line |= {k: v[i].mean().item() for k, v in log._asdict().items() if k not in line}
-            lines.append(line | {"seconds_of_all_seeds": seconds})
-        accuracy = script.percent(finals, "validation_accuracy")
-        print(f"{method} {' '.join(changes)}: validation accuracy {accuracy}, {seconds:.1f} s\n")
-        runs.write_csv(path, lines)
 
 
 # %% What can be computed -------------------------------------------------------------------------------
@@ -165,22 +47,12 @@ def pull(p: float, num_generations: int, advantage: str) -> float:
     return total / num_generations
 
 
-def draw_pull(path: Path) -> None:
-    """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
-    figure, axes = plt.subplots(figsize=(7.4, 4.2), facecolor="white", layout="constrained")
-    chances = np.logspace(-3, -0.005, 60)
-    lines = {
-        "cross-entropy: told the digit": (np.ones(60), GREY, (1.5e-3, 1.3)),
-        "group_std, G = 8: GRPO": ([pull(p, 8, "group_std") for p in chances], BLUE, (1.2e-3, 0.05)),
-        "group, G = 8: mean only": ([pull(p, 8, "group") for p in chances], ORANGE, (0.02, 7e-3)),
-    }
-    for text, (pulls, color, place) in lines.items():
-        axes.loglog(chances, pulls, color=color, linewidth=2)
-        axes.text(*place, text, color=color)
-    axes.set(xlabel="p: probability of the right digit", ylabel="pull on the image", ylim=(5e-4, 6))
-    axes.set_title("what is rarely guessed is hardly pulled, and dividing by the spread pulls harder")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def pulls() -> list[dict[str, Any]]:
+    """The pull on an image by its probability, of cross-entropy and of two advantages with eight guesses."""
+    return [
+        {"p": p, "cross_entropy": 1.0} | {name: pull(p, 8, name) for name in ("group_std", "group")}
+        for p in np.logspace(-3, -0.005, 60).tolist()
+    ]
 
 
 GRADIENT_GUESSES, GRADIENT_DRAWS = 1024, 100  # of each gradient; gradients of each row
@@ -269,48 +141,26 @@ def memory_ledgers() -> list[dict[str, Any]]:
 
 
 # %% Main -----------------------------------------------------------------------------------------------
-def main(arguments: list[str]) -> Path:
-    """The study: compare.csv (COMPARISON), gradient.csv, memory.csv, pull.png.
-
-    With `one` compare.csv alone, of METHOD; with `tune` tune.csv (GRID); with `twins` log.csv, accuracy.csv,
-    accuracy.png and result.json.
+def main(arguments: list[str]) -> None:
+    """Writes the three tables into the run's folder.
 
     Args:
-        arguments: `one`, `tune`, `twins` or nothing, then `NAME=value` each, constants of variants.py.
-
-    Returns:
-        The run's folder.
+        arguments: `NAME=value` each, constants of variants.py.
 
     Raises:
-        settings.UserError: see `grpo_mnist.main`, for every row.
+        settings.UserError: see `grpo_mnist.main`.
     """
-    what, arguments = (
-        (arguments[0], arguments[1:]) if arguments[:1] in (["tune"], ["twins"], ["one"]) else ("", arguments)
-    )
-    arguments = [*TUNING_SEEDS, *arguments] if what == "tune" else arguments
     c = variants.configure(arguments)
-    rows = {"": COMPARISON, "tune": GRID, "twins": [], "one": [(c.METHOD, [])]}[what]
     runs.start_jax(xla_flags="")  # several cores pay off here
     data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
-    for method, changes in [("grpo", []), *rows]:
-        # one that clashes with the command line is refused before anything is trained
-        changed = variants.configure([*arguments, f"METHOD={method}", *changes])
-        env.updates_per_row(changed, len(data.images))
+    env.updates_per_row(c, len(data.images))
     run_dir = runs.open_run("grpo_mnist_study", c)
     print(f"data: {source}")
-    if what == "twins":
-        twins(run_dir, c, data, source)
-    elif what == "tune":
-        train_rows(run_dir / "tune.csv", rows, arguments, data, testing=False)
-    elif what == "one":
-        train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
-    else:
-        draw_pull(run_dir / "pull.png")
-        runs.write_csv(run_dir / "memory.csv", memory_ledgers())
-        train_rows(run_dir / "compare.csv", rows, arguments, data, testing=True)
-        runs.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
+    runs.write_csv(run_dir / "pull.csv", pulls())
+    runs.write_csv(run_dir / "memory.csv", memory_ledgers())
+    runs.write_csv(run_dir / "gradient.csv", gradient_study(arguments, data))
+    runs.write_json(run_dir / "result.json", {"data": source})
     print(f"everything of this study is in {run_dir}")
-    return run_dir
 
 
 if __name__ == "__main__":

@@ -1,28 +1,33 @@
 """What grpo_mnist.py leaves out: three twins on the same images in the same order, other advantages, other
-estimators of the KL, groups that are skipped, batches in parts. Imported by study.py.
+estimators of the KL, groups that are skipped, batches in parts. The loop is grpo_mnist.py's.
 
 METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder 3's PPO
 are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and takes one
 gradient step whatever NUM_ITERATIONS is: its gradient is that of the policy that guessed. (More steps on the
 same guesses, with ratio and clip, would be PPO without a critic.) METHOD=cross_entropy is told the digit: the
 supervised reference. METHOD=exact has the gradient of the expected reward, which all others only sample.
+
+    python 4_GRPO_MNIST/variants.py METHOD=ppo MNIST_PATH=subset
+    python 4_GRPO_MNIST/variants.py METHOD=reinforce BETA=0.0 MNIST_PATH=mnist.npz
 """
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 import environment as env
 import grpo_mnist as script
+import runs
 import settings
-from data import Data
+from data import Data, read_mnist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +47,6 @@ class Constants(script.Constants):
         settings.check(self, "NUM_GENERATIONS", group, "2 or more; only ADVANTAGE=batch_mean takes 1")
         divides = self.BATCH_SIZE % max(self.MICRO_BATCH_SIZE, 1) == 0
         settings.check(self, "MICRO_BATCH_SIZE", divides, f"0, or a divisor of BATCH_SIZE={self.BATCH_SIZE}")
-
-
-METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
 
 
 def configure(arguments: list[str]) -> Constants:
@@ -76,9 +78,37 @@ class Batch(NamedTuple):
 
 
 def train(c: Constants, data: Data) -> tuple[Agent, script.Log, float]:
-    """`grpo_mnist.train` with the functions of this file in the place of that one's."""
-    with mock.patch.multiple(script, make_agent=make_agent, update=update):
-        return script.train(c, data)
+    """As `grpo_mnist.train`: agents [NUM_SEEDS, ...], log [NUM_SEEDS, rows], seconds of compiling."""
+    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
+    agents = jax.jit(jax.vmap(lambda rng: make_agent(c, rng, len(data.images))))(rngs)
+    train_row, compile_seconds = runs.compile_row(
+        functools.partial(learn_and_evaluate, c), rngs, agents, Data(*map(jnp.asarray, data))
+    )
+    log = []
+    for index in runs.until_ctrl_c(range(c.NUM_EPOCHS * c.LOGS_PER_EPOCH)):
+        agents, row = train_row(agents, index)
+        log.append(jax.device_get(row))
+    return agents, script.Log(*(np.stack(column, axis=1) for column in zip(*log))), compile_seconds
+
+
+def learn_and_evaluate(
+    c: Constants, rng: jax.Array, agent: Agent, index: jax.Array, data: Data
+) -> tuple[Agent, script.Log]:
+    """As `grpo_mnist.learn_and_evaluate`: a part of an epoch of one seed, and row `index` of the log."""
+    _, learning_rng = jax.random.split(rng)
+    reference = make_agent(c, rng, len(data.images)).actor  # untrained, and frozen
+    epoch, part = jnp.divmod(index, c.LOGS_PER_EPOCH)
+    epoch_rng = jax.random.split(learning_rng, c.NUM_EPOCHS)[epoch]
+    batches, rngs = (x[part] for x in env.shuffled(c, epoch_rng, len(data.images)))  # [updates, B], [updates]
+
+    def one_update(agent: Agent, x: tuple[jax.Array, jax.Array]):
+        batch, rng = x
+        return update(c, agent, reference, env.pixels(data.images[batch]), data.labels[batch], rng)
+
+    agent, metrics = jax.lax.scan(one_update, agent, (batches, rngs))
+    accuracies = env.evaluate(script.policy, agent.actor, data.validation_images, data.validation_labels)
+    means = {name: metric.mean() for name, metric in metrics.items()}
+    return agent, script.Log((index + 1) * batches.size, *accuracies, **means)
 
 
 def make_agent(c: Constants, rng: jax.Array, num_images: int) -> Agent:
@@ -276,3 +306,42 @@ LOSSES = {
     "reinforce": reinforce_loss,
     "exact": exact_loss,
 }
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> dict[str, Any]:
+    """One whole run of METHOD: log.csv, accuracy.csv, result.json.
+
+    Args:
+        arguments: `NAME=value` each.
+
+    Returns:
+        What result.json holds, as grpo_mnist.py's.
+
+    Raises:
+        settings.UserError: see `grpo_mnist.main`.
+    """
+    started = time.perf_counter()
+    c = configure(arguments)
+    runs.start_jax(xla_flags="")  # several cores pay off here
+    data, source = read_mnist(c.MNIST_PATH, c.DATA_DIR)
+    env.updates_per_row(c, len(data.images))
+    run_dir = runs.open_run("grpo_mnist_variants", c)
+    agents, log, compile_seconds = train(c, data)
+    runs.write_log(run_dir, log, c.SEED, method=c.METHOD)
+    final = env.final_rows(c, script.policy, c.METHOD, agents, log, data)
+    runs.write_csv(run_dir / "accuracy.csv", final)
+    greedy, sampled = (script.percent(final, name) for name in ("test_accuracy", "test_sampled_accuracy"))
+    print(f"{c.METHOD}, {source}: test accuracy greedy {greedy}, sampled {sampled}; in {run_dir}")
+    result = {
+        "test_accuracy": [row["test_accuracy"] for row in final],
+        "data": source,
+        "seconds": time.perf_counter() - started,
+        "compile_seconds": compile_seconds,
+    }
+    runs.write_json(run_dir / "result.json", result)
+    return result
+
+
+if __name__ == "__main__":
+    settings.run(main)

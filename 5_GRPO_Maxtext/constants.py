@@ -81,15 +81,19 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Where a run runs, and what its arrays and programs are like there."""
+    """Where a run runs, and what its arrays and programs are like there.
 
+    The tpu column is a TPU's, with vLLM. run/machine.py has what a GPU or ROLLOUT_ENGINE=maxtext changes.
+    """
+
+    MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = what is here)
     ROLLOUT_ENGINE: Literal["maxtext", "vllm"] = pair(laptop="maxtext", tpu="vllm")  # who generates
     REMAT_POLICY: Literal[
         "none", "full", "minimal", "minimal_with_context", "save_qkv_proj", "save_out_proj"
     ] = pair(laptop="minimal", tpu="full")  # what the backward pass computes again, to save memory
-    ATTENTION: Literal["dot_product", "flash", "autoselected", "cudnn_flash_te", "cudnn_flash_jax"] = pair(
+    ATTENTION: Literal["dot_product", "flash", "autoselected"] = pair(
         laptop="dot_product", tpu="flash"
-    )  # MaxText's attention kernel; cudnn_* are for GPUs
+    )  # MaxText's attention kernel; autoselected: flash for long sequences, dot_product where it decodes
     REFERENCE_OFFLOAD: bool = False  # True: keep the reference in host memory; costs a transfer per step
     TRAINER_DEVICES_FRACTION: Share = 1.0  # vllm: share of the chips that trains (1.0 and 1.0 = all do both)
     SAMPLER_DEVICES_FRACTION: Share = 1.0  # share that generates

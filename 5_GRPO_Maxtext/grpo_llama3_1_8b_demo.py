@@ -78,7 +78,7 @@ class Constants(Variants, Extras, Machine):
     EPSILON: NonNegative = 0.2  # clip range of the ratio; larger allows larger policy updates
     BETA: NonNegative = pair(laptop=0.08, tpu=0.001)  # weight of the KL to the starting model (0 = none)
     # --- optimizer: AdamW, linear warm-up, cosine decay to 0
-    LEARNING_RATE: NonNegative = pair(laptop=5e-4, tpu=3e-5)  # peak; for all weights of 8 B (no LoRA) 1e-6
+    LEARNING_RATE: NonNegative = pair(laptop=5e-4, tpu=8e-5)  # peak; for all weights of 8 B (no LoRA) 1e-6
     WARMUP_FRACTION: BelowOne = 0.1  # share of all steps (0 = off); the rest is for the decay
     MAX_GRAD_NORM: NonNegative = 1.0  # gradient clip; lower it if the KL runs away (0 = off)
     B1: BelowOne = 0.9  # decay of Adam's mean of the gradient; larger remembers longer

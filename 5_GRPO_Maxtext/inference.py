@@ -237,6 +237,8 @@ def main(arguments: Sequence[str]) -> None:
     about = f"base, {c.MODEL} as it is"
     if checkpoint:
         root, step = trained.place_of(checkpoint)
+        if said := trained.changed_model(c.MODEL, checkpoint):
+            print(shown(f"note: {said}"))
         rank = checkpoint.constants.get("LORA_RANK")
         about = f"{root}/{step}{f' (LoRA of rank {rank})' if rank else ''}, trained from {c.MODEL}"
     print(shown(f"checkpoint: {about}"))

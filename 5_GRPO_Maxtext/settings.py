@@ -16,6 +16,7 @@ import difflib
 import errno
 import gc
 import inspect
+import io
 import json
 import os
 import shlex
@@ -28,6 +29,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from run import machine as machines
 from run.plain_text import shown
 
 # XLA splits even the smallest matrix product over all cores. On a model this small the hand-over costs more
@@ -90,18 +92,14 @@ def config_path(model: str) -> Path | None:
     return None
 
 
-def hidden_size(model: str) -> int | None:
-    """That of MODEL; None if its config.json isn't here, or if `llama.load_hf_config` will refuse it."""
-    try:
-        return int(json.loads(config_path(model).read_text())["hidden_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
 def is_small(model: str) -> bool:
     """Whether MODEL takes the laptop column. One that isn't here counts as large: `start.opened` fetches its
-    config.json and reads the constants again."""
-    return (hidden_size(model) or SMALL_HIDDEN_SIZE) < SMALL_HIDDEN_SIZE
+    config.json and reads the constants again; one that can't be read, too: `llama.load_hf_config` refuses it.
+    """
+    try:
+        return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def reachable(url: str) -> bool:
@@ -129,7 +127,10 @@ def defaults(kind: type, column: str) -> dict[str, Any]:
 
 
 def read[Constants](
-    kind: type[Constants], arguments: Sequence[str], saved: Mapping[str, Any] | None = None
+    kind: type[Constants],
+    arguments: Sequence[str],
+    saved: Mapping[str, Any] | None = None,
+    machine: machines.Machine = machines.TPU,
 ) -> Constants:
     """The constants of a run.
 
@@ -137,6 +138,7 @@ def read[Constants](
         kind: the dataclass.
         arguments: `NAME=value` texts, which win; or `--help`.
         saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
+        machine: that a large model's defaults are for; MACHINE names another.
 
     Returns:
         An instance of `kind`; the column follows from its MODEL.
@@ -161,7 +163,11 @@ def read[Constants](
         texts[name] = text
     given = {name: value for name, value in (saved or {}).items() if name in names} | texts
     model = given.get("MODEL") or defaults(kind, "laptop").get("MODEL", "")
-    values = defaults(kind, column(model)) | given
+    values = defaults(kind, column(model))
+    if not is_small(model):
+        changed = machines.changes(machines.named(given.get("MACHINE", "")) or machine, given)
+        values |= {name: value for name, (value, _) in changed.items() if name in values}
+    values |= given
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
     except pydantic.ValidationError as error:
@@ -206,6 +212,9 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     A folder that cannot be written is the user's, too, wherever a script finds out.
     In a notebook with the constants as they stand: its arguments are its kernel's.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
+            stream.reconfigure(errors="backslashreplace")
     try:
         main([] if "ipykernel" in sys.modules else sys.argv[1:])
     except UserError as error:
@@ -241,12 +250,13 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
 
     Args:
         kind: the dataclass.
-        check: refuses constants, as `checks.refuse`; not asked while the column of MODEL is unknown.
+        check: refuses constants, as `checks.refuse`; not asked of a large model, whose defaults follow from
+            the machine.
     """
 
     def refuse(arguments: list[str]) -> None:
         c = read(kind, arguments)
-        if hidden_size(getattr(c, "MODEL", "tiny_llama")) is not None:
+        if is_small(getattr(c, "MODEL", "tiny_llama")):
             check(c)
 
     gc.disable()  # until `run`: it would search what the imports make again and again, for half a second

@@ -5,31 +5,35 @@
     python benchmarks/methods.py METHODS="GRPO;MaxRL" SEEDS=3 OUT=runs/short    # some of them, elsewhere
 
 The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md, with what is
-found. Two runs at a time, each on a core of its own. A run is a folder of RUNS: it is not made again.
+found. Two runs at a time, each on a core of its own, in runs/measure: what is there is not run again.
 
 Tables and pictures are written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run
 and evaluation), `methods_pass_at_k.csv`, three pictures; the table is printed as Markdown.
 """
 
-import contextlib
 import csv
 import itertools
 import json
-import multiprocessing
-import os
-import queue
+import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
-sys.path[:0] = [str(FOLDER)]
+sys.path[:0] = [str(FOLDER), str(ROOT)]
+
+from measure.columns import read_csv, read_json
+from measure.pictures import save
+from measure.run import Run, perform_all, write_csv
 
 import settings
 from settings import Count, UserError
@@ -44,7 +48,6 @@ class Constants:
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 10  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own
-    RUNS: str = "runs/methods"  # folder of the runs
     OUT: str = str(FOLDER / "assets")  # folder for tables and pictures
 
 
@@ -99,176 +102,92 @@ METHODS = {
 }
 
 
-# %% Runs: each method in a process of its own --------------------------------------------------------------
-def folder_of(c: Constants, method: str, seed: int) -> Path:
-    """Of a run."""
-    words = "".join(letter if letter.isalnum() else "_" for letter in method)
-    return Path(c.RUNS).resolve() / f"{words}_{seed}"
+# %% Runs ---------------------------------------------------------------------------------------------------
+SCRIPT, TOOL = FOLDER / "grpo_llama3_1_8b_demo.py", FOLDER / "tool.py"
+STORE, TEACHER_HF = ROOT / "runs" / "measure", "runs/methods/teacher_hf"
 
 
-def arguments_of(c: Constants, method: str) -> list[str]:
-    """A method's constants, those of all runs included, without the seed."""
+def run_of(c: Constants, method: str, seed: int) -> Run:
+    """A method's training with a seed."""
     own = METHODS[method][0] if method in METHODS else f"METHOD={Path(c.METHOD).resolve()}"
-    return f"{COMMON} {own.format(teacher=Path(c.RUNS).resolve() / 'teacher_hf')}".split()
+    return Run(SCRIPT, tuple(f"{COMMON} {own.format(teacher=TEACHER_HF)} SEED={seed}".split()))
 
 
-def run_seeds(c: Constants, method: str, core: int) -> None:
-    """Trains a method's missing seeds one after another, and counts the right answers of each."""
-    os.sched_setaffinity(0, {core})
-    os.chdir(ROOT)
-    settings.quiet()
-    settings.run(lambda _: [run(c, method, seed) for seed in range(c.SEEDS)])
+def asked_of(c: Constants, method: str) -> Run:
+    """The right answers among 64, of all seeds' last checkpoints and of the untrained model."""
+    runs = [run_of(c, method, seed) for seed in range(c.SEEDS)]
+    reward = [word for word in runs[0].arguments if word.startswith("REWARD_FUNC")]
+    folders = ",".join(str(run.folder(STORE)) for run in runs)
+    words = f"CHECKPOINT={folders}", f"SAMPLES={max(PASS_AT)}", f"NUM_QUESTIONS={PASS_QUESTIONS}"
+    return Run(TOOL, ("pass_at_k", *words, *reward))
 
 
-def run(c: Constants, method: str, seed: int) -> None:
-    """One run of the main script, unless it has been, and its counts."""
-    from machine import commit, versions
-
-    import grpo_llama3_1_8b_demo as demo
-    from tools import pass_at_k
-
-    folder, arguments = folder_of(c, method, seed), [*arguments_of(c, method), f"SEED={seed}"]
-    if (folder / "measured.json").exists():
-        return
-    started = time.process_time()
-    (folder / "pass").mkdir(parents=True, exist_ok=True)
-    with (
-        open(folder / "said.txt", "a") as said,
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
-    ):
-        demo.main([*arguments, f"RUN_DIR={folder}"])
-        seconds = time.process_time() - started
-        asked = pass_at_k.Constants(
-            SAMPLES=max(PASS_AT),
-            NUM_QUESTIONS=PASS_QUESTIONS,
-            RUN_DIR=str(folder / "pass"),
-            REWARD_FUNC=next((a.partition("=")[2] for a in arguments if a.startswith("REWARD_FUNC")), ""),
-        )
-        counts = pass_at_k.kept_counts(asked, str(folder), trained=True)["strict"]
-    command = "python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py " + " ".join(arguments)
-    measured = {
-        "right_of_64": counts,
-        "cpu_seconds": round(seconds, 1),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "versions": versions("jax", "flax", "optax", "google-tunix", "maxtext"),
-        "command": command.replace(f"{c.RUNS}", "runs/methods").replace(f"{ROOT}/", ""),
-    }
-    (folder / "measured.json").write_text(json.dumps(measured) + "\n")
-
-
-def make_teacher(c: Constants, core: int) -> None:
+def make_teacher() -> None:
     """Trains the model that distillation learns from: GRPO itself, four times as long, a seed of its own."""
-    os.sched_setaffinity(0, {core})
-    os.chdir(ROOT)
-    settings.quiet()
-    folder, target = (Path(c.RUNS).resolve() / name for name in ("teacher", "teacher_hf"))
-    if target.exists():
-        return
-
-    def make(_):
-        import grpo_llama3_1_8b_demo as demo
-        from tools import convert_checkpoint
-
-        demo.main([*TEACHER.split(), f"RUN_DIR={folder}"])
-        convert_checkpoint.main([f"SOURCE={folder}", f"TARGET={target}"])
-
-    settings.run(make)
+    teacher = Run(SCRIPT, tuple(TEACHER.split()))
+    perform_all([teacher], {}, STORE, workers=1)
+    words = ["convert_checkpoint", f"SOURCE={teacher.folder(STORE)}", f"TARGET={TEACHER_HF}"]
+    subprocess.run([sys.executable, TOOL, *words], cwd=ROOT, check=True)
 
 
 def run_all(c: Constants, methods: Sequence[str]) -> None:
-    """Every method, WORKERS at a time.
-
-    Raises:
-        SystemExit: a run failed; it has said why.
-    """
-    from tqdm import tqdm
-
-    context, cores = multiprocessing.get_context("spawn"), queue.Queue()
-    for core in sorted(os.sched_getaffinity(0))[: c.WORKERS]:
-        cores.put(core)
-
-    def in_a_process(target, *arguments) -> None:
-        core = cores.get()
-        process = context.Process(target=target, args=(c, *arguments, core))
-        process.start()
-        process.join()
-        cores.put(core)
-        if process.exitcode:
-            raise SystemExit(process.exitcode)
-
-    def measured(method: str) -> int:
-        return sum((folder_of(c, method, seed) / "measured.json").exists() for seed in range(c.SEEDS))
-
-    ended = threading.Event()
-
-    def show() -> None:
-        with tqdm(total=len(methods) * c.SEEDS, desc="runs", disable=None) as bar:
-            while not ended.wait(2):
-                bar.update(sum(map(measured, methods)) - bar.n)
-
-    showing = threading.Thread(target=show)
-    missing = [method for method in methods if measured(method) < c.SEEDS]
-    if any("{teacher}" in METHODS.get(method, ("",))[0] for method in missing):
-        in_a_process(make_teacher)
-    showing.start()
-    try:
-        with ThreadPoolExecutor(cores.qsize()) as pool:
-            for future in [pool.submit(in_a_process, run_seeds, method) for method in missing]:
-                try:
-                    future.result()
-                except SystemExit:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-    finally:
-        ended.set()
-        showing.join()
+    """Every method, WORKERS at a time; SystemExit where a run fails."""
+    if any("{teacher}" in METHODS.get(m, ("",))[0] for m in methods) and not (ROOT / TEACHER_HF).exists():
+        make_teacher()
+    perform_all([run_of(c, m, seed) for m in methods for seed in range(c.SEEDS)], {}, STORE, c.WORKERS)
+    perform_all([asked_of(c, m) for m in methods], {}, STORE, c.WORKERS)
 
 
 # %% Figures ------------------------------------------------------------------------------------------------
-def collect(c: Constants, methods: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A line per run and a line per evaluation, from the runs' folders."""
-    import numpy as np
-    from machine import processor
-
-    from tools.pass_at_k import pass_at_k
-
-    lines, curves = [], []
+def collect(c: Constants, methods: Sequence[str]) -> tuple[list[dict[str, Any]], ...]:
+    """A line per run, a line per evaluation, and a line per method and k, from the runs' folders."""
+    lines, curves, by_k = [], [], []
     for method in methods:
-        for seed in range(c.SEEDS):
-            folder = folder_of(c, method, seed)
-            measured = json.loads((folder / "measured.json").read_text())
-            result = json.loads((folder / "result.json").read_text())
-            with open(folder / "train_log.csv", newline="") as file:
-                log = list(csv.DictReader(file))
+        asked = [row for row in read_csv(asked_of(c, method).folder(STORE) / "pass_at_k.csv")
+                 if row["reading"] == "strict"]  # fmt: skip
+        of_model = {name: [*rows] for name, rows in itertools.groupby(asked, lambda row: row["model"])}
+        untrained, *trained = of_model.values()
+        if not by_k:
+            by_k += ends("untrained", [untrained])
+        by_k += ends(method, trained)
+        for seed, right in enumerate(trained):
+            folder = run_of(c, method, seed).folder(STORE)
+            measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
+            log = read_csv(folder / "train_log.csv")
             graded = np.cumsum([0, *(int(row["answers"]) for row in log)]).tolist()
-            right = np.array(measured["right_of_64"])
-            last = log[-10:]
             line = {"method": method, "seed": seed, "graded": graded[-1]}
-            line |= {f"pass_at_{k}": round(pass_at_k(right, 64, k).mean(), 5) for k in PASS_AT}
+            line |= {
+                f"pass_at_{row['k']}": float(row["pass_at_k"]) for row in right if int(row["k"]) in PASS_AT
+            }
             line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
             line |= {"format": result["after"]["format_accuracy"]}
             line |= {
-                name: round(np.mean([float(row[name]) for row in last]), 5) for name in ("entropy", "length")
+                name: round(np.mean([float(row[name]) for row in log[-10:]]), 5)
+                for name in ("entropy", "length")
             }
-            line |= {
-                name: measured[name] for name in ("cpu_seconds", "date", "commit", "versions", "command")
-            }
-            lines.append(line | {"machine": processor()})
+            names = "processor_seconds", "date", "commit", "versions", "command", "machine"
+            lines.append(line | {name: measured[name] for name in names})
             evaluations = map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
             curves += [
                 {"method": method, "seed": seed, "step": e["step"], "graded": graded[e["step"]],
                  "held_out": e["answer_accuracy"], "held_out_greedy": e["greedy_answer_accuracy"]}
                 for e in evaluations
             ]  # fmt: skip
-    return lines, curves
+    return lines, curves, by_k
+
+
+def ends(method: str, of_seeds: Sequence[Sequence[dict[str, str]]]) -> list[dict[str, Any]]:
+    """Mean, lowest and highest seed of pass@k, at each k."""
+    rows = []
+    for at_k in zip(*of_seeds, strict=True):
+        values = [float(row["pass_at_k"]) for row in at_k]
+        three = {"mean": np.mean(values), "lowest": min(values), "highest": max(values)}
+        rows.append({"method": method, "k": int(at_k[0]["k"])} | {n: round(x, 5) for n, x in three.items()})
+    return rows
 
 
 def difference(lines: Sequence[dict[str, Any]], method: str, other: str, figure: str) -> tuple[float, ...]:
     """Mean of the paired differences over the seeds, and its 95 % interval (percentile bootstrap)."""
-    import numpy as np
-
     mine, theirs = (
         {line["seed"]: float(line[figure]) for line in lines if line["method"] == name}
         for name in (method, other)
@@ -284,8 +203,6 @@ def answers_until(curves, method: str, share: float = 0.9) -> list[int]:
     The best is taken over all methods' last evaluations, each a mean over the seeds. A run that does not get
     there is left out.
     """
-    import numpy as np
-
     last = [row for row in curves if row["step"] == STEPS]
     names = dict.fromkeys(row["method"] for row in last)
     best = max(np.mean([row["held_out"] for row in last if row["method"] == name]) for name in names)
@@ -301,8 +218,6 @@ def answers_until(curves, method: str, share: float = 0.9) -> list[int]:
 
 def table(lines, curves) -> list[str]:
     """The table of the page, in Markdown; one line per method, figures in percent, tokens or nats."""
-    import numpy as np
-
     text = [
         "| method | answers graded | pass@1 | pass@8 | pass@64 | greedy | entropy | length "
         "| answers to 90 % of the best | pass@1 less its counterpart's |",
@@ -337,8 +252,6 @@ DROPPED = ("mean only", "no clip", "no KL", "pairs", "none of the four")
 
 def draw_differences(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Each method less its counterpart, with intervals: one answer on the left, the best of 64 beside it."""
-    import matplotlib.pyplot as plt
-
     present = {line["method"] for line in lines}
     pairs = [(m, other) for m, (_, other) in METHODS.items() if other and {m, other} <= present]
     pairs += [(m, "GRPO") for m in sorted(present - METHODS.keys()) if "GRPO" in present]
@@ -362,36 +275,11 @@ def draw_differences(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         axes.set(title=title, xlabel="points more than its counterpart, 95 % interval")
     halves[0].set_yticks(range(len(pairs)), [f"{m}  (less {o})" if o != "GRPO" else m for m, o in pairs])
     halves[0].invert_yaxis()
-    figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
-
-
-def pass_at_all_k(c: Constants, methods: Sequence[str]) -> list[dict[str, Any]]:
-    """pass@k for k = 1, 2, ... 64, before training and of each method: mean, lowest and highest seed."""
-    import numpy as np
-
-    from tools.pass_at_k import Constants as Asked
-    from tools.pass_at_k import kept_counts, pass_at_k
-
-    asked = Asked(SAMPLES=64, NUM_QUESTIONS=PASS_QUESTIONS, RUN_DIR=str(Path(c.RUNS).resolve()))
-    before = kept_counts(asked, str(folder_of(c, "GRPO", 0)), trained=False)["strict"]
-    counts = {"untrained": [before]}
-    for method in methods:
-        files = [folder_of(c, method, seed) / "measured.json" for seed in range(c.SEEDS)]
-        counts[method] = [json.loads(file.read_text())["right_of_64"] for file in files]
-    rows = []
-    for method, of_seeds in counts.items():
-        for k in (1, 2, 4, 8, 16, 32, 64):
-            values = [pass_at_k(np.array(right), 64, k).mean() for right in of_seeds]
-            ends = {"mean": np.mean(values), "lowest": min(values), "highest": max(values)}
-            rows.append({"method": method, "k": k} | {name: round(x, 5) for name, x in ends.items()})
-    return rows
+    save(figure, path)
 
 
 def draw_pass_at_k(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Question one: does MaxRL keep what only many answers find?"""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     colors = {"untrained": "#888888", "GRPO, 0/1 reward": "black", "MaxRL": "#1f77b4"}
     for method, color in colors.items():
@@ -405,15 +293,11 @@ def draw_pass_at_k(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xticks(ks, map(str, ks))
     axes.set(xlabel="k, answers per question", ylabel="share of questions with a right one")
     axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
+    save(figure, path)
 
 
 def draw_dense(path: Path, curves: Sequence[dict[str, Any]]) -> None:
     """Question two: what a signal at every token buys."""
-    import matplotlib.pyplot as plt
-    import numpy as np
-
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for method, color in {"GRPO": "black", "distillation": "#1f77b4"}.items():
         mine = [row for row in curves if row["method"] == method]
@@ -429,8 +313,7 @@ def draw_dense(path: Path, curves: Sequence[dict[str, Any]]) -> None:
     axes.set(xlabel="answers drawn", ylabel="held-out questions right, one answer", ylim=(0, 1))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
+    save(figure, path)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -446,14 +329,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """A CSV file."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Runs what is missing, then tables and pictures."""
     c = settings.read(Constants, arguments)
@@ -464,13 +339,11 @@ def main(arguments: Sequence[str]) -> None:
         if name not in known:
             raise UserError(f"METHODS={c.METHODS}: no method {name!r}; there are {'; '.join(known)}")
     run_all(c, [*own, *(m for m in methods if m not in own)])
-    lines, curves = collect(c, methods)
+    lines, curves, by_k = collect(c, methods)
     out = Path(c.OUT)
     out.mkdir(parents=True, exist_ok=True)
-    write(out / "methods.csv", lines)
-    write(out / "methods_curves.csv", curves)
-    by_k = pass_at_all_k(c, methods)
-    write(out / "methods_pass_at_k.csv", by_k)
+    for name, rows in (("methods", lines), ("methods_curves", curves), ("methods_pass_at_k", by_k)):
+        write_csv(out / f"{name}.csv", rows)
     draw_differences(out / "methods.png", lines)
     draw_pass_at_k(out / "methods_pass_at_k.png", by_k)
     draw_dense(out / "methods_dense.png", curves)

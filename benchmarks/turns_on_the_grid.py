@@ -1,7 +1,6 @@
 """The tiny Llama on chapter 1's grid: what it learns by turns, what credit is worth, and the usual mistakes.
 
-    python benchmarks/turns_on_the_grid.py                  # every run one after another
-    python benchmarks/turns_on_the_grid.py RUNS=runs/turns  # keeps the runs; goes on
+    python benchmarks/turns_on_the_grid.py    # goes on where it was stopped: runs are kept in runs/measure
 
 Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
 run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
@@ -10,31 +9,33 @@ first step are the untrained model's. Every figure of an episode is computed fro
 the grid. Processor seconds count all threads: with two cores free, a run takes at least half as many.
 """
 
-import contextlib
-import csv
-import io
+import importlib
 import json
 import math
 import sys
-import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 ASSETS = FOLDER / "assets"
-sys.path[:0] = [str(FOLDER), str(ROOT / "1_Q_Learning")]
+STORE = ROOT / "runs" / "measure"
+sys.path[:0] = [str(FOLDER), str(ROOT)]
 
 import jax
 import matplotlib
 import numpy as np
-from machine import processor
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from measure import lock
+from measure.columns import read_csv, read_json
+from measure.pictures import save
+from measure.run import Run, perform_all, write_csv
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -42,7 +43,6 @@ import settings
 from model import llama
 from model.cluster import make_cluster
 from model.rollout import sampling
-from model.versions import patched
 from run import process
 from task import turns
 from task.run_grader import load_file
@@ -59,7 +59,7 @@ COMMON = (
 LONGER = "MAX_PROMPT_LENGTH=6 TOTAL_GENERATION_STEPS=72 MAX_TURNS=12"  # where twelve moves may be needed
 
 
-# %% Mistakes: METHOD files, and a function of the walk ---------------------------------------------------
+# %% Mistakes: METHOD files, and a patch of the walk ---------------------------------------------------
 TRAINS = """import numpy as np
 
 import grpo_llama3_1_8b_demo as demo
@@ -80,17 +80,13 @@ def advantage(samples):
     mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, ddof=1, keepdims=True)
     return ((rewards - mean) / (std + 1e-6)).T
 """
-hear = turns.Walker.hear
+# Queues the world's tokens behind two of padding
+QUEUE = "        self.fed.extend(tokens)\n"
+PAD = "        self.fed.extendleft([self.tokenizer.pad_id()] * bool(self.fed) * 2)\n"
+GAPS = [("task/turns.py", QUEUE, QUEUE + PAD)]
 
 
-def hear_with_gaps(self: turns.Walker, observation: str, text: str) -> None:
-    """Queues the world's tokens behind two of padding."""
-    hear(self, observation, text)
-    if self.fed:
-        self.fed.extendleft([self.tokenizer.pad_id()] * 2)
-
-
-# By name: seeds, constants, and a METHOD file's text, or the function that takes the place of `Walker.hear`.
+# By name: seeds, constants, and a METHOD file's text, or a patch.
 VARIANTS = {
     "episode": (range(5), "", None),
     "return to go": (range(5), "ADVANTAGE=turn", None),
@@ -99,31 +95,23 @@ VARIANTS = {
     "the world's tokens trained": (range(3), "", TRAINS.format(mask=ALL_TOKENS)),
     "only the last turn trained": (range(3), "", TRAINS.format(mask=LAST_TURN)),
     "groups of different starts": (range(3), "", OTHER_GROUPS),
-    "padding between turns": (range(3), "", hear_with_gaps),
+    "padding between turns": (range(3), "", GAPS),
 }
 
 
 # %% Runs -----------------------------------------------------------------------------------------------
-def run(name: str, seed: int, constants: str, change: str | Callable | None, folder: Path) -> dict[str, Any]:
-    """One run of the main script, unless it has been; the line for the table."""
-    arguments = f"{COMMON} {constants} SEED={seed}".split()
-    done = folder / "seconds.json"
-    if not done.exists():
-        print(f"\n{name}: python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}", flush=True)
-        clock, started = time.process_time(), time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            said, method = stack.enter_context(contextlib.redirect_stdout(io.StringIO())), []
-            if callable(change):
-                stack.enter_context(patched(turns.Walker, "hear", change))
-            elif change:
-                method = [f"METHOD={folder}_method.py"]
-                Path(f"{folder}_method.py").write_text(change)
-            demo.main([*arguments, *method, f"RUN_DIR={folder}"])
-        seconds = {"processor_seconds": time.process_time() - clock, "seconds": time.perf_counter() - started}
-        done.write_text(json.dumps(seconds | {"date": time.strftime("%Y-%m-%d"), "machine": processor()}))
-        (folder / "said.txt").write_text(said.getvalue())
-    command = f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {' '.join(arguments)}"
-    return {"variant": name, "seed": seed, "command": command} | json.loads(done.read_text())
+def runs_of(name: str) -> list[Run]:
+    """A variant's runs, one per seed."""
+    seeds, constants, change = VARIANTS[name]
+    words, edits = f"{COMMON} {constants}".split(), ()
+    if isinstance(change, str):
+        method = STORE / "methods" / f"{name.replace(' ', '_').replace(chr(39), '')}.py"
+        method.parent.mkdir(parents=True, exist_ok=True)
+        method.write_text(change)
+        words.append(f"METHOD={method}")
+    elif change:
+        edits = tuple(change)
+    return [Run(FOLDER / "grpo_llama3_1_8b_demo.py", (*words, f"SEED={seed}"), edits) for seed in seeds]
 
 
 # %% Episodes -------------------------------------------------------------------------------------------
@@ -187,13 +175,17 @@ def greedy(folder: Path, when: str) -> list[float]:
     return shares
 
 
-def table_of_runs(runs: Path) -> list[dict[str, Any]]:
+def table_of_runs() -> list[dict[str, Any]]:
     """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv; the curves."""
     lines, curves, starts = [], [], []
-    for name, (seeds, constants, change) in VARIANTS.items():
-        for seed in seeds:
-            folder = runs / f"{name.replace(' ', '_')}_{seed}"
-            line = run(name, seed, constants, change, folder)
+    perform_all([run for name in VARIANTS for run in runs_of(name)], {}, STORE, workers=1)
+    for name, (seeds, *_) in VARIANTS.items():
+        for seed, run in zip(seeds, runs_of(name), strict=True):
+            folder = run.folder(STORE)
+            measured = read_json(folder / "measured.json")
+            command = " ".join(w for w in measured["command"].split() if not w.startswith("METHOD="))
+            line = {"variant": name, "seed": seed, "command": command}
+            line |= {key: measured[key] for key in ("processor_seconds", "date", "machine")}
             steps = kept_steps(folder)
             for when, step in (("before", 1), ("after", STEPS)):
                 episodes = [found for _, found in steps[step]]
@@ -207,8 +199,7 @@ def table_of_runs(runs: Path) -> list[dict[str, Any]]:
                 starts += [{"variant": name, "seed": seed, "when": when, "start": q,
                             "share": round(np.mean(v), 4), "optimum": round(best(*world.read(q)), 3)}
                            for q, v in sorted(by_start.items())]  # fmt: skip
-            with open(folder / "train_log.csv", newline="") as file:
-                log = list(csv.DictReader(file))
+            log = read_csv(folder / "train_log.csv")
             said = (folder / "said.txt").read_text() + (folder / "report.md").read_text()
             line["health"] = " | ".join(
                 sorted({w[:90] for w in said.splitlines() if w.startswith("- step ")})
@@ -216,21 +207,13 @@ def table_of_runs(runs: Path) -> list[dict[str, Any]]:
             line["tokens_drawn"] = sum(round(float(row["length"]) * float(row["answers"])) for row in log)
             lines.append(line)
             curves += [{"variant": name, "seed": seed} | {key: row[key] for key in CURVES} for row in log]
-    write("turns.csv", lines)
-    write("turns_curves.csv", curves)
-    write("turns_starts.csv", starts)
+    write_csv(ASSETS / "turns.csv", lines)
+    write_csv(ASSETS / "turns_curves.csv", curves)
+    write_csv(ASSETS / "turns_starts.csv", starts)
     return curves
 
 
 CURVES = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
-
-
-def write(name: str, lines: list[dict[str, Any]]) -> None:
-    """Writes a table into the assets of folder 5."""
-    with open(ASSETS / name, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
 
 
 # %% Credit ---------------------------------------------------------------------------------------------
@@ -238,9 +221,9 @@ GROUPS = (4, 8, 16)
 CALLS = 8  # of 15 starts x 16 walks
 
 
-def table_of_credit(runs: Path) -> None:
+def table_of_credit() -> None:
     """How far the advantage of a move tells what the move was worth, A* = Q* - V*; the untrained model's."""
-    table = runs / "credit.json"
+    table = STORE / f"turns_credit_{lock.code_of(Path(__file__))}.json"
     if not table.exists():
         c = settings.read(demo.Constants, [*COMMON.split(), "NUM_GENERATIONS=16"])
         folder, hf = llama.load_hf_config(c.MODEL)
@@ -255,7 +238,7 @@ def table_of_credit(runs: Path) -> None:
             for G in GROUPS:
                 lines += [{"G": G, "call": call} | found for found in credit(output, questions, G)]
         table.write_text(json.dumps(lines))
-    write("turns_credit.csv", json.loads(table.read_text()))
+    write_csv(ASSETS / "turns_credit.csv", json.loads(table.read_text()))
 
 
 def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
@@ -285,10 +268,19 @@ def credit(output, questions: list[str], G: int) -> Iterator[dict[str, Any]]:
 
 
 # %% Price ----------------------------------------------------------------------------------------------
-def table_of_price(runs: Path, curves: list[dict[str, Any]]) -> None:
-    """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
-    import Q_Learning
+def chapter_1() -> ModuleType:
+    """Its script; its `settings` is another file than folder 5's."""
+    ours, folder = sys.modules.pop("settings"), str(ROOT / "1_Q_Learning")
+    sys.path.insert(0, folder)
+    script = importlib.import_module("Q_Learning")
+    sys.path.remove(folder)
+    sys.modules["settings"] = ours
+    return script
 
+
+def table_of_price(curves: list[dict[str, Any]]) -> None:
+    """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
+    Q_Learning = chapter_1()
     c = Q_Learning.Constants(GAMMA=GAMMA, NUM_EPISODES=4_000, LOG_EVERY=10)
     lines = []
     for seed in range(5):
@@ -312,11 +304,11 @@ def table_of_price(runs: Path, curves: list[dict[str, Any]]) -> None:
                 continue
             tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
             moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
-            line = json.loads((runs / f"{name.replace(' ', '_')}_{seed}" / "seconds.json").read_text())
+            line = read_json(runs_of(name)[seed].folder(STORE) / "measured.json")
             lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
                           "episodes": 120 * (at + 1), "moves": round(moves), "tokens": round(tokens),
                           "seconds": round(line["processor_seconds"] * (at + 1) / STEPS, 1)})  # fmt: skip
-    write("turns_price.csv", lines)
+    write_csv(ASSETS / "turns_price.csv", lines)
 
 
 def worst_of_table(Q: np.ndarray) -> float:
@@ -351,24 +343,19 @@ def draw(curves: list[dict[str, Any]]) -> None:
         axes.set(xlabel="step (120 episodes each)", ylim=(-10, 100))
         axes.legend(frameon=False, loc="lower right")
     halves[0].set(ylabel="return, mean over all starts")
-    figure.savefig(ASSETS / "turns.png", dpi=110, facecolor="white")
-    plt.close(figure)
+    save(figure, ASSETS / "turns.png")
 
 
-def main(runs: Path) -> None:
+def main() -> None:
     """All tables and the picture."""
     settings.quiet()
     process.keep_compiled()
-    runs.mkdir(parents=True, exist_ok=True)
-    table_of_credit(runs)
-    curves = table_of_runs(runs)
-    table_of_price(runs, curves)
+    STORE.mkdir(parents=True, exist_ok=True)
+    table_of_credit()
+    curves = table_of_runs()
+    table_of_price(curves)
     draw(curves)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1].removeprefix("RUNS=")).resolve())
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            main(Path(folder))
+    main()

@@ -36,17 +36,20 @@ lm-eval: .venv-eval/installed  ## an exported run, asked by EleutherAI's harness
 	.venv-eval/bin/python $(INSTALL) --no-deps --no-build-isolation --requirement requirements/eval.txt
 	touch $@
 
-# Needs no TPU, but its compiler, in an environment that borrows all else from .venv.
-fit-setup: .venv-fit/installed  ## the TPU's compiler: does the 8 B job fit? 5_GRPO_Maxtext/docs/tpu_and_gpu.md
+# Needs no TPU and no GPU, but their compilers, each in an environment that borrows all else from .venv.
+fit-setup: .venv-fit/installed .venv-fit-cards/installed  ## the compilers of TPUs and GPUs: does the job fit? 5_GRPO_Maxtext/docs/tpu_and_gpu.md
 
-fit-check: fit-setup  ## compiles every row of both large tables anew and writes their CSV files: an hour and a half
-	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True
-	.venv-fit/bin/python 5_GRPO_Maxtext/tool.py tpu_fit_check WRITE=True LARGEST=True
+# SINCE=2026-11-25 keeps what was compiled on that day or later, so that a broken-off run goes on.
+FIT = 5_GRPO_Maxtext/tool.py fit_check SINCE=$(SINCE)
+fit-check: fit-setup .venv-vllm/installed  ## compiles every row of the three large tables anew and writes their CSV files: some hours
+	.venv-fit-cards/bin/python $(FIT) WRITE=fit_cards.csv
+	.venv-vllm/bin/python $(FIT) WRITE=fit_check.csv
+	.venv-fit/bin/python $(FIT) WRITE=fit_rungs.csv
 
-.venv-fit/installed: requirements/fit.txt .venv/installed
-	"$(PYTHON)" -m venv .venv-fit
-	.venv-fit/bin/python $(INSTALL) --requirement requirements/fit.txt
-	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-fit/lib/python3.12/site-packages/default.pth
+.venv-fit/installed .venv-fit-cards/installed: .venv-%/installed: requirements/%.txt .venv/installed
+	"$(PYTHON)" -m venv .venv-$*
+	.venv-$*/bin/python $(INSTALL) --no-deps --requirement requirements/$*.txt
+	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-$*/lib/python3.12/site-packages/default.pth
 	touch $@
 
 # Versions already in requirements.txt stay where they can. The set for a GPU comes last: requirements.txt constrains
@@ -56,11 +59,13 @@ COMPILE = $(BIN)/uv pip compile --python-version 3.12 --generate-hashes --no-emi
 requirements: setup  ## the files of pinned packages, after a change in pyproject.toml
 	$(COMPILE) pyproject.toml --extra dev --universal --output-file $(REQUIREMENTS)
 	$(COMPILE) --group build --constraint $(REQUIREMENTS) --universal --output-file requirements/build.txt
-	$(COMPILE) --group fit --universal --output-file requirements/fit.txt
+	$(COMPILE) --group fit --no-deps --constraint requirements/tpu.txt --universal --output-file requirements/fit.txt
 	$(COMPILE) --group site --constraint $(REQUIREMENTS) --universal --output-file requirements/site.txt
 	$(COMPILE) --group eval --universal --output-file requirements/eval.txt
 	$(COMPILE) pyproject.toml --extra dev --group cuda --constraint $(REQUIREMENTS) --universal \
 	  --output-file requirements/cuda.txt
+	$(COMPILE) --group fit-cards --no-deps --constraint requirements/cuda.txt --universal \
+	  --output-file requirements/fit-cards.txt
 
 # Folder 5 on a TPU VM. libtpu's wheels ask for glibc 2.31.
 requirements-tpu: setup  ## the same for a TPU, after a change in requirements/tpu.in

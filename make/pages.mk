@@ -1,9 +1,11 @@
-# What serves the pages: their links, figures and comparisons.
-.PHONY: figures page-pictures benchmark
+# What serves the pages: their tables, figures and comparisons.
+.PHONY: figures pages page-pictures benchmark
 
-# ONLY=1_Q_Learning, or ONLY=--list for every command and its minutes
-figures: setup  ## every committed CSV file and picture anew: hours; ONLY=1_Q_Learning, ONLY=--list
-	$(BIN)/python tools/figures.py $(ONLY)
+figures: setup  ## committed tables and pictures anew where out of date: hours; STALE=True lists them, ONLY=path
+	$(BIN)/python -m measure.run $(foreach name,ONLY STALE MARK WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
+
+pages: setup  ## fills the tables of measurements in all pages from the CSV files
+	$(BIN)/python -m measure.tables
 
 page-pictures: setup  ## the pictures of docs/seeing_a_run.md, of a run with default constants: RUN=its folder
 	SCREENSHOTS=5_GRPO_Maxtext/assets RUN=$(RUN) $(BIN)/python -m pytest tests/browser_page.py -k pictures

@@ -1,5 +1,5 @@
 # Tests that need a program or an environment of their own.
-.PHONY: test-browser test-slurm test-vllm
+.PHONY: test-browser test-slurm test-vllm mutants
 
 # Installs nothing: without the browser, or before `make setup`, it says what is missing.
 test-browser:  ## the page of a run, and the playground, in a real browser (Debian's chromium and chromium-driver)
@@ -17,3 +17,6 @@ test-slurm:  ## two processes of the main script under a real SLURM (Debian's sl
 
 test-vllm: .venv-vllm/installed  ## generation by the real vLLM engine, on a CPU, in an environment of its own (12 GB)
 	.venv-vllm/bin/python -m pytest tests/vllm_engine.py
+
+mutants:  ## puts one-line faults into a copy and shows which of them the tests catch: 20 minutes
+	$(BIN)/python tests/mutants.py

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", "tools"):
+for folder in ("5_GRPO_Maxtext", "benchmarks", "benchmarks/peers", ""):
     sys.path.insert(0, str(ROOT / folder))
 
 # A suite that a shell started in the background (`make test &`) ignores Ctrl-C, and so would the scripts that

@@ -1,4 +1,4 @@
-"""Run by test_tpu_fit_check.py in a process of its own, which has 8 virtual CPU devices.
+"""Run by test_fit_check.py in a process of its own, which has 8 virtual CPU devices.
 
 Builds the main script's cluster on the tiny Llama, with real weights, and the fit check's programs, abstract;
 runs both and prints what differs (nothing).
@@ -23,7 +23,7 @@ from model import llama
 from model.cluster import make_cluster
 from model.llm import Llm, split
 from task import prompts, run_grader
-from tools import tpu_fit_check as fit
+from tools import fit_check as fit
 
 
 def described(tree):
@@ -75,7 +75,7 @@ def main(run_dir: str, trained: str) -> None:
     params, opt_state, model, batch, use, optimizer = first_update(c, llm, grader, rows, Path(run_dir))
     policy = llama.copy_of(llm.actor)
 
-    beside, *of_step = abstract["step"]
+    beside, *of_step = abstract["update"]
     of_step[2] = of_step[2].frozen
     for real, ours in zip((params, opt_state, model.frozen, batch), of_step, strict=True):
         assert described(arrays_of(real)) == described(arrays_of(ours))
@@ -83,7 +83,7 @@ def main(run_dir: str, trained: str) -> None:
 
     given = [(*copied((params, opt_state)), model, batch) for _ in range(2)]
     theirs = demo.update(*given[0], use, optimizer)
-    ours = programs["step"]({"beside": jnp.zeros(8)}, *given[1])
+    ours = programs["update"]({"beside": jnp.zeros(8)}, *given[1])
     assert described(ours) == described(theirs)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -123,16 +123,16 @@ def main(run_dir: str, trained: str) -> None:
     print("the same weights for vLLM")
 
     # the compiler reports bytes per device, what is beside the arguments included
-    sizes, reason = fit.compile_program(programs["step"], abstract["step"])
+    sizes, compiled = fit.compile_program(programs["update"], abstract["update"])
     held = [
         x
-        for x in jax.tree.leaves(abstract["step"])
+        for x in jax.tree.leaves(abstract["update"])
         if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     ]
     shapes = [(x.sharding.shard_shape(x.shape) if x.ndim else (), x.dtype.itemsize) for x in held]
     per_device = sum(np.prod(shape) * size for shape, size in shapes)
     # a few random-number keys, which are not counted here, and alignment
-    assert reason == "" and abs(sizes["arguments"] * 2**30 - per_device) < 1000, (sizes, per_device)
+    assert compiled and abs(sizes["arguments"] * 2**30 - per_device) < 1000, (sizes, per_device)
     assert bool(jax.tree.leaves(beside)) == (trained == "LORA_RANK=0")  # the frozen reference
     print("the same bytes")
 

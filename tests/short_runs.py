@@ -173,13 +173,13 @@ def run_here(folder, *arguments):
     return out.getvalue()
 
 
-def load_weights(run_dir, step):
+def load_weights(run_dir, step, place="checkpoints"):
     """Weights and optimizer state of a checkpoint, as numpy arrays by name."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
 
-    folder = Path(run_dir).resolve() / "checkpoints" / str(step)
+    folder = Path(run_dir).resolve() / place / str(step)
     arrays = {}
     for item in ("weights", "moments"):
         tree = ocp.PyTreeCheckpointer().restore(folder / item)

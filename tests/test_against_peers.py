@@ -1,11 +1,10 @@
-"""The tables against the peers: the rows that the script would write, and the READMEs' figures from them."""
+"""The tables against the peers: the rows that the script would write."""
 
 import csv
 import math
 from pathlib import Path
 
 import against_peers
-import pages
 import peer
 import pytest
 
@@ -24,14 +23,6 @@ def test_the_file_has_the_rows_and_the_columns_that_the_script_writes(folder):
     expected = against_peers.expected(against_peers.FOLDERS[folder])
     assert [(row["who"], int(row["seed"])) for row in rows] == expected
     assert list(rows[0]) == against_peers.COLUMNS
-
-
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_readmes_table_is_made_of_the_file(folder, language):
-    lines = pages.text(ROOT / folder, language).splitlines()
-    for line in against_peers.table(committed(folder)):
-        assert line in lines
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

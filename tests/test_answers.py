@@ -17,7 +17,7 @@ import settings
 from model import llama
 from model.cluster import make_cluster
 from model.llm import Llm
-from run import answers, run_folder, trained
+from run import answers, run_folder, start, trained
 from run.run_files import read_log
 from settings import HERE
 from task import prompts, questions, run_grader
@@ -97,18 +97,6 @@ def test_tokens_and_their_texts_are_the_answer(rows):
         assert row["completions_in_step"] == len(counted) == 16
 
 
-def test_the_log_has_the_means_of_these_answers(run, rows):
-    log = {int(row["step"]): row for row in read_log(run / "train_log.csv")}
-    assert list(log) == list(range(1, STEPS + 1))
-    for step in KEPT:
-        mine = [answer for row in rows if row["step"] == step for answer in row["completions"]]
-        columns = {"reward": "reward", "correct": "correct", "correct_lenient": "correct_lenient",
-                   "format_ok": "format_ok", "cut_off": "cut_off"}  # fmt: skip
-        for column, name in columns.items():
-            assert log[step][column] == pytest.approx(np.mean([a[name] for a in mine]), abs=1e-6)
-        assert log[step]["length"] == pytest.approx(np.mean([len(a["tokens"]) for a in mine]), abs=1e-5)
-
-
 @pytest.fixture(scope="module")
 def log_probs_under(run):
     """Log-probs of the tokens of each answer under a checkpoint (0 = base), by inference.py's model."""
@@ -147,11 +135,7 @@ def log_probs_under(run):
 def test_log_probs_are_those_of_the_checkpoints_before_and_after_the_step(log_probs_under, rows, step):
     mine = [row for row in rows if row["step"] == step]
     written = [answer for row in mine for answer in row["completions"]]
-    for name, checkpoint in (
-        ("log_prob", step - 1),
-        ("log_prob_after", step),
-        ("log_prob_reference", 0),
-    ):
+    for name, checkpoint in (("log_prob", step - 1), ("log_prob_after", step), ("log_prob_reference", 0)):
         for answer, expected in zip(written, log_probs_under(checkpoint, mine), strict=True):
             # five decimals, and float32 sums in another order and at other lengths
             np.testing.assert_allclose(answer[name], expected, atol=5e-5)
@@ -164,17 +148,11 @@ def train(folder, *arguments):
     c = settings.read(demo.Constants, [*ARGUMENTS, *arguments, f"RUN_DIR={folder}"])
     checkpoint, hf = llama.load_hf_config(c.MODEL)
     tokenizer = llama.load_tokenizer(checkpoint)
-    data, too_long = prompts.read_data(c, None), folder / "too_long.csv"
-    rows = {}
-    for split, part in data.items():
-        rows[split] = prompts.make_prompts(c, *part, tokenizer, False, too_long) if part[0] else []
-    held_out, train_rows = [], rows["train"]
-    if c.EVAL_EVERY:
-        held_out, train_rows, _ = questions.hold_out(train_rows, rows["validation"], c.EVAL_QUESTIONS)
     grader = run_grader.make_grader("", "", reward_func, [])
+    rows, _ = start.as_asked(c, start.read_questions(c), grader, tokenizer)
     with run_folder.open_run(c) as run:
         llm = Llm(c, make_cluster(c, checkpoint, hf, tokenizer))
-        train_llm(c, llm, grader, train_rows, run.folder, held_out)
+        train_llm(c, llm, grader, rows["train"], run.folder, rows["validation"])
 
 
 def test_logging_and_evaluating_change_no_weight(run, tmp_path):

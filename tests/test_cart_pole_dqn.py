@@ -1,14 +1,7 @@
 """Folder 2: the environment against Gymnasium, the target by hand and against rlax, learning on worlds whose
 values are known, and the script as a reader runs it."""
 
-import contextlib
-import csv
-import io
-import json
 import re
-import subprocess
-import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +13,10 @@ import numpy as np
 import optax
 import pytest
 import rlax
-import scipy.stats
 from flax import nnx
 from folders import load, training
 
-dqn, settings, study, pictures, env = (
-    load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "settings", "study", "pictures", "cart_pole")
-)
-SCRIPT = Path(dqn.__file__)
+dqn, pictures, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "pictures", "cart_pole"))
 C = dqn.Constants()
 
 
@@ -311,45 +300,6 @@ def test_the_gradient_flows_into_the_prediction_only():
 # --- the target network
 
 
-def test_a_copy_does_not_share_with_what_it_copies():
-    """optax.periodic_update at the steps 12 and 13 of a period of 12, as `update` calls it."""
-    online, target = network_of(0), network_of(1)
-    before = [np.asarray(p) for p in params(target)]
-    for step, copied in ((13, False), (12, True)):
-        weights = nnx.state(online), nnx.state(target)
-        nnx.update(target, optax.periodic_update(*weights, jnp.int32(step), 12))
-        for a, b, old in zip(params(online), params(target), before):
-            assert (b == (a if copied else old)).all()
-    online.output.bias[...] += 1.0
-    assert not (online.output.bias[...] == target.output.bias[...]).any()
-
-
-SHORT = [
-    "LEARNING_STARTS=11", "EVAL_INTERVAL=4", "TRAIN_INTERVAL=2", "BATCH_SIZE=4", "LEARNING_RATE_END=1e-3",
-    "N_STEPS=2", "HIDDEN_SIZE=8", "NUM_STEPS=51", "TARGET_SYNC_INTERVAL=12",
-]  # fmt: skip
-
-
-QUICK = [*SHORT, "SEED=3", "NUM_SEEDS=2", "EVAL_EPISODES=2"]
-
-
-@contextlib.contextmanager
-def looking():
-    """Notes the network at every look of the greedy policy, by the key of the look."""
-    looked_at, look = {}, env.quick_evaluate
-
-    def note(network, rng, gamma):
-        jax.debug.callback(
-            lambda key, *leaves: looked_at.update({tuple(key.tolist()): leaves}),
-            jax.random.key_data(rng), *params(network),
-        )  # fmt: skip
-        return look(network, rng, gamma)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(env, "quick_evaluate", note)
-        yield looked_at
-
-
 def test_the_film_lets_a_pole_fall_as_a_rod_does():
     """Energy: a rod that falls about its end from rest has (w^2) / 2 = (cos a_0 - cos a) g / (4/3 l)."""
     world = gymnasium.make("CartPole-v1").unwrapped
@@ -368,58 +318,9 @@ def test_the_film_lets_a_pole_fall_as_a_rod_does():
     assert world.state[2] == -np.pi / 2
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """A whole run of the script: folder, result, and what was printed, filmed, trained and looked at."""
-    folder, printed, trained, filmed = tmp_path_factory.mktemp("whole") / "mine", io.StringIO(), [], []
-    train_script, record_gif = dqn.train, pictures.record_gif
-
-    def remember(c):
-        trained.extend(train_script(c))
-        return trained
-
-    def film(path, *networks):
-        filmed.extend(networks)
-        record_gif(path, *networks)
-
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(printed),
-        warnings.catch_warnings(),
-        looking() as looked_at,
-    ):
-        patch.setattr(dqn, "train", remember)
-        patch.setattr(pictures, "record_gif", film)
-        warnings.filterwarnings("ignore", "Mean of empty slice")  # no episode ended in some intervals
-        result = dqn.main([*QUICK, f"RUN_DIR={folder}"])
-    return folder, result, printed.getvalue(), filmed, trained, looked_at
-
-
-@pytest.fixture(scope="module")
-def second(whole_run):
-    """The second seed of `whole_run`, 4: agent, log, keys of the looks and the networks looked at."""
-    *_, (agents, log, _), looked_at = whole_run
-    rngs = jax.random.split(jax.random.split(jax.random.key(4), 4)[3], 10)
-    keys = jax.vmap(lambda rng: jax.random.split(rng)[0])(rngs)
-    networks = [looked_at[tuple(key)] for key in jax.random.key_data(keys).tolist()]
-    return unstack(agents, 1), unstack(log, 1), keys, networks
-
-
 def new_agent(*arguments):
     c = dqn.configure(arguments)
     return jax.jit(partial(dqn.make_agent, c))(jax.random.key(0))
-
-
-def test_the_target_network_moves_only_on_sync(second):
-    """It is the online network as it was at the last multiple of 12 learning steps, 47 = 11 + 3 * 12."""
-    agent, log, _, looked_at = second
-    target = params(agent.target)
-    assert len(looked_at) == len(log.env_step)
-    for env_step, network in zip(log.env_step, looked_at):
-        distance = max(np.abs(a - b).max() for a, b in zip(target, network))
-        assert distance == 0 if env_step == 47 else distance > 1e-4, env_step
-    for a, b in zip(params(agent.online), looked_at[-1]):
-        np.testing.assert_array_equal(a, b)
 
 
 # --- the loop
@@ -466,46 +367,6 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
     # float32
     assert log.episode_return[0, 0] == pytest.approx(2 * lengths[1:][in_interval].mean(), rel=1e-6)
     assert (rows.reward == 2).all()
-
-
-def test_a_changed_constant_is_seen_by_the_next_training():
-    """jax keeps traces by function: a constant that a function finds by itself would stay as it was."""
-
-    def actions(*arguments):
-        c = dqn.configure(["REPLAY_CAPACITY=40", "HIDDEN_SIZE=8", *arguments])
-        agent = dqn.make_agent(c, jax.random.key(0))
-        xs = jnp.arange(40), jax.random.split(jax.random.key(2), 40)
-        agent = jax.jit(lambda agent: jax.lax.scan(partial(dqn.collect, c), agent, xs)[0])(agent)
-        return np.asarray(agent.replay_buffer.rows.action)
-
-    first, changed, again = actions(), actions("EPSILON_START=0.1"), actions()
-    np.testing.assert_array_equal(first, again)
-    assert (first != changed).any()
-
-
-def test_seeds_do_not_see_each_other(whole_run):
-    """Seed 4 beside 3 and beside 5, which is the same program. And `train` takes SEED, SEED + 1, ..."""
-    together, log, _ = whole_run[-2]
-    with looking():
-        others, log_of_others, _ = dqn.train(dqn.configure([*QUICK, "SEED=4"]))
-    for a, b in zip(params(together.online), params(others.online)):
-        np.testing.assert_array_equal(a[1], b[0])
-    np.testing.assert_array_equal(log.eval_return[1], log_of_others.eval_return[0])
-    assert (params(together.online)[0][0] != params(together.online)[0][1]).any()
-    np.testing.assert_array_equal(log.env_step[0], np.arange(15, 52, 4))
-    assert log.epsilon[0, -1] == pytest.approx(1 - 0.99 * 51 / 10_000, rel=1e-6)  # float32
-
-
-def test_the_log_looks_at_the_online_network_with_a_key_of_its_own(second):
-    agent, log, keys, looked_at = second
-    graph, rest = nnx.graphdef(agent.online), jax.tree.structure(nnx.state(agent.online, nnx.Param))
-    weights = jax.tree.unflatten(rest, [jnp.stack(leaves) for leaves in zip(*looked_at)])  # [rows, ...]
-    looks = jax.jit(jax.vmap(lambda w, rng: env.quick_evaluate(nnx.merge(graph, w), rng, 0.99)))(
-        weights, keys
-    )
-    for name, look in zip(("eval_return", "max_q", "discounted_return"), looks):
-        # the same sums in another program
-        np.testing.assert_allclose(getattr(log, name), look, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_of_the_log(monkeypatch):
@@ -774,200 +635,7 @@ def test_two_seeds_learn_to_balance():
     np.testing.assert_allclose(log.max_q[:, -1], log.discounted_return[:, -1], atol=5)
 
 
-def test_the_summary_counts_from_gymnasiums_threshold_on():
-    assert env.SOLVED == 475
-    assert dqn.runs.summary(np.array([500.0, 475.0, 474.9, 100.1]), 475) == (
-        # sample standard deviation of the four: sqrt((112.5^2 + 87.5^2 + 87.4^2 + 287.4^2) / 3)
-        "387.5 +- 192.0, lowest 100.1, 2 of 4 seeds solved (475 or more)"
-    )
-    assert dqn.runs.summary(np.array([480.0])) == "480.0, lowest 480.0"
-
-
 # --- the script as a reader runs it
-
-
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_the_script_runs_and_leaves_its_results(whole_run):
-    folder, result, printed, filmed, (agents, *_), _ = whole_run
-    assert json.loads((folder / "result.json").read_text()) == result
-    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
-    assert len(result["eval_return"]) == 2
-    assert result["env_steps"] == [51, 51]
-    assert 0 < result["compile_seconds"] < result["seconds"]
-    assert list((folder / "tensorboard").iterdir())
-    rows = read(folder / "log.csv")
-    assert [(row["seed"], row["env_step"]) for row in rows] == [
-        (seed, f"{step}") for seed in "34" for step in range(15, 52, 4)
-    ]
-    for name in ("learning_curve.png", "cart_pole.gif", "constants.json"):
-        assert (folder / name).stat().st_size > 100
-    assert str(folder) in printed
-    # the GIF shows the first seed, before and after
-    first = dqn.make_network(dqn.configure(QUICK), jax.random.key(3)), unstack(agents.online)
-    for shown, network in zip(filmed, first, strict=True):
-        for a, b in zip(params(shown), params(network)):
-            np.testing.assert_array_equal(a, b)
-    # the log's lines are means over the seeds
-    line = re.search(r"^ +51 +\S+ +\S+ +(\S+) ", printed, re.M)
-    assert float(line[1]) == pytest.approx(
-        np.mean([float(row["eval_return"]) for row in rows if row["env_step"] == "51"]), rel=1e-3
-    )
-
-
-def test_a_second_run_does_not_write_over_the_first(whole_run):
-    folder = whole_run[0]
-    with pytest.raises(settings.UserError, match=f"^RUN_DIR={re.escape(str(folder))}: "):
-        dqn.main([*QUICK, f"RUN_DIR={folder}"])
-
-
-def test_a_study_measures_what_the_script_measures(whole_run):
-    """Same constants, same digits."""
-    with looking():  # the same program
-        lines, log = study.measure(QUICK)
-    assert [line["seed"] for line in lines] == [3, 4]
-    assert [line["eval_return"] for line in lines] == whole_run[1]["eval_return"]
-    assert study.first_step_at_500(log, 0) == "never"
-    reached = log._replace(eval_return=np.where(np.arange(20).reshape(2, 10) > 8, 500, 499.9))
-    assert [study.first_step_at_500(reached, i) for i in range(2)] == [51, 15]
-
-
-def made_up(arguments):
-    """In place of `study.measure`: returns that depend on the constants, nothing trained."""
-    c = dqn.configure(arguments)
-    rng = np.random.default_rng(c.N_STEPS + 10 * c.DOUBLE_DQN)
-    returns = rng.uniform(400, 500, 3) + 1e4 * c.LEARNING_RATE
-    log = dqn.Log(*(rng.uniform(1, 500, (3, 4)) for _ in dqn.Log._fields))
-    return [{"seed": c.SEED + i, "eval_return": returns[i]} for i in range(3)], log
-
-
-def test_the_comparison_pairs_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "measure", made_up)
-    folder = study.main([f"RUN_DIR={tmp_path / 'study'}"])
-    lines, pairs = read(folder / "compare.csv"), read(folder / "compare_paired.csv")
-    labels = [study.label_of(changes) for changes in study.COMPARISON]
-    assert [line["changed"] for line in lines] == [label for label in labels for _ in range(3)]
-    expected = [(label, "unchanged") for label in labels[1:]]
-    textbook = "N_STEPS=1 TARGET_SYNC_INTERVAL=20"
-    assert [(pair["changed"], pair["against"]) for pair in pairs] == [
-        *expected, (f"{textbook} DOUBLE_DQN=False", textbook)
-    ]  # fmt: skip
-    by_label = {
-        label: [float(ln["eval_return"]) for ln in lines if ln["changed"] == label] for label in labels
-    }
-    for pair in pairs:
-        difference = np.subtract(by_label[pair["changed"]], by_label[pair["against"]])
-        assert float(pair["mean_difference"]) == pytest.approx(difference.mean())
-        assert float(pair["low"]) <= difference.mean() <= float(pair["high"])
-        assert int(pair["lower"]) == sum(difference < 0) and int(pair["higher"]) == sum(difference > 0)
-    drawn = read(folder / "promises.csv")
-    rows = [study.label_of([*row, *more]) for row in study.PROMISE for more in ([], ["DOUBLE_DQN=False"])]
-    assert list(dict.fromkeys(line["changed"] for line in drawn)) == rows
-    assert all(float(line["low"]) <= float(line["mean"]) <= float(line["high"]) for line in drawn)
-    for name in ("compare.png", "overestimation.png"):
-        assert (folder / name).stat().st_size > 10_000
-
-
-def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
-    rng = np.random.default_rng(0)
-    before = rng.normal(400, 50, 200)
-    after = before - 10 + rng.normal(0, 20, 200)
-    rows = {"unchanged": before, "x": after}
-    lines = [{"changed": name, "eval_return": value} for name in rows for value in rows[name]]
-    pair = study.paired(lines, "x", "unchanged")
-    student = scipy.stats.ttest_rel(after, before).confidence_interval()
-    # 200 normal differences: both intervals are about +-2.8 wide, 10,000 resamples leave 0.1
-    assert (pair["low"], pair["high"]) == pytest.approx((student.low, student.high), abs=0.2)
-
-
-def test_tuning_gives_both_learners_the_same_settings_on_other_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "measure", made_up)
-    folder = study.main(["tune", f"RUN_DIR={tmp_path / 'tune'}"])
-    lines, tuned = read(folder / "tune.csv"), read(folder / "tuned.csv")
-    settings_of = {
-        learner: [
-            (line["learning_rate"], line["target_sync_interval"], line["seed"])
-            for line in lines
-            if line["learner"] == learner
-        ]
-        for learner in ("ours", "textbook")
-    }
-    assert settings_of["ours"] == settings_of["textbook"] and len(set(settings_of["ours"])) == 18 * 3
-    assert not {line["seed"] for line in lines} & {line["seed"] for line in tuned}
-    # made-up returns grow with the rate; of the six settings with the largest, the best while learning wins
-    means = {}
-    for line in lines:
-        key = line["learner"], line["learning_rate"], line["target_sync_interval"]
-        means.setdefault(key, []).append(float(line["mean_while_learning"]))
-    for learner in ("ours", "textbook"):
-        largest = [key for key in means if key[0] == learner and key[1] == "0.0023"]
-        best = max(largest, key=lambda key: np.mean(means[key]))
-        [changed] = {line["changed"] for line in tuned if line["learner"] == learner}
-        assert "LEARNING_RATE=0.0023" in changed and f"TARGET_SYNC_INTERVAL={best[2]}" in changed
-        assert ("LEARNING_RATE_END=0.0023" in changed) == (learner == "textbook")
-
-
-def test_a_row_that_clashes_with_the_command_line_is_refused_before_any_training(monkeypatch):
-    monkeypatch.setattr(study, "measure", None)
-    with pytest.raises(settings.UserError, match="N_STEPS=10"):
-        study.main(["LEARNING_STARTS=8", "NUM_STEPS=1008"])
-
-
-@pytest.mark.parametrize(
-    "argument, said",
-    [
-        ("N_STEP=3", "N_STEPS"),
-        ("GAMMA", "GAMMA"),
-        ("GAMMA=[", "GAMMA"),
-        ("GAMMA=${x}", "GAMMA"),
-        ("GAMMA=", "GAMMA"),
-        ("GAMMA=nan", "GAMMA"),
-        ("GAMMA=1.0", "GAMMA=1.0: must be"),
-        ("N_STEPS=2.5", "N_STEPS"),
-        ("DOUBLE_DQN=2", "DOUBLE_DQN"),
-        ("N_STEPS=0", "N_STEPS=0: must be"),
-        ("BATCH_SIZE=0", "BATCH_SIZE=0: must be"),
-        ("REPLAY_CAPACITY=4", "REPLAY_CAPACITY=4: must be from N_STEPS=5"),
-        ("LEARNING_STARTS=4", "LEARNING_STARTS=4: must be from N_STEPS=5"),
-        ("TRAIN_INTERVAL=0", "TRAIN_INTERVAL=0: must be"),
-        ("EVAL_INTERVAL=0", "EVAL_INTERVAL=0: must be"),
-        ("EVAL_INTERVAL=1001", "EVAL_INTERVAL=1001: must be a multiple of TRAIN_INTERVAL=2"),
-        ("NUM_STEPS=50001", "NUM_STEPS=50001: must be LEARNING_STARTS=1000 plus"),
-        ("NUM_STEPS=1000", "NUM_STEPS=1000: must be"),
-        ("TARGET_SYNC_INTERVAL=251", "TARGET_SYNC_INTERVAL=251: must be a multiple"),
-        ("LEARNING_RATE=0", "LEARNING_RATE=0: must be"),
-        ("LEARNING_RATE=inf", "LEARNING_RATE=inf: must be"),
-        ("LEARNING_RATE_END=-1e-3", "LEARNING_RATE_END=-1e-3: must be"),
-        ("HIDDEN_SIZE=0", "HIDDEN_SIZE=0: must be"),
-        ("EPSILON_START=1.5", "EPSILON_START=1.5: must be"),
-        ("EPSILON_END=-0.1", "EPSILON_END=-0.1: must be"),
-        ("DECAY_STEPS=0", "DECAY_STEPS=0: must be"),
-        ("SEED=-1", "SEED=-1: must be"),
-        ("NUM_SEEDS=0", "NUM_SEEDS=0: must be"),
-        ("EVAL_EPISODES=0", "EVAL_EPISODES=0: must be"),
-    ],
-)
-def test_bad_input_is_refused_with_its_name_and_remedy(argument, said):
-    with pytest.raises(settings.UserError, match=re.escape(said)) as error:
-        dqn.configure([argument])
-    assert "\n" not in str(error.value)
-
-
-def test_bad_input_gets_one_line_and_exit_code_2(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "N_STEPS=0"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: N_STEPS=0")
-
-
-def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(settings.UserError, match=f"^RUN_DIR={tmp_path / 'file'}: "):
-        dqn.main([f"RUN_DIR={tmp_path / 'file'}"])
 
 
 @pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])

@@ -24,6 +24,7 @@ from task.code_grading import compute_score, extract_code, read_statements, read
 from tools import code_reward
 
 FOLDER = Path(box.__file__).parent.parent
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 NAMESPACES = (os.CLONE_NEWNS, os.CLONE_NEWCGROUP, os.CLONE_NEWUTS, os.CLONE_NEWIPC, os.CLONE_NEWUSER)
@@ -229,62 +230,7 @@ HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_tex
 }  # fmt: skip
 
 
-RETURNED = {  # unusual, but plain: what a function returns, and what holds of it
-    "None": "r is None",
-    "True": "r is True",
-    "True + True": "type(r) is int and r == 2",
-    "-(10**5000)": "r == -(10**5000)",
-    "-0.0": "str(r) == '-0.0'",
-    "5e-324": "r == 5e-324",
-    "float('nan')": "r != r",
-    "float('-inf')": "r == -math.inf",
-    "1 + 2j": "r == 1 + 2j",
-    "complex('nan+infj')": "r.imag == inf",
-    "''": "r == ''",
-    r"'\ud800\x00\n'": r"r == '\ud800\x00\n'",
-    "'中文 é 👍'": "r == '中文 é 👍' and len(r) == 6",
-    "'x' * 100_000": "len(r) == 100_000",
-    "type('S', (str,), {})('a')": "r == 'a' and r.isalpha()",
-    r"b'\x00\xff'": r"r == b'\x00\xff'",
-    "bytearray(b'ab')": "type(r) is bytearray and r.decode() == 'ab'",
-    "[]": "r == [] and not r",
-    "[[], [[]], ()]": "r == [[], [[]], ()]",
-    "list(range(20_000))": "r == list(range(20_000))",
-    "[1, 2.0, '3', None, (4,), {5}]": "r == [1, 2.0, '3', None, (4,), {5}]",
-    "((1, [2]), {3})": "r == ((1, [2]), {3}) and type(r[0]) is tuple",
-    "set()": "r == set() and type(r) is set",
-    "{1, 'a', None, (2,)}": "r == {1, 'a', None, (2,)}",
-    "{frozenset({1}): (2,)}": "r[frozenset({1})] == (2,)",
-    "{None: 1, True: 2, (1, 2): 3, 1.5: 4}": "r == {None: 1, True: 2, (1, 2): 3, 1.5: 4}",
-    "{'b': {'c': {}}, 'a': 1}": "list(r) == ['b', 'a'] and r['b']['c'] == {}",
-    "Counter('aab')": "r == Counter('aab') and r['a'] == 2",
-    "defaultdict(list, a=[1])": "r == {'a': [1]}",
-    "OrderedDict(b=1, a=2)": "list(r.items()) == [('b', 1), ('a', 2)]",
-    "namedtuple('P', 'x y')(1, 2)": "r == (1, 2)",
-    "deque([1, 2], maxlen=2)": "r == deque([1, 2]) and r.popleft() == 1",
-    "{'b': 1, 'a': 2}.keys()": "list(r) == ['b', 'a'] and r == {'a', 'b'} and not isinstance(r, list)",
-    "{'b': 1, 'a': 2}.values()": "list(r) == [1, 2]",
-    "{'b': 1, 'a': 2}.items()": "('b', 1) in r and dict(r) == {'a': 2, 'b': 1}",
-    "range(10, 0, -3)": "r == range(10, 0, -3) and 7 in r",
-    "slice(1, None, 2)": "'abcd'[r] == 'bd'",
-    "(x * x for x in range(3))": "next(r) == 0 and list(r) == [1, 4] and next(r, None) is None",
-    "map(str, [1, 2])": "''.join(r) == '12'",
-    "filter(None, [0, 1])": "not callable(r) and [*r] == [1]",
-    "zip('ab', [1, 2])": "dict(r) == {'a': 1, 'b': 2}",
-    "enumerate('ab')": "sorted(r) == [(0, 'a'), (1, 'b')]",
-    "reversed([1, 2])": "tuple(r) == (2, 1)",
-    "permutations('abc')": "len(set(r)) == 6",
-    "iter([])": "list(r) == [] and not hasattr(r, '__len__')",
-    "[iter([1]), {2: map(abs, [-3])}]": "list(r[0]) == [1] and list(r[1][2]) == [3]",
-    "Fraction(1, 3)": "r == Fraction(1, 3) and r * 3 == 1",
-    "Decimal('0.10')": "r == Decimal('0.1') and str(r) == '0.10'",
-    "Decimal('NaN')": "r.is_nan()",
-    "date(2020, 2, 29)": "r == date(2020, 2, 29) and r.year == 2020",
-    "datetime(2020, 1, 1, 12, tzinfo=timezone.utc)": "r.isoformat() == '2020-01-01T12:00:00+00:00'",
-    "[time(1, 2), timedelta(1, 2, 3)]": "r == [time(1, 2), timedelta(1, 2, 3)]",
-    "IntEnum('E', 'A B').B": "r == 2",
-    "StrEnum('E', 'A B').B": "r == 'b'",
-}
+RETURNED = CASES["RETURNED"]
 
 
 @every_kind
@@ -302,7 +248,7 @@ def test_plain_data_come_back_as_they_were_returned(kind):
 
 
 # All run under the best protection, these under every other too, because they need the most of it.
-NEEDY = ["a class", "much input", "threads and asyncio", "the standard library", "deep recursion"]
+NEEDY = CASES["NEEDY"]
 
 
 @pytest.mark.parametrize(
@@ -334,39 +280,8 @@ def test_a_completion_is_searched_for_its_last_program():
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
-        ("", "no assert"),
-        ("x = 1", "no assert"),
-        ("assert (", "not valid Python"),
-        ("[1, 2", "not JSON"),
-        ([], "must be assert statements, or pairs"),
+        *CASES["tests_that_cannot_be_read_are_an_error_not_a_zero"],
         (None, "must be assert statements, or pairs"),
-        ([["1"]], "must be assert statements, or pairs"),
-        ([{"input": "1"}], "must be assert statements, or pairs"),
-        ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
-        ("def check(candidate):\n    assert candidate(1) == 1", "entry_point"),
-        ("assert isclose(sqrt(4), 2)", "which of isclose, sqrt is the answer's"),
-        ("assert sum([1, 2]) == 3", "no name in it is the answer's;"),
-        ("assert encode(1) == decode(2)", "which of decode, encode is the answer's"),
-        ("assert gcd(4, 6) == approx(2)", ": approx is neither defined"),
-        ("assert f(1) == np.pi", ": np is neither defined"),
-        ("assert f(T(1)) == 1", "which of T, f is the answer's"),
-        (
-            "from solution import f\nassert f(1) == approx(3) + np.pi",
-            "approx, np is neither defined",
-        ),
-        (
-            "import numpy as np\nassert f(1) == np.pi",
-            "'import numpy as np': tests have",
-        ),
-        ("def test_it():\n    from pytest import approx\n    assert f(1)", "'from pytest import approx'"),
-        ("from . import g\nassert f(1)", "'from . import g'"),
-        ("from math import *\nassert gcd(4, 6) == 2", "import its names one by one"),
-        (
-            "from solution import f\ndef f(x):\n    return 1\nassert f(1) == 1",
-            "no assert statement uses the answer",
-        ),
-        ("from solution import f\nassert True\nassert 1 + 1 == 2", "no assert statement uses the answer"),
-        ("from solution import f\nx = f(1)\ndef ok(y):\n    assert y\nok(1)", "no assert statement uses"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
@@ -384,60 +299,21 @@ def test_an_entry_point_that_names_nothing_is_an_error(entry_point):
 
 
 @pytest.mark.parametrize(
-    ("tests", "entry_point", "names", "library"),
-    [
-        ("assert gcd(4, 6) == 2", None, {"gcd": "gcd"}, {}),
-        ("assert gcd(4, 6) == f(2)", None, {"f": "f"}, {"gcd": ("math", "gcd")}),
-        ("assert add(1, 2) == 3 and operator.add(1, 2) == 3", None, {"add": "add"},
-         {"operator": ("operator", "")}),
-        ("assert sum([1]) == max(1, 1)", "sum", {"sum": "sum"}, {}),
-        ("assert f(1) == copy.deepcopy([1])", None, {"f": "f"}, {"copy": ("copy", "")}),
-        ("assert f(1) == copy([1])", None, {"f": "f"}, {"copy": ("copy", "copy")}),
-        ("assert time.time() > f(1) > date.min", None, {"f": "f"},
-         {"date": ("datetime", "date"), "time": ("time", "")}),
-        ("assert f(Fraction(1)) == mean([1])", None, {"f": "f"},
-         {"Fraction": ("fractions", "Fraction"), "mean": ("statistics", "mean")}),
-        ("from answer import add as plus\nassert plus(1, 2) == 3", None, {"plus": "add"}, {}),
-        ("from solution import *\nassert f(1) == 1", None, {"f": "f"}, {}),
-        ("def check(f):\n    assert f(1) == g(1)\ncheck(g)", None, {"f": "g", "g": "g"}, {}),
-        ("def check(f):\n    assert f([1]) == sum([1])", "sum", {"f": "sum"}, {}),
-        ("def check(f):\n    assert f(4, 6) == gcd(4, 6)", "gcd", {"f": "gcd"}, {"gcd": ("math", "gcd")}),
-        ("assert f(1) == datetime.strptime('', '')", None, {"f": "f"},
-         {"datetime": ("datetime", "datetime")}),
-        ("from solution import f, g\nassert f(1) == 1", None, {"f": "f"}, {}),
-        ("def g(x):\n    return f(x)\ndef check(h):\n    assert h(1)\ncheck(g)", None, {"f": "f"}, {}),
-    ],
-)  # fmt: skip
-def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, library):
-    assert read_statements(tests, entry_point)[1:] == (names, library)
-
-
-@pytest.mark.parametrize(
-    ("tests", "counted"),
-    [
-        ("assert True\nassert f(1) == 1", [False, True]),
-        ("x = f([])\nassert x == 1\ny = 1\nassert y == 1", [False, True, False, False]),
-        ("x = []\nf(x)\nassert x == [1]", [False, False, True]),
-        ("def ok(x):\n    assert x\ny = ok(f(1))\nok(y)\nok(1)", [False, True, True, False]),
-        ("def g():\n    return f(1)\nassert g() == 1", [False, True]),
-        ("def g():\n    assert f(1) == 1\ng()", [False, True]),
-        ("import math\nx = math.sqrt(f(4))\nassert math.pi > 3\nassert x == 2", [False, False, False, True]),
-    ],
+    ("tests", "entry_point", "names", "library"), CASES["names_are_the_answers_or_the_librarys"]
 )
+def test_names_are_the_answers_or_the_librarys(tests, entry_point, names, library):
+    library = {name: tuple(place) for name, place in library.items()}
+    assert read_statements(tests, entry_point or None)[1:] == (names, library)
+
+
+@pytest.mark.parametrize(("tests", "counted"), CASES["what_does_not_depend_on_the_answer_is_no_test"])
 def test_what_does_not_depend_on_the_answer_is_no_test(tests, counted):
     statements, _, _ = read_statements(f"from solution import f\n{tests}")
     assert [is_test for _, is_test in statements] == counted
 
 
 @every_kind
-@pytest.mark.parametrize(
-    ("test", "words"),
-    [
-        ("assert S().f(lambda x: x) == 1", "hands a value of type function to the answer: assert S()"),
-        ("assert S() == 1", "compares the answer's object, or takes it for true: assert S()"),
-        ("s = S()\ns.x = 1\nassert s.f(1) == 1", "sets an attribute of the answer's object: s.x = 1"),
-    ],
-)
+@pytest.mark.parametrize(("test", "words"), CASES["a_test_that_can_never_hold_fails_and_is_said_once"])
 def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, under, capsys):
     under(kind)
     code_grading.say_once.cache_clear()
@@ -483,14 +359,8 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
 
 
 @pytest.mark.parametrize(
-    ("files", "count"),
-    [
-        ({}, 6), ({"cpu.max": "max 100000"}, 6), ({"cpu.max": "900000 100000"}, 6),
-        ({"cpu.max": "200000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
-    ],
-)  # fmt: skip
+    ("files", "count"), CASES["no_more_answers_at_once_than_the_container_has_processors"]
+)
 def test_no_more_answers_at_once_than_the_container_has_processors(files, count, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -527,15 +397,7 @@ def test_the_command_prints_protection_and_score(tmp_path, capsys):
         assert result.returncode == 2 and "Remedy" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["ANSWER=a.py"], "give both files"),
-        (["TESTS=t.py"], "give both files"),
-        (["ANSWER=/no/a.py", "TESTS=/no/t.py"], "ANSWER=/no/a.py: cannot be read"),
-        (["ANSWERS=a.py"], "nearest names: ANSWER"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), CASES["a_command_that_cannot_work_is_refused_in_one_line"])
 def test_a_command_that_cannot_work_is_refused_in_one_line(arguments, words):
     with pytest.raises(UserError, match=words) as error:
         code_reward.main(arguments)

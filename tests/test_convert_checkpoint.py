@@ -114,19 +114,6 @@ def test_a_round_trip_of_a_bfloat16_checkpoint_gives_the_same_bits(name, scan_la
     assert json.loads(Path("hf/config.json").read_text()) == json.loads((model / "config.json").read_text())
 
 
-@pytest.mark.parametrize("name", [LLAMA8B_LAYOUT, "qwen3"])
-def test_a_round_trip_in_float32_differs_by_the_last_bit_of_a_llamas_query_weights_only(name):
-    """MaxText stores them divided by sqrt(head_dim), here sqrt(32): float32 cannot undo that."""
-    model = GOLDEN / name
-    convert.main([f"SOURCE={model}", "TARGET=mt"])
-    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
-    before, after = load_weights(model), load_weights("hf")
-    for weight in before:
-        # two roundings of at most half a unit in the last place each, up to twice as large in the other's
-        rtol = 2 * 2.0**-23 * (name == LLAMA8B_LAYOUT and "q_proj" in weight)
-        np.testing.assert_allclose(after[weight], before[weight], rtol=rtol)
-
-
 def test_large_models_are_split_into_files_and_only_those_of_the_index_are_read(monkeypatch):
     monkeypatch.setattr(convert, "SHARD", "9KB")
     monkeypatch.setattr(convert, "CHUNK", 4096)

@@ -74,13 +74,6 @@ def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, capsys):
     assert (tmp_path / "run" / "learning_curve.png").exists()
 
 
-def test_a_study_keeps_no_row_that_was_stopped():
-    study, rows = load("2_Cart_Pole_DQN", "study"), []
-    with stop_at_the_second(study.runs, rows), pytest.raises(KeyboardInterrupt):
-        study.measure(SMALL_DQN)
-    assert rows == [2_000, 3_000]
-
-
 @pytest.mark.parametrize("folder", COMPILED)
 def test_a_second_ctrl_c_stops_at_once(folder):
     runs, done = load(folder, "runs"), []
@@ -176,6 +169,41 @@ def test_code_reward_says_which_tests_failed(tmp_path, capsys):
     assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("spoil", ["a file in the way", "the lock is somebody's", "an entry is somebody's"])
+def test_a_cache_that_cannot_be_used_does_not_stop_a_run(spoil, tmp_path):
+    """Root may write everything, so folders stand where files belong."""
+    program = (
+        "import jax, sys\nfrom run import process\nprocess.keep_compiled()\n"
+        "print(jax.jit(lambda x: x + 1)(1.0))"
+    )
+
+    def run_it():
+        return subprocess.run(
+            [sys.executable, "-c", program], cwd=settings.HERE, capture_output=True, text=True,
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "c" / "d")},
+        )  # fmt: skip
+
+    if spoil == "a file in the way":
+        (tmp_path / "c").touch()
+    else:
+        (tmp_path / "c" / "d" / (".lockfile" * spoil.startswith("the lock"))).mkdir(parents=True)
+    if spoil.startswith("an entry"):
+        run_it()
+        for path in (tmp_path / "c" / "d").glob("*-cache"):
+            path.unlink()
+            path.mkdir()
+    done = run_it()
+    assert done.stdout.splitlines()[-1] == "2.0" and "Traceback" not in done.stderr
+    assert ("not kept" in done.stdout) == (not spoil.startswith("an entry"))
+
+
+def test_a_terminal_without_arrows_gets_their_numbers():
+    program = "import settings\nsettings.answer(lambda arguments: print('3 \u2192 4'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=settings.HERE, capture_output=True,
+                          env=os.environ | {"PYTHONIOENCODING": "latin-1"})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"3 \\u2192 4\n")
+
+
 DAMAGED = """
 import pathlib, sys
 import jax
@@ -209,12 +237,3 @@ def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, 
     command = [sys.executable, "-c", DAMAGED, settings.HERE.parent / folder, tmp_path / "compiled"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
-
-
-def test_one_method_of_folder_4_is_trained_alone(tmp_path, monkeypatch):
-    study = load("4_GRPO_MNIST", "study")
-    trained = []
-    monkeypatch.setattr(study, "train_rows", lambda path, rows, *_, **__: trained.append((path.name, rows)))
-    words = ["one", "METHOD=ppo", "BETA=0.0", "MNIST_PATH=subset", f"RUN_DIR={tmp_path / 'run'}"]
-    study.main(words)
-    assert trained == [("compare.csv", [("ppo", [])])]

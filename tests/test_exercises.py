@@ -86,25 +86,6 @@ def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
     assert (stopped.value.code, err) == (1, "")
 
 
-def test_the_command_as_a_process():
-    done = subprocess.run(
-        [sys.executable, ROOT / "1_Q_Learning" / "exercises.py"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.stdout.splitlines() == [f"{name:20s} not begun" for name in ("select_action", "q_update")]
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_other_file_knows_of_the_exercises(folder):
-    written = {"exercises", "exercise_checks", "grader", "which_loss"}
-    for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())) if path.stem not in written else ():
-            if isinstance(node, ast.Import):
-                assert not {alias.name for alias in node.names} & written, path
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module not in written | {"tools.exercises"}, path
-
-
 # --- right
 
 
@@ -140,141 +121,46 @@ def test_tunix_has_folder_5s_group_advantage_and_mask():
 def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     files = load(folder)
     exercise = quick(files.exercise_checks.EXERCISES[name])
-    assert len(exercise.mistakes) >= 8
     for words, mistake in exercise.mistakes.items():
         verdict = files.grader.judge(files.grader.variant(exercise, mistake), exercise)
         assert (verdict.status, verdict.mistakes) == ("wrong", (words,))
         assert any(words in line for line in verdict.lines)
 
 
-# Each blank as a new reader would fill it: rightly, then wrongly, with a piece of what is said of it.
+# Blanks as a new reader would fill them, rightly ("") or not, with a piece of what is said of it. The planted
+# mistakes above cover the single ones of folders 1 to 4; here are pairs, and code that can't be compared.
 READERS = {
     ("1_Q_Learning", "select_action"): [
-        ("""
-        if rng.random() < epsilon:
-            return rng.integers(Q.shape[1])
-        return np.argmax(Q[state])
-        """, ""),
-        ("return np.argmax(Q[state]) if rng.random() < epsilon else rng.integers(Q.shape[1])",
-         "epsilon is the probability of the greedy action"),
-        ("""
-        if rng.random() < epsilon:
-            return rng.integers(0, Q.shape[1] - 1)
-        return np.argmax(Q[state])
-        """, "integers(n) already leaves n out"),
-        ("""
-        if rng.random() < epsilon:
-            return rng.integers(Q.shape[1])
-        return max(Q[state])
-        """, "an action is a whole number from 0 to 3"),
+        ("return max(Q[state])", "an action is a whole number from 0 to 3"),
     ],
     ("1_Q_Learning", "q_update"): [
         ("""
         future = 0 if terminated else np.max(Q[next_state])
         Q[state][action] = (1 - alpha) * Q[state][action] + alpha * (reward + gamma * future)
         """, ""),
-        ("Q[state, action] += alpha * (reward + gamma * Q[next_state].max() - Q[state, action])",
-         "it bootstraps past the end"),
-        ("""
-        best = np.argmax(Q[next_state])
-        Q[state, action] += alpha * (reward + gamma * (not terminated) * best - Q[state, action])
-        """, "argmax stands where max belongs"),
-        ("""
-        Q = Q.copy()
-        target = reward + gamma * (1 - terminated) * Q[next_state].max()
-        Q[state, action] += alpha * (target - Q[state, action])
-        """, "the table is not changed in place"),
+        ("Q[state, action] += alpha * (reward + gamma * Q[next_state].mean() - Q[state, action])",
+         "(1 - terminated) is missing; and the mean over a' stands where the max belongs"),
+        ("Q[state, action] += alpha * ((1 - terminated) * Q[next_state].max() - Q[state, action])",
+         "gamma is missing; and the reward is missing"),
     ],
     ("2_Cart_Pole_DQN", "td_target"): [
-        ("""
-        future = jnp.where(terminated, 0, next_q)
-        return reward + jax.lax.stop_gradient(gamma * future)
-        """, ""),
-        ("return reward + gamma * (1 - terminated) * next_q", "stop_gradient is missing"),
-        ("return jax.lax.stop_gradient(reward + gamma * next_q)", "it bootstraps past the end"),
-        ("""
-        reward = reward[:, None]
-        return jax.lax.stop_gradient(reward + gamma * (1 - terminated) * next_q)
-        """, "[B, 1] meets [B], which makes [B, B]"),
+        ("return reward + gamma * next_q", "(1 - terminated) is missing; and the gradient flows through"),
     ],
     ("2_Cart_Pole_DQN", "n_step"): [
-        ("""
-        B, n = batch.reward.shape
-        total, m, alive = jnp.zeros(B), jnp.zeros(B, int), jnp.ones(B, bool)
-        for k in range(n):
-            total += jnp.where(alive, gamma**k * batch.reward[:, k], 0)
-            m += alive
-            alive &= ~batch.terminated[:, k] & ~batch.truncated[:, k]
-        return total, m, jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)
-        """, ""),
-        ("""
-        B, n = batch.reward.shape
-        total = (batch.reward * gamma ** jnp.arange(n)).sum(axis=1)
-        return total, jnp.full(B, n), jax.tree.map(lambda x: x[:, -1], batch)
-        """, "rewards of the next episode count"),
-        ("""
-        B, n = batch.reward.shape
-        counts = jnp.cumprod(1 - (batch.terminated | batch.truncated), axis=1)
-        m = counts.sum(axis=1)
-        last = jax.tree.map(lambda x: x[jnp.arange(B), m - 1], batch)
-        return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1), m, last
-        """, "the step that ends the episode does not count"),
-        ("""
-        B, n = batch.reward.shape
-        ended = (batch.terminated | batch.truncated).astype(int)
-        counts = jnp.cumsum(ended, axis=1) - ended == 0
-        return (counts * gamma ** jnp.arange(n) * batch.reward).sum(axis=1)
-        """, "it must return three things"),
+        ("return batch.reward.sum(axis=1)", "it must return three things"),
     ],
     ("2_Cart_Pole_DQN", "sample"): [
         ("""
-        capacity = buffer.rows[0].shape[0]
-        kept = jnp.minimum(buffer.count, capacity)
-        start = buffer.count - kept + jax.random.randint(rng, (batch_size,), 0, kept - n_steps + 1)
-        positions = (start[:, None] + jnp.arange(n_steps)[None]) % capacity
-        return jax.tree.map(lambda x: x[positions], buffer.rows)
-        """, ""),
+        start = jax.random.randint(rng, (batch_size, 1), 0, len(buffer.rows[0]) - n_steps + 1)
+        return jax.tree.map(lambda x: x[start + jnp.arange(n_steps)], buffer.rows)
+        """, "in rows never written"),
         ("""
-        capacity = buffer.rows[0].shape[0]
-        start = jax.random.randint(rng, (batch_size,), 0, capacity)
-        positions = (start[:, None] + jnp.arange(n_steps)) % capacity
-        return jax.tree.map(lambda x: x[positions], buffer.rows)
-        """, "windows begin anywhere in the ring"),
-        ("""
-        capacity = buffer.rows[0].shape[0]
-        oldest = max(0, buffer.count - capacity)
-        start = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps)
-        positions = (start[:, None] + jnp.arange(n_steps)) % capacity
-        return jax.tree.map(lambda x: x[positions], buffer.rows)
-        """, "the newest window is never drawn"),
-        ("""
-        start = jax.random.randint(rng, (batch_size,), 0, buffer.count)
-        positions = (start[:, None] + jnp.arange(n_steps)) % len(buffer.rows[0])
-        return jax.tree.map(lambda x: x[positions], buffer.rows)
-        """, "windows begin at 0 to count"),
-        ("""
-        capacity = buffer.rows[0].shape[0]
-        oldest = jnp.maximum(0, buffer.count - capacity)
-        start = jax.random.randint(rng, (batch_size,), oldest, buffer.count - n_steps + 1)
-        return jax.tree.map(lambda x: x[start % capacity], buffer.rows)
-        """, "expected [[64, 3, 2], [64, 3]]"),
+        last = jnp.maximum(buffer.count, len(buffer.rows[0])) - n_steps  # empty rows until the ring is full
+        start = jax.random.randint(rng, (batch_size, 1), last - 5, last + 1)
+        return jax.tree.map(lambda x: x[(start + jnp.arange(n_steps)) % len(x)], buffer.rows)
+        """, "are rows drawn that were never written?"),
     ],
     ("3_Pendulum", "discounted_returns"): [
-        ("""
-        def step(later, r):
-            return (r + gamma * later,) * 2
-        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T, reverse=True)[1].T
-        """, ""),
-        ("""
-        def step(later, r):
-            return (r + gamma * later,) * 2
-        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T)[1].T
-        """, "the sum runs forwards"),
-        ("""
-        def step(later, r):
-            return r + gamma * later, later
-        return jax.lax.scan(step, jnp.zeros(reward.shape[0]), reward.T, reverse=True)[1].T
-        """, "the sum begins at t + 1"),
         ("""
         later, columns = 0.0, []
         for t in reversed(range(reward.shape[1])):
@@ -284,42 +170,10 @@ READERS = {
         """, "jax.jit compiles for minutes"),
     ],
     ("3_Pendulum", "policy_loss"): [
-        ("""
-        A = jax.lax.stop_gradient(advantage)
-        return -jnp.einsum("nt,nt,nt->", alive, log_prob, A) / len(alive)
-        """, ""),
-        ("return (alive * log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
-         "the minus is missing"),
-        ("return -(alive * log_prob * advantage).sum(axis=1).mean()", "flows through the advantage"),
-        ("return -(alive * log_prob * jax.lax.stop_gradient(advantage)).mean()",
-         "the mean is taken over the steps"),
+        ("return (log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
+         "the minus is missing: the loss rises where J does; and alive is missing"),
     ],
     ("3_Pendulum", "gae"): [
-        ("""
-        delta = reward + jnp.where(terminated, 0, gamma * next_value) - value
-        def step(later, x):
-            delta, ended = x
-            now = delta + jnp.where(ended, 0, gamma * gae_lambda * later)
-            return now, now
-        xs = (delta.T, (terminated | truncated).T)
-        return jax.lax.scan(step, jnp.zeros(len(reward)), xs, reverse=True)[1].T
-        """, ""),
-        ("""
-        ended = terminated | truncated
-        delta = reward + gamma * (1 - ended) * next_value - value
-        def step(later, x):
-            delta, ended = x
-            now = delta + gamma * gae_lambda * (1 - ended) * later
-            return now, now
-        return jax.lax.scan(step, jnp.zeros(len(reward)), (delta.T, ended.T), reverse=True)[1].T
-        """, "a truncated episode is taken for a terminated one"),
-        ("""
-        delta = reward + gamma * (1 - terminated) * next_value - value
-        def step(later, delta):
-            now = delta + gamma * gae_lambda * later
-            return now, now
-        return jax.lax.scan(step, jnp.zeros(len(reward)), delta.T, reverse=True)[1].T
-        """, "advantages flow over both kinds of end"),
         ("""
         delta = reward + gamma * (1 - terminated) * next_value - value
         def step(later, x):
@@ -331,45 +185,13 @@ READERS = {
         return jax.lax.scan(step, jnp.zeros(len(reward)), xs, reverse=True)[1].T
         """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: use `jnp.where`"),
     ],
-    ("3_Pendulum", "clipped_objective"): [
-        ("return jnp.where(advantage > 0, jnp.minimum(ratio, 1 + epsilon), jnp.maximum(ratio, 1 - epsilon))"
-         " * advantage", ""),
-        ("return jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage", "the min is missing"),
-        ("return jnp.minimum(ratio, jnp.clip(ratio, 1 - epsilon, 1 + epsilon)) * advantage",
-         "the smaller ratio is taken before it is multiplied"),
-        ("""
-        clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
-        return jnp.minimum(ratio * advantage, clipped * advantage).mean()
-        """, "the mean is taken already"),
-    ],
     ("4_GRPO_MNIST", "group_advantage"): [
-        ("""
-        centered = rewards - rewards.mean(axis=1)[:, None]
-        std = jnp.sqrt((centered**2).sum(axis=1) / (rewards.shape[1] - 1))
-        return centered / (std[:, None] + 1e-6)
-        """, ""),
-        ("""
-        mean, std = rewards.mean(axis=1, keepdims=True), rewards.std(axis=1, keepdims=True)
-        return (rewards - mean) / (std + 1e-6)
-        """, "the standard deviation is the population's"),
-        ("return (rewards - rewards.mean(axis=1)) / (rewards.std(axis=1, ddof=1) + 1e-6)",
-         "keepdims is missing"),
-        ("return (rewards - rewards.mean(0)) / (rewards.std(0, ddof=1) + 1e-6)", "wrong axis"),
-        ("return (rewards - rewards.mean()) / (rewards.std() + 1e-6)",  # two mistakes at once
+        ("return (rewards - rewards.mean()) / (rewards.std() + 1e-6)",
          "not the sample's; and mean and standard deviation are those of the whole batch"),
+        ("return (rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, keepdims=True)",
+         "not the sample's; and 1e-6 is missing"),
     ],
-    ("4_GRPO_MNIST", "k3"): [
-        ("""
-        ratio = jnp.exp(ref_log_prob) / jnp.exp(log_prob)
-        return ratio - jnp.log(ratio) - 1
-        """, ""),
-        ("return log_prob - ref_log_prob", "it is k1"),
-        ("""
-        ratio = jnp.exp(log_prob - ref_log_prob)
-        return ratio - jnp.log(ratio) - 1
-        """, "pi and pi_ref are exchanged"),
-        ("ratio = jnp.exp(ref_log_prob - log_prob)", "it returns None"),
-    ],
+    ("4_GRPO_MNIST", "k3"): [("ratio = jnp.exp(ref_log_prob - log_prob)", "it returns None")],
     ("5_GRPO_Maxtext", "group_advantage"): [
         ("""
         groups = rewards.reshape(-1, num_generations)
@@ -431,7 +253,7 @@ READERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("folder,name", EXERCISES)
+@pytest.mark.parametrize("folder,name", READERS)
 def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
     files = load(folder)
     exercises = {name: quick(files.exercise_checks.EXERCISES[name])}
@@ -707,13 +529,19 @@ def test_a_file_that_cannot_be_used_gets_one_line(text, said, tmp_path, capsys, 
 # --- training with them
 
 
+def body_of(folder, name):
+    """The body of the numbered script's own function."""
+    function = ast.parse(inspect.getsource(getattr(folders.load(folder, SCRIPTS[name]), name))).body[0]
+    return "\n".join(ast.unparse(line) for line in function.body[1:])
+
+
 def train_a_copy(folder, tmp_path, *arguments):
     """The folder with every blank filled rightly; each function says so when it is traced or called."""
     home = tmp_path / folder
     shutil.copytree(ROOT / folder, home, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     names = list(load(folder).exercise_checks.EXERCISES)
     said = {name: f'print("mine: {name}")\n' for name in names}
-    filled(folder, {name: said[name] + textwrap.dedent(READERS[folder, name][0][0]) for name in names}, home)
+    filled(folder, {name: said[name] + body_of(folder, name) for name in names}, home)
     command = [sys.executable, home / "exercises.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -727,11 +555,6 @@ def test_q_learning_trains_with_the_readers_functions(tmp_path):
     train_a_copy("1_Q_Learning", tmp_path, "NUM_EPISODES=400", "MAX_STEPS_PER_EPISODE=20")
     (result,) = tmp_path.glob("runs/*/*/result.json")
     assert (result.parent / "learning_curve.png").exists()
-
-
-def test_a_constant_that_does_not_exist_gets_one_line(tmp_path):
-    with pytest.raises(AssertionError, match=r"^error: 'ALPHABET=1'.*nearest names: ALPHA"):
-        train_a_copy("1_Q_Learning", tmp_path, "ALPHABET=1")
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_where_nothing_is_replaced_and_where_prompts_are_not_shared(platform, si
 
 @pytest.mark.parametrize(("hardware", "ours"), [("cpu", True), ("tpu", False)])
 def test_the_layout_of_the_kv_cache_is_the_cpus_own(hardware, ours):
-    """Also where a CPU compiles for a TPU (tpu_fit_check.py)."""
+    """Also where a CPU compiles for a TPU (fit_check.py)."""
     _, hf = llama.load_hf_config("tiny_llama")
     config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=P, new_tokens=T, hardware=hardware)
     for name, order in faster_on_cpu.CACHE_LAYOUT.items():

@@ -7,29 +7,23 @@ import gzip
 import http.server
 import io
 import itertools
-import json
-import os
+import math
 import re
-import subprocess
-import sys
 import threading
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pages
 import pytest
 from flax import nnx
 from folders import load
 
-grpo_mnist, study, variants, environment, mnist_data = (
-    load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "study", "variants", "environment", "data")
+grpo_mnist, variants, environment, mnist_data = (
+    load("4_GRPO_MNIST", name) for name in ("grpo_mnist", "variants", "environment", "data")
 )
 settings = grpo_mnist.settings
-FOLDER = Path(grpo_mnist.__file__).resolve().parent
 TINY = ["NUM_EPOCHS=1", "NUM_SEEDS=2", "LOGS_PER_EPOCH=2", "HIDDEN_SIZE=16", "BATCH_SIZE=64"]
 SMALL = ["HIDDEN_SIZE=16", "BETA=0.0"]
 
@@ -53,52 +47,47 @@ def few(count=400, held_out=200):
     )  # fmt: skip
 
 
+METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
 RUN = [*TINY, "NUM_EPOCHS=3", "NUM_ITERATIONS=2", "SEED=7", "MNIST_PATH=own.npz"]
 
 
 @functools.cache
+def split():
+    """480 images as they are read from a file of one's own: 420 to train on."""
+    data = few(480)
+    held = mnist_data.validation_rows(data.labels)
+    return mnist_data.Data(
+        data.images[~held], data.labels[~held], data.images[held], data.labels[held], *data[4:]
+    )
+
+
+@functools.cache
 def trained(method, *arguments):
-    """Agents and log of a training on the images of `run`; a program that is the same is compiled once."""
-    c = variants.configure([*RUN, f"METHOD={method}", *arguments])
-    images, labels, _, _, *test = few(480)
-    return variants.train(c, mnist_data.Data(images[:400], labels[:400], images[400:], labels[400:], *test))[
-        :2
-    ]
+    """Agents and log of a training; a program that is the same is compiled once."""
+    return variants.train(variants.configure([*RUN, f"METHOD={method}", *arguments]), split())[:2]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A whole run: its folder, what it returned and printed, and by method what it trained."""
-    folder = tmp_path_factory.mktemp("run")
-    write_npz(folder / "own.npz", few(480))
-    made, make_schedule = {}, grpo_mnist.optax.warmup_cosine_decay_schedule
-    train, final_rows, out, lengths = variants.train, environment.final_rows, io.StringIO(), []
+def run():
+    """By method: constants, agents before and after a training, its log, its schedules and its lines."""
+    made, lengths, make_schedule = {}, set(), grpo_mnist.optax.warmup_cosine_decay_schedule
 
     def note_length(start, peak, warmup, length):
-        lengths.append((warmup, length))
+        lengths.add((warmup, length))
         return make_schedule(start, peak, warmup, length)
 
-    def note_training(c, data):
-        lengths.clear()
-        agents, log, seconds = train(c, data)
-        before = untrained(c, len(data.images))
-        made[c.METHOD] = SimpleNamespace(
-            before=before, agents=agents, log=log, data=data, lengths=set(lengths), c=c
-        )
-        return agents, log, seconds
-
-    def note_rows(c, policy, method, *arguments):
-        made[method].final = final_rows(c, policy, method, *arguments)
-        return made[method].final
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.chdir(folder)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo_mnist.optax, "warmup_cosine_decay_schedule", note_length)
-        patch.setattr(variants, "train", note_training)
-        patch.setattr(environment, "final_rows", note_rows)
-        run_dir = study.main(["twins", *RUN])
-    result = json.loads((folder / run_dir / "result.json").read_text())
-    return SimpleNamespace(folder=folder / run_dir, result=result, out=out.getvalue(), made=made)
+        for method in METHODS:
+            c = variants.configure([*RUN, f"METHOD={method}"])
+            lengths.clear()
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                agents, log, _ = variants.train(c, split())
+            lines, before = out.getvalue().splitlines(), untrained(c, len(split().images))
+            made[method] = SimpleNamespace(
+                c=c, before=before, agents=agents, log=log, lengths=set(lengths), lines=lines
+            )
+    return made
 
 
 def untrained(c, num_images):
@@ -158,7 +147,6 @@ BY_HAND = {
         [-0.4375] * 4,
     ],
 }
-GROUPED = ["group_std", "group", "leave_one_out"]
 
 
 @pytest.mark.parametrize("name", variants.ADVANTAGES)
@@ -285,6 +273,19 @@ def test_without_a_clip_nothing_binds():
 
 
 # --- the gradient ----------------------------------------------------------------------------------------
+def pull(p, count, name):
+    """The factor of grad log pi(right digit), of probability p; a wrong guess pushes by -p / (1 - p)."""
+    total = 0.0
+    for right in range(count + 1):
+        reward = np.repeat([1.0, 0.0], [right, count - right])
+        advantage = reward - reward.mean()
+        advantage /= advantage.std(ddof=1) + 1e-6 if name == "group_std" else 1
+        advantage *= count / (count - 1) if name == "leave_one_out" else 1
+        chance = math.comb(count, right) * p**right * (1 - p) ** (count - right)
+        total += chance * (advantage * np.where(reward, 1, -p / (1 - p))).mean()
+    return total
+
+
 @pytest.mark.parametrize("name", variants.ADVANTAGES)
 @pytest.mark.parametrize("right_digit", [5, 7])  # guessed with probability 0.27 and 0.008
 def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
@@ -302,22 +303,8 @@ def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
 
     p = float(jnp.exp(log_probs[right_digit]))
     direction = jax.grad(lambda logits: jax.nn.log_softmax(logits)[right_digit])(jnp.array(LOGITS))
-    expected = study.pull(p, 3, name) * direction
+    expected = pull(p, 3, name) * direction
     np.testing.assert_allclose(jax.grad(objective)(jnp.array(LOGITS)), expected, rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.9])
-def test_the_pull_in_closed_form(p):
-    """RLOO is unbiased; the group's mean holds the guess itself: 1 / G less; std lifts what is rare."""
-    for count in (2, 5, 16):
-        assert study.pull(p, count, "leave_one_out") == pytest.approx(p, rel=1e-4)
-        assert study.pull(p, count, "group") == pytest.approx(p * (count - 1) / count, rel=1e-4)
-    # two guesses have one standard deviation if they differ, 1 / sqrt(2): a factor and nothing else
-    assert study.pull(p, 2, "group_std") == pytest.approx(p / 2 * np.sqrt(2), rel=1e-4)
-    # many guesses: the deviation of a coin, sqrt(p (1 - p))
-    limit = p / np.sqrt(p * (1 - p))
-    bias = [abs(study.pull(p, count, "group_std") / limit - 1) for count in (16, 64, 800)]
-    assert bias[0] > bias[1] > bias[2] and bias[2] < 0.1
 
 
 def test_exact_loss_is_minus_p_and_its_gradient_minus_p_grad_log_pi():
@@ -409,7 +396,7 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
 
 @pytest.mark.slow
 def test_a_training_in_micro_batches_is_the_same_training(run):
-    whole, parts = run.made["cross_entropy"].log, trained("cross_entropy", "MICRO_BATCH_SIZE=16")[-1]
+    whole, parts = run["cross_entropy"].log, trained("cross_entropy", "MICRO_BATCH_SIZE=16")[-1]
     for name in ("validation_sampled_accuracy", "reward"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-4)
 
@@ -450,6 +437,9 @@ def test_guesses_are_drawn_from_the_policy():
     counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.action)]) / 1024
     assert np.abs(counts - probs).max() < 5 * np.sqrt(0.25 / 1024)
     assert ((batch.action == label[:, None]) == batch.reward).all()
+    assert (
+        make_rollout(c, actor, seed=1)[0].action != batch.action
+    ).mean() > 0.3  # another key, other guesses
     taken = np.take_along_axis(np.log(probs), np.asarray(batch.action), axis=1)
     np.testing.assert_allclose(batch.log_prob, taken, atol=1e-5)
     np.testing.assert_allclose(batch.entropy, -(probs * np.log(probs)).sum(axis=1), rtol=1e-4)
@@ -576,32 +566,22 @@ def test_a_changed_constant_reaches_a_function_that_jax_has_traced_before():
         assert agents.actor.hidden_2.kernel.shape == (1, size, size)
 
 
-def test_seeds_do_not_see_each_other(run):
-    """Seed 8 beside 7 and beside 9, which is the same program."""
-    first = run.made["cross_entropy"].log.validation_sampled_accuracy
-    then = trained("cross_entropy", "SEED=8")[-1].validation_sampled_accuracy
-    assert (first[0] != first[1]).all()
-    np.testing.assert_array_equal(first[1], then[0])
-
-
 def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_its_own(run):
-    ppo = run.made["ppo"]
-    np.testing.assert_array_equal(flat(ppo.before.actor), flat(run.made["cross_entropy"].before.actor))
+    ppo = run["ppo"]
+    np.testing.assert_array_equal(flat(ppo.before.actor), flat(run["cross_entropy"].before.actor))
     assert (flat(ppo.before.actor) != flat(ppo.agents.actor)).any()
     actor, critic = (model.hidden_1.kernel[...] for model in (ppo.before.actor, ppo.before.critic))
     assert (actor != critic).mean() > 0.9
 
 
 def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
-    trained = run.made["grpo"]
-    of_grpo = run.out.split("grpo\n", 1)[1].partition("cross_entropy\n")[0]
-    lines = [line for line in of_grpo.splitlines() if line.startswith("images ")]
+    trained, data = run["grpo"], split()
+    lines = [line for line in trained.lines if line.startswith("images ")]
     images = [int(re.search(r"images +(\d+)", line)[1]) for line in lines]
-    assert images == [384, 768, 1152]  # 400 images are 3 batches of 64 for each of 2 rows
-    log, data, final = trained.log, trained.data, trained.final[1]
+    assert images == [384, 768, 1152]  # 420 images are 3 batches of 64 for each of 2 rows
+    log = trained.log
+    final = environment.final_rows(trained.c, grpo_mnist.policy, "grpo", trained.agents, log, data)[1]
     assert log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
-    shown = [float(re.search(r"validation_accuracy +([\d.]+)", line)[1]) for line in lines]
-    np.testing.assert_allclose(shown, 100 * log.validation_accuracy.mean(axis=0)[1::2], atol=0.006)
     # the last row is the returned actor's, evaluated by hand
     actor = jax.tree.map(lambda leaf: leaf[1], trained.agents.actor)
     for name in ("validation", "test"):
@@ -617,15 +597,15 @@ def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
 def test_the_kl_is_one_to_the_untrained_network(run):
     """It starts near 0, and does not stay there."""
     for method in ("grpo", "ppo", "reinforce"):
-        kl = run.made[method].log.kl
+        kl = run[method].log.kl
         assert (kl[:, -1] > 10 * np.abs(kl[:, 0])).all() and (kl[:, -1] > 0.01).all()
-    assert np.isnan(run.made["cross_entropy"].log.kl).all()
+    assert np.isnan(run["cross_entropy"].log.kl).all()
 
 
-@pytest.mark.parametrize("method", variants.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, method):
     """Whatever NUM_ITERATIONS is: without a ratio there is one update for each batch."""
-    trained = run.made[method]
+    trained = run[method]
     updates = 6 * 3 * (2 if method in ("grpo", "ppo") else 1)  # rows, batches for each, updates for each
     assert trained.lengths == {(int(0.1 * updates), updates)}
     assert trained.agents.actor_optimizer.step[...].tolist() == [updates] * 2
@@ -635,8 +615,8 @@ def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, metho
 
 
 def test_the_critic_of_ppo_learns_and_no_other_method_touches_it(run):
-    c = replace(run.made["ppo"].c, METHOD="grpo")
-    ppo = run.made["ppo"]
+    c = replace(run["ppo"].c, METHOD="grpo")
+    ppo = run["ppo"]
     before, after, actor = (
         jax.tree.map(lambda leaf: leaf[0], model)
         for model in (ppo.before.critic, ppo.agents.critic, ppo.agents.actor)
@@ -645,7 +625,7 @@ def test_the_critic_of_ppo_learns_and_no_other_method_touches_it(run):
     losses = [float(variants.critic_loss(critic, batch)[0]) for critic in (before, after)]
     assert losses[1] < 0.8 * losses[0]
     for method in ("grpo", "reinforce", "cross_entropy"):
-        trained = run.made[method]
+        trained = run[method]
         np.testing.assert_array_equal(flat(trained.before.critic), flat(trained.agents.critic))
 
 
@@ -667,7 +647,7 @@ def test_the_exact_gradient_learns_too():
 
 def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
     """More steps on the same guesses would be clipped off-policy learning, under another's name."""
-    two = run.made["reinforce"]
+    two = run["reinforce"]
     four, _ = trained("reinforce", "NUM_ITERATIONS=4", "CLIP_EPSILON=0.001")
     for a, b in zip(jax.tree.leaves(nnx.state(two.agents.actor)), jax.tree.leaves(nnx.state(four.actor))):
         np.testing.assert_array_equal(a, b)
@@ -686,15 +666,6 @@ def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
 
 
 # --- memory ----------------------------------------------------------------------------------------------
-def test_the_memory_ledger_by_hand():
-    here, bfloat16, float32 = study.memory_ledgers()
-    actor = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
-    critic = 4 * (784 * 128 + 128 + 128 * 128 + 128 + 128 * 1 + 1)
-    assert (here["weights"], here["gradients"], here["adam_moments"]) == (actor, actor, 2 * actor)
-    assert here["critic"] == 4 * critic and here["grpo"] == 4 * actor
-    assert here["ppo"] == 4 * (actor + critic) and here["ppo_reference"] == 5 * actor + 4 * critic
-    assert bfloat16["grpo"] == 8 * 8_030_261_248 and bfloat16["ppo"] == 16 * 8_030_261_248
-    assert float32["grpo"] == 16 * 8_030_261_248 and float32["grpo_reference"] == 18 * 8_030_261_248
 
 
 # --- data ------------------------------------------------------------------------------------------------
@@ -736,7 +707,7 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
     try:
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
-            assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
+            assert source == "tensorflow-datasets mnist: 70 images to train on, 10 to validate, 40 to test"
             pairs = [(found.images, found.labels), (found.validation_images, found.validation_labels)]
             ours = sorted((i.tobytes(), int(y)) for pair in pairs for i, y in zip(*pair))
             assert ours == sorted((i.tobytes(), int(y)) for i, y in zip(data.images, data.labels))
@@ -774,14 +745,27 @@ def write_npz(path, data, **changes):
     np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
 
 
-def test_a_file_of_ones_own(tmp_path):
-    write_npz(tmp_path / "own.npz", few())
-    data, source = mnist_data.read_mnist(f"{tmp_path}/own.npz", "")
-    assert (data.test_labels == few().test_labels).all()
-    # the last sixth of the training images, as the last 10,000 of MNIST's 60,000
-    assert (np.concatenate([data.images, data.validation_images]) == few().images).all()
-    assert (np.concatenate([data.labels, data.validation_labels]) == few().labels).all()
-    assert "own.npz: 334 images to train on, 66 to validate, 200 to test" in source
+@pytest.mark.parametrize("order", ["mixed", "sorted", "backwards", "two blocks", "one digit last"])
+def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order, tmp_path):
+    data, rng = few(600), np.random.default_rng(0)
+    labels = data.labels
+    rows = {
+        "mixed": rng.permutation(600),
+        "sorted": np.argsort(labels, kind="stable"),
+        "backwards": np.argsort(-labels, kind="stable"),
+        "two blocks": np.argsort(labels + 10 * (np.arange(600) % 2), kind="stable"),
+        "one digit last": np.argsort(labels == 3, kind="stable"),
+    }[order]
+    data = data._replace(images=data.images[rows], labels=labels[rows])
+    write_npz(tmp_path / "own.npz", data)
+    found, source = mnist_data.read_mnist(f"{tmp_path}/own.npz", "")
+    shares = np.bincount(found.validation_labels, minlength=10) / 60
+    assert (shares > 0.08).all() and (shares < 0.34).all(), shares
+    both = np.concatenate([found.images, found.validation_images])
+    assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in data.images)
+    assert (found.test_labels == data.test_labels).all() and "own.npz: " in source
+    if order == "mixed":  # the last sixth, as the last 10,000 of MNIST's 60,000
+        assert (both == data.images).all() and len(found.validation_labels) == 100
 
 
 @pytest.mark.parametrize(
@@ -813,276 +797,18 @@ def test_no_file_and_no_archive_are_refused(tmp_path):
 
 
 # --- the command line ------------------------------------------------------------------------------------
-def command(tmp_path, *arguments):
-    """The script as a reader runs it: a process of its own in an empty folder."""
-    script = [sys.executable, str(FOLDER / "grpo_mnist.py"), *arguments]
-    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
-    return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
 
 
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_run_writes_its_result_its_tables_and_its_picture(tmp_path, capsys, run):
-    """The same training as variants.py's with the same constants, log included."""
+def test_the_script_trains_as_its_variants_do(tmp_path, run):
+    """The same training as variants.py's with the same constants, to the rounding of other programs."""
     write_npz(tmp_path / "own.npz", few(480))
-    arguments = [*RUN, f"MNIST_PATH={tmp_path / 'own.npz'}", f"RUN_DIR={tmp_path / 'mine'}"]
-    result, folder = grpo_mnist.main(arguments), tmp_path / "mine"
-    out = capsys.readouterr().out
-    assert "each update: 64 images, 512 guesses" in out
-    assert json.loads((folder / "result.json").read_text()) == result
-    assert set(result) == {"test_accuracy", "data", "seconds", "compile_seconds"}
-    log, accuracy = read(folder / "log.csv"), read(folder / "accuracy.csv")
-    assert len(log) == 2 * 6 and {row["method"] for row in log} == {"grpo"}  # seeds, rows
-    for name, values in run.made["grpo"].log._asdict().items():
+    folder = tmp_path / "mine"
+    grpo_mnist.main([*RUN, f"MNIST_PATH={tmp_path / 'own.npz'}", f"RUN_DIR={folder}"])
+    with open(folder / "log.csv", newline="") as file:
+        log = list(csv.DictReader(file))
+    for name, values in run["grpo"].log._asdict().items():
         # the same sums in another order: 36 updates
         np.testing.assert_allclose([float(row[name]) for row in log], values.ravel(), atol=1e-4)
-    assert [float(row["test_accuracy"]) for row in accuracy] == result["test_accuracy"]
-    values = 100 * np.array(result["test_accuracy"])
-    assert f"greedy {values.mean():.2f} ± {values.std(ddof=1):.2f} %" in out
-    assert (folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert list((folder / "tensorboard").iterdir())
-
-
-def test_the_twins_write_their_result_their_tables_and_their_picture(run):
-    assert "data: own.npz: 400 images to train on, 80 to validate, 200 to test\n" in run.out
-    result = run.result
-    assert set(result) == {"test_accuracy", "twin_test_accuracy", "data", "seconds", "compile_seconds"}
-    assert len(result["test_accuracy"]) == len(result["twin_test_accuracy"]) == 2
-    assert 0 < result["compile_seconds"] < result["seconds"] < 200
-    assert json.loads((run.folder / "constants.json").read_text())["SEED"] == 7
-    log, accuracy = read(run.folder / "log.csv"), read(run.folder / "accuracy.csv")
-    assert len(log) == 4 * 2 * 6  # methods, seeds, rows
-    assert not any(name.startswith("test") for name in log[0])
-    for key, method in (("test_accuracy", "grpo"), ("twin_test_accuracy", "cross_entropy")):
-        final = [r for r in accuracy if r["method"] == method]
-        assert [int(r["seed"]) for r in final] == [7, 8]
-        assert [float(r["test_accuracy"]) for r in final] == result[key]
-        last = [r for r in log if r["method"] == method and r["images"] == "1152"]
-        for name in ("seed", "validation_accuracy", "validation_sampled_accuracy"):
-            assert [r[name] for r in final] == [r[name] for r in last]
-    shown = re.search(r"GRPO +greedy ([\d.]+) ± ([\d.]+) %", run.out).groups()
-    values = 100 * np.array(result["test_accuracy"])
-    assert shown == (f"{values.mean():.2f}", f"{values.std(ddof=1):.2f}")
-    assert (run.folder / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_the_study_trains_each_entry_with_each_seed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    entries = [("exact", []), ("ppo", ["NUM_GENERATIONS=1", "ADVANTAGE=batch_mean"])]
-    monkeypatch.setattr(study, "COMPARISON", entries)
-    monkeypatch.setattr(study, "GRADIENT_DRAWS", 3)
-    monkeypatch.setattr(study, "GROUP_SIZES", (64,))
-    write_npz(tmp_path / "own.npz", few(480))
-    assert study.main([*TINY, "MNIST_PATH=own.npz", "RUN_DIR=study"]) == Path("study")
-    rows = read("study/compare.csv")
-    assert [(r["method"], r["changed"], r["seed"]) for r in rows] == [
-        ("exact", "unchanged", "0"),
-        ("exact", "unchanged", "1"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "0"),
-        ("ppo", "NUM_GENERATIONS=1 ADVANTAGE=batch_mean", "1"),
-    ]
-    assert float(rows[2]["zero_variance"]) == 1  # a group of one agrees with itself
-    gradients = read("study/gradient.csv")
-    assert [(r["advantage"], int(r["num_generations"])) for r in gradients] == list(
-        itertools.product(variants.ADVANTAGES, (64,))
-    )
-    assert [row["weights"] for row in read("study/memory.csv")][1] == "16060522496"
-    assert (tmp_path / "study" / "pull.png").stat().st_size > 10_000
-    assert grpo_mnist.make_agent is not variants.make_agent  # what was exchanged is back
-
-
-def test_tuning_looks_at_the_validation_images_only_and_at_seeds_that_are_not_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert [method for method, _ in study.GRID] == ["grpo"] * 9 + ["cross_entropy"] * 9
-    rate, beta, warmup = (
-        getattr(grpo_mnist.Constants(), k) for k in ("LEARNING_RATE", "BETA", "WARMUP_FRACTION")
-    )
-    assert ("grpo", [f"LEARNING_RATE={rate}", f"BETA={beta}"]) in study.GRID
-    assert ("cross_entropy", [f"LEARNING_RATE={rate}", f"WARMUP_FRACTION={warmup}"]) in study.GRID
-    monkeypatch.setattr(study, "GRID", study.GRID[-1:])
-    write_npz(tmp_path / "own.npz", few(480))
-    training = trained("cross_entropy", "SEED=8")
-    configured, arguments = [], ["NUM_SEEDS=2", "NUM_EPOCHS=3", "MNIST_PATH=own.npz", "RUN_DIR=tune"]
-
-    def train(c, data):
-        configured.append((c.METHOD, c.SEED, c.LEARNING_RATE, c.WARMUP_FRACTION))
-        return *training, 0.0
-
-    monkeypatch.setattr(variants, "train", train)
-    study.main(["tune", *arguments])
-    assert configured == [("cross_entropy", 100, 0.006, 0.3)]
-    rows = read("tune/tune.csv")
-    assert [row["seed"] for row in rows] == ["100", "101"]
-    assert not any(name.startswith("test") for name in rows[0])
-
-
-def test_a_row_that_clashes_with_the_command_line_is_refused_before_anything_is_trained(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    write_npz(tmp_path / "own.npz", few(480))
-    monkeypatch.setattr(variants, "train", None)
-    for arguments, words in ((["LOGS_PER_EPOCH=1"], "training images"), (["BETA=-1"], "BETA=-1: ")):
-        with pytest.raises(settings.UserError, match=words):
-            study.main([*arguments, "MNIST_PATH=own.npz"])
-    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
-
-
-BAD = [
-    ("LEARNING_RAT=1", ["LEARNING_RAT=1", "LEARNING_RATE"]),
-    ("METHOD=sarsa", ["METHOD=sarsa", "'grpo', 'cross_entropy', 'ppo', 'reinforce' or 'exact'"]),
-    ("-h=1", ["-h=1", "NAME=value"]),
-    ("BETA=[", ["BETA=["]),
-    ("BETA=${x}", ["BETA=${x}"]),
-    ("CLIP_EPSILON=.inf", ["CLIP_EPSILON=.inf"]),
-    ("NUM_EPOCHS=2.5", ["NUM_EPOCHS=2.5"]),
-    ("COMPARE=True", ["COMPARE=True", "no such constant"]),
-    ("SKIP_ZERO_VARIANCE=yes please", ["SKIP_ZERO_VARIANCE=yes please"]),
-    ("MNIST_PATH=/nowhere.npz", ["MNIST_PATH=/nowhere.npz", "No such file"]),
-    ("DATA_DIR", ["DATA_DIR", "NAME=value"]),
-    ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1"]),
-    ("NUM_GENERATIONS=10001", ["NUM_GENERATIONS=10001"]),
-    ("ADVANTAGE=rank", ["ADVANTAGE=rank", "'group_std', 'group', 'batch_mean' or 'leave_one_out'"]),
-    ("NUM_ITERATIONS=0", ["NUM_ITERATIONS=0"]),
-    ("NUM_ITERATIONS=65", ["NUM_ITERATIONS=65"]),
-    ("CLIP_EPSILON=0", ["CLIP_EPSILON=0"]),
-    ("CLIP_EPSILON=nan", ["CLIP_EPSILON=nan"]),
-    ("CLIP_EPSILON_HIGH=-1", ["CLIP_EPSILON_HIGH=-1"]),
-    ("BETA=-0.1", ["BETA=-0.1"]),
-    ("BETA=inf", ["BETA=inf"]),
-    ("KL_ESTIMATOR=k4", ["KL_ESTIMATOR=k4", "'k1', 'k2' or 'k3'"]),
-    ("BATCH_SIZE=0", ["BATCH_SIZE=0"]),
-    ("BATCH_SIZE=5000", ["BATCH_SIZE=5000", "training images"]),
-    ("MICRO_BATCH_SIZE=24", ["MICRO_BATCH_SIZE=24", "divisor of BATCH_SIZE"]),
-    ("MICRO_BATCH_SIZE=-1", ["MICRO_BATCH_SIZE=-1"]),
-    ("NUM_EPOCHS=0", ["NUM_EPOCHS=0"]),
-    ("LEARNING_RATE=0", ["LEARNING_RATE=0"]),
-    ("LEARNING_RATE=nan", ["LEARNING_RATE=nan"]),
-    ("WARMUP_FRACTION=1", ["WARMUP_FRACTION=1"]),
-    ("HIDDEN_SIZE=0", ["HIDDEN_SIZE=0"]),
-    ("SEED=-1", ["SEED=-1"]),
-    ("NUM_SEEDS=0", ["NUM_SEEDS=0"]),
-    ("LOGS_PER_EPOCH=0", ["LOGS_PER_EPOCH=0"]),
-    ("LOGS_PER_EPOCH=100", ["LOGS_PER_EPOCH", "training images"]),
-    ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
-]
-
-
-ONLY_VARIANTS = {"METHOD", "ADVANTAGE", "KL_ESTIMATOR", "SKIP_ZERO_VARIANCE", "MICRO_BATCH_SIZE"}
-
-
-@pytest.mark.parametrize(("argument", "words"), BAD, ids=[argument[:30] for argument, _ in BAD])
-def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
-    argument, words, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mnist_data, "read_tfds_mnist", lambda data_dir: None)
-    monkeypatch.setattr(sys, "argv", ["a script", argument])
-    own = argument.partition("=")[0] in ONLY_VARIANTS
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(study.main if own else grpo_mnist.main)
-    assert stopped.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
-    for word in words:
-        assert word in err
-    assert not any(tmp_path.iterdir())
-
-
-def test_every_constant_with_a_range_is_among_the_bad_inputs():
-    assert set(asdict(variants.Constants())) <= {argument.partition("=")[0] for argument, _ in BAD}
-
-
-def test_bad_input_as_a_process(tmp_path):
-    done = command(tmp_path, "CLIP_EPSILON=0")
-    assert done.returncode == 2
-    assert done.stdout == "" and done.stderr.count("\n") == 1 and "CLIP_EPSILON=0" in done.stderr
-
-
-def test_a_folder_with_a_result_is_not_written_over(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "result.json").write_text("precious")
-    write_npz(tmp_path / "own.npz", few())
-    monkeypatch.setattr(sys, "argv", ["grpo_mnist.py", "RUN_DIR=mine", "MNIST_PATH=own.npz"])
-    with pytest.raises(SystemExit):
-        settings.run(grpo_mnist.main)
-    assert "RUN_DIR=mine: holds the result of another run" in capsys.readouterr().err
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
 
 
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=pages.LANGUAGES)
-def readme(request):
-    return pages.text(FOLDER, request.param)
-
-
-def summary(values, count=5):
-    values = 100 * np.array([float(value) for value in values])
-    assert len(values) == count
-    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-
-
-def test_the_results_table_is_seeds_csv_and_reaches_the_goals(readme):
-    runs = read(FOLDER / "assets" / "seeds.csv")
-    goals = {"full": 0.7, "subset": 1.5}
-    commands = list(dict.fromkeys(run["command"] for run in runs))
-    assert len(commands) == 2
-    for text in commands:
-        seeds = [run for run in runs if run["command"] == text]
-        shown = [summary(run[m] for run in seeds) for m in ("grpo", "cross_entropy", "ppo", "reinforce")]
-        assert f"| `{text}` | {' | '.join(shown)} |" in readme
-        grpo, twin = (np.mean([float(run[m]) for run in seeds]) for m in ("grpo", "cross_entropy"))
-        assert 100 * (twin - grpo) < goals["subset" if "MNIST_PATH=subset" in text else "full"]
-        assert f"{100 * (twin - grpo):.2f}" in readme
-        if "MNIST_PATH=subset" not in text:
-            assert grpo >= 0.973
-
-
-def test_the_study_and_the_exercises_are_their_csv(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "compare.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert {(m, " ".join(c) or "unchanged") for m, c in study.COMPARISON} == set(rows)
-    for (_, changed), seeds in rows.items():
-        shown = summary(row["test_accuracy"] for row in seeds)
-        (line,) = {
-            line
-            for line in readme.splitlines()
-            if (f"| `{changed}` |" in line or f"| {changed} |" in line)
-            and shown in line
-            and line.startswith(("| 2", "| 4", "| 8", "| 16", "| 64", f"| {seeds[0]['method']} |"))
-        }
-        assert f"| {np.mean([float(row['zero_variance']) for row in seeds]):.2f} |" in line
-    exercises = {}
-    for row in read(FOLDER / "assets" / "exercises.csv"):
-        exercises.setdefault((row["exercise"], row["changed"]), []).append(row)
-    for (exercise, changed), seeds in exercises.items():
-        assert f"| {exercise} | `{changed}` | {summary(row['test_accuracy'] for row in seeds)} |" in readme
-
-
-def test_the_table_of_settings_is_tune_csv_and_has_every_row_of_the_grid(readme):
-    rows = {}
-    for row in read(FOLDER / "assets" / "tune.csv"):
-        rows.setdefault((row["method"], row["changed"]), []).append(row)
-    assert list(rows) == [(method, " ".join(changes)) for method, changes in study.GRID]
-    for (method, changed), seeds in rows.items():
-        assert [seed["seed"] for seed in seeds] == ["100", "101", "102"]
-        shown = summary((seed["validation_accuracy"] for seed in seeds), count=3)
-        sampled = 100 * np.mean([float(seed["validation_sampled_accuracy"]) for seed in seeds])
-        assert f"| {method} | `{changed}` | {shown} | {sampled:.2f} |" in readme
-
-
-def test_the_gradient_and_memory_tables_are_their_csv(readme):
-    rows = read(FOLDER / "assets" / "gradient.csv")
-    for count in ("2", "4", "8", "16", "64"):
-        shown = [f"{float(row['cosine']):.2f}" for row in rows if row["num_generations"] == count]
-        assert re.search(rf"^\| {count} \| .* \| {re.escape(' | '.join(shown))} \|$", readme, re.M)
-    for row in study.memory_ledgers():
-        unit = [f"{row[key] / 1e9:.1f} GB" if row[key] > 1e8 else f"{row[key] / 1e6:.2f} MB" for key in row if key != "network"]  # fmt: skip  # noqa: E501
-        assert f"| {row['network']} | {' | '.join(unit)} |" in readme

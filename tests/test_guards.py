@@ -6,7 +6,6 @@ import errno
 import importlib.metadata
 import importlib.util
 import inspect
-import itertools
 import json
 import re
 import shlex
@@ -17,14 +16,11 @@ from pathlib import Path
 
 import huggingface_hub
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from short_runs import SCRIPT, SHORT, load_weights, saved_steps
 from table_policy import train_llm
-from tunix.rl import common
-from tunix.rl.rl_cluster import Mode
 
 import constants
 import grpo_llama3_1_8b_demo as demo
@@ -34,8 +30,7 @@ import settings
 from model import devices, llama, versions
 from model.cluster import make_cluster
 from model.llm import Llm
-from model.rollout import sampling
-from run import answers, process, run_folder, train_log
+from run import process, run_folder, train_log
 from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
@@ -45,12 +40,7 @@ GOOD_ROW = {
     "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
     "answer": "2+3=5\n#### 5",
 }
-SMALL = [
-    "NUM_BATCHES=3",
-    "BATCH_SIZE=2",
-    "NUM_GENERATIONS=2",
-    "NUM_TEST_QUESTIONS=4",
-]
+SMALL = ["NUM_BATCHES=3", "BATCH_SIZE=2", "NUM_GENERATIONS=2", "NUM_TEST_QUESTIONS=4"]
 
 
 @pytest.fixture(autouse=True)
@@ -64,34 +54,6 @@ def read(*arguments):
 
 
 # %% Constants
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("NUM_BATCH=3", ["NUM_BATCH=3", "NUM_BATCHES"]),
-        ("help", ["NAME=value"]),
-        ("NUM_BATCHES", ["NUM_BATCHES", "NAME=value"]),
-        ("NUM_BATCHES=ten", ["NUM_BATCHES=ten", "valid integer"]),
-        ("LEARNING_RATE=${x}", ["LEARNING_RATE=${x}", "valid number"]),
-        ("SCAN_LAYERS=2", ["SCAN_LAYERS=2", "boolean"]),
-        ("NUM_GENERATIONS=1", ["NUM_GENERATIONS=1", "equal to 2"]),
-        ("TOP_K=0", ["TOP_K=0", "-1"]),
-        ("TRAIN_MICRO_BATCH_SIZE=3", ["TRAIN_MICRO_BATCH_SIZE=3", "BATCH_SIZE=16"]),
-        ("EVAL_CONFIG=wild", ["EVAL_CONFIG=wild: must be 'greedy', 'standard' or 'liberal'"]),
-        ("ROLLOUT_ENGINE=vllm", ["SCAN_LAYERS=False", "ROLLOUT_ENGINE=vllm"]),
-        ("MODEL=nobody/nothing", ["MODEL=nobody/nothing", "folder"]),
-        ("WARMUP_FRACTION=1.0", ["WARMUP_FRACTION=1.0", "less than 1"]),
-        ("DATASET=missing.jsonl", ["missing.jsonl", "No such file"]),
-        ("MAX_PROMPT_LENGTH=3", ["MAX_PROMPT_LENGTH=3", "shortest takes"]),
-    ],
-)
-def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(UserError) as error:
-        demo.main([argument])
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_what_maxtext_refuses_is_one_line():
@@ -194,12 +156,6 @@ def begin(*arguments):
         return run
 
 
-def test_other_constants_than_the_run_in_run_dir_are_refused():
-    begin("RUN_DIR=run", "NUM_BATCHES=5")
-    with pytest.raises(UserError, match=r"NUM_BATCHES=4: .*was started with 5"):
-        begin("RUN_DIR=run", "NUM_BATCHES=4")
-
-
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])
 def test_a_run_of_another_version_is_refused_before_its_files_are_touched(change):
     begin("RUN_DIR=run")
@@ -210,12 +166,6 @@ def test_a_run_of_another_version_is_refused_before_its_files_are_touched(change
         UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}\); start"
     ):
         begin("RUN_DIR=run")
-
-
-def test_a_run_dir_that_cannot_be_made_is_named():
-    Path("taken").write_text("a file")
-    with pytest.raises(UserError, match="RUN_DIR=taken/run: "):
-        begin("RUN_DIR=taken/run")
 
 
 # %% Versions
@@ -244,31 +194,6 @@ def test_the_versions_are_the_pinned_ones(name):
 
 
 # %% Data and model
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["no rows"]),
-        ("[]", ["no rows"]),
-        (json.dumps({"text": "1+1?", "answer": "#### 2"}), ["row 1", "'question'", "'text'"]),
-        (json.dumps(GOOD_ROW) + "\n" + json.dumps(GOOD_ROW | {"answer": "5"}), ["row 2", "#### N"]),
-        (json.dumps(GOOD_ROW) + "\n{", ["row 2", "not JSON"]),
-        ("[1]", ["row 1", "not an object"]),
-    ],
-)
-def test_bad_data_is_named_with_file_and_row(text, words):
-    Path("mine.jsonl").write_text(text)
-    with pytest.raises(UserError) as error:
-        demo.main(["DATASET=mine.jsonl", "TEST_DATASET=tiny_gsm8k"])
-    for word in ["mine.jsonl", *words]:
-        assert word in str(error.value)
-
-
-def test_training_and_testing_on_one_file_is_refused():
-    Path("mine.jsonl").write_text(json.dumps(GOOD_ROW))
-    with pytest.raises(UserError, match=r"TEST_DATASET=: mine.jsonl is trained on, too"):
-        demo.main(["DATASET=mine.jsonl"])
 
 
 def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_on(capsys):
@@ -407,26 +332,6 @@ def test_a_model_folder_with_a_part_missing(lost):
         demo.main(["MODEL=model"])
 
 
-def test_long_questions_are_left_out_counted_and_named(capsys):
-    c = read("MAX_PROMPT_LENGTH=24")
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    rows, source = prompts.read_data(c, None)["test"]
-    kept = prompts.make_prompts(c, rows, source, tokenizer, False, Path("too_long.csv"))
-    texts = [
-        prompts.to_prompt(tokenizer, row["question"], template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
-        for row in rows
-    ]
-    lengths = [len(tokenizer.encode(text)) for text in texts]
-    too_long = [i for i, n in enumerate(lengths, start=1) if n > 24]
-    assert 0 < len(too_long) == len(rows) - len(kept)
-    said = capsys.readouterr().out
-    assert (
-        f"{len(too_long)} of 512 questions" in said
-        and f"row {too_long[0]} ({lengths[too_long[0] - 1]} tokens)" in said
-    )
-    assert len(Path("too_long.csv").read_text().splitlines()) == len(too_long)
-
-
 # %% Rewards and updates that are not numbers
 
 
@@ -476,92 +381,16 @@ def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypat
         assert word in str(error.value)
 
 
-def test_log_probs_of_the_rollout_follow_the_temperature_of_the_step(learning):
-    """TEMPERATURE_END: the one at which the engine was built holds for the first step only."""
-    c, llm, rows, _ = learning
-    rollout, cluster, seed = llm.rollout, llm.cluster, jax.random.key(0)
-    output = rollout.generate([row["prompts"] for row in rows[:16]], sampling(c, seed=seed))
-    completions = np.full((16, c.TOTAL_GENERATION_STEPS), rollout.pad_id(), np.int32)
-    for row, tokens in zip(completions, output.tokens):
-        row[: len(tokens)] = tokens
-    batch = jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
-    generated = completions != rollout.pad_id()
-    graphdef, state = nnx.split(rollout.model())
-    seen = []
-    try:
-        for temperature in (c.TEMPERATURE, 0.5, 0.25):
-            cluster.get_rollout_config(Mode.TRAIN).temperature = temperature
-            with rollout._mesh:
-                seen.append(np.asarray(rollout.get_per_token_logps(*batch))[generated])
-                expected = common.compute_per_token_logps(
-                    graphdef, state, *batch, rollout.pad_id(), rollout.eos_id(), temperature=temperature
-                )
-            # two programs sum float32 in another order, and divide by the temperature afterwards
-            np.testing.assert_allclose(seen[-1], np.asarray(expected)[generated], atol=2e-4 / temperature)
-    finally:
-        cluster.get_rollout_config(Mode.TRAIN).temperature = c.TEMPERATURE
-    assert np.abs(seen[0] - seen[1]).max() > 0.1 and np.abs(seen[1] - seen[2]).max() > 0.1
-
-
 def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
     """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
     with pytest.raises(UserError, match=r"the gradient norm of step 2 is nan.*LEARNING_RATE"):
-        demo.main(
-            [
-                *SHORT,
-                "LEARNING_RATE=1e37",
-                "WARMUP_FRACTION=0.0",
-                "SAVE_INTERVAL_STEPS=1",
-                "EVAL_EVERY=0",
-                "RUN_DIR=run",
-            ]
-        )
+        demo.main([*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1",
+                   "EVAL_EVERY=0", "RUN_DIR=run"])  # fmt: skip
     saved = saved_steps("run")
     assert saved
     for step in saved:
         for weight in load_weights("run", step).values():
             assert np.isfinite(weight).all()
-
-
-def test_so_many_updates_in_a_row_may_be_skipped_as_the_constant_says():
-    nan, c = float("nan"), read("MAX_NONFINITE_UPDATES=2")
-    bad = 0
-    for loss, norm, expected in ((nan, 1, 1), (1, nan, 2), (1, 1, 0), (1, float("inf"), 1), (nan, nan, 2)):
-        bad = train_log.count_nonfinite(c, 7, bad, loss, norm)
-        assert bad == expected
-    with pytest.raises(UserError, match=r"^the loss of step 7 is nan; .*MAX_NONFINITE_UPDATES=2\)$"):
-        train_log.count_nonfinite(c, 7, bad, nan, 1)
-    with pytest.raises(UserError, match=r"^the gradient norm of step 1 is inf; "):
-        train_log.count_nonfinite(read(), 1, 0, 1, float("inf"))
-
-
-def test_an_update_that_is_not_finite_is_skipped_and_the_next_one_counts(learning, monkeypatch):
-    """As with one poisoned gradient pass of several: the poison stays in no accumulator."""
-    c = dataclasses.replace(
-        learning[0], TRAIN_MICRO_BATCH_SIZE=2, MAX_NONFINITE_UPDATES=1, NUM_BATCHES=3, WARMUP_FRACTION=0.0,
-        BETA=0.0,
-    )  # fmt: skip
-    llm, (_, _, rows, folder) = Llm(c, learning[1].cluster), learning
-    place, seen = Llm.place, []
-
-    def poisoned(self, batch):
-        if not seen:
-            advantage = batch.advantage.copy()
-            advantage[0, 3] = np.nan
-            batch = batch._replace(advantage=advantage)
-        seen.append(jax.tree.map(np.array, self.params))
-        placed = place(self, batch)
-        assert len(placed.mask) == 2
-        return placed
-
-    monkeypatch.setattr(Llm, "place", poisoned)
-    log = train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, folder / "poisoned")
-    assert [np.isfinite(row["grad_norm"]) for row in log] == [False, True, True]
-    changed = [
-        [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, pair), strict=True)]
-        for pair in itertools.pairwise(seen)
-    ]
-    assert not any(changed[0]) and all(changed[1])
 
 
 # %% A full disk
@@ -628,25 +457,6 @@ def test_a_save_that_fails_beside_the_log_on_a_full_disk_hides_nothing(tmp_path)
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(KeyError, match="mine"), process.full_disk(tmp_path):
         raise KeyError("mine")
-
-
-def test_a_disk_that_is_full_when_answers_are_kept_loses_none(small_disk, monkeypatch):
-    original = answers.append_step
-
-    def filling(path, c, tokenizer, grader, drawn, batch, row, log_prob):
-        if row["step"] == 4:
-            (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
-        original(path, c, tokenizer, grader, drawn, batch, row, log_prob)
-
-    arguments = [*SHORT, "NUM_BATCHES=4", "EVAL_EVERY=0", "MAX_TO_KEEP=1", f"RUN_DIR={small_disk}/run"]
-    with monkeypatch.context() as patch:
-        patch.setattr(answers, "append_step", filling)
-        with pytest.raises(UserError, match="the disk is full"):
-            demo.main(arguments)
-    (small_disk / "ballast").unlink()
-    demo.main(arguments)
-    steps = [row["step"] for row in answers.read_lines(small_disk / "run" / "answers.jsonl")]
-    assert steps == [step for step in (1, 2, 4) for _ in range(4)]
 
 
 def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():

@@ -158,42 +158,19 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
 
-def test_without_a_question_the_built_in_ones_are_asked(capsys):
-    inference.main(["CHECKPOINT=base"])
-    said = capsys.readouterr().out
-    assert said.count("question: ") == len(inference.QUESTIONS) > 2
-    grades = [line.partition("[")[2] for line in said.splitlines() if line.startswith("answer:")]
-    shipped = {
-        row["question"]: row["answer"].split("#### ")[1]
-        for row in map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines())
-    }
-    for (question, gold), shown in zip(inference.QUESTIONS, grades, strict=True):
-        assert shipped[question] == gold
-        assert shown in ("right]", f"wrong, right: {gold}]")
-
-
-def test_the_newest_run_is_taken_and_where_there_is_none_the_base(capsys):
-    """Wherever it is under runs/: where a run without RUN_DIR goes, where the pages put theirs, or deeper."""
-    assert inference.read_arguments([])[2] is None
-    places = [Path("runs/grpo_llama3_1_8b_demo/2026-11-23_08-00-00"), Path("runs/mine"), Path("runs/a/b/c")]
-    for age, run in enumerate(places):
-        (run / "checkpoints" / "7" / "weights").mkdir(parents=True)
-        (run / "constants.json").write_text('{"MODEL": "tiny_llama"}')
-        os.utime(run / "checkpoints" / "7", (age, age))
-    (Path("runs/no_checkpoint") / "checkpoints").mkdir(parents=True)
-    Path("runs/no_checkpoint/constants.json").write_text('{"MODEL": "tiny_llama"}')
-    for run in places:
-        os.utime(run / "checkpoints" / "7", (10, 10))
+def test_without_checkpoint_the_newest_run_answers_and_where_there_is_none_the_base():
+    for name in ("mine", "a/deep", "a/deep/host_1"):
+        Path("runs", name, "checkpoints", "7").mkdir(parents=True)
+        constants = {"MODEL": "tiny_llama", "CHECKPOINT_DIR": "gs://bucket/x"}  # which is not looked into
+        Path("runs", name, "constants.json").write_text(json.dumps(constants))
+    assert inference.read_arguments([])[2] is None  # nothing was saved
+    for name in ("mine", "a/deep"):
+        for host in Path("runs", name).glob("**/constants.json"):
+            host.with_name("run.json").write_text('{"saved": 7}')
         *_, checkpoint = inference.read_arguments([])
-        assert (checkpoint.run, checkpoint.step) == (run, None)
-        os.utime(run / "checkpoints" / "7", (0, 0))
-    *_, checkpoint = inference.read_arguments([])
+        assert (checkpoint.run, checkpoint.step) == (Path("runs", name), None)
     assert inference.read_arguments(["MODEL=tiny_llama"])[2] is None  # that model, not the run's
     assert inference.read_arguments(["MODEL="])[2] == checkpoint
-    with pytest.raises(SystemExit):
-        inference.main(["--help"])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "CHECKPOINT: str" in line]
-    assert "(empty = newest run in runs/, else base)" in line
 
 
 def test_what_a_model_is_asked_with_is_taken_over_from_its_run():
@@ -217,30 +194,9 @@ def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
     assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
 
 
-def test_the_vote_counts_numbers(course):
-    texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert asked.vote(course, texts) == (texts[1], "12 (2 of 4)")
-    assert asked.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
-
-
-def test_an_inputs_data_source_says_who_grades():
-    Path("in.jsonl").write_text(
-        '{"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"}\n'
-        '{"prompt": "2 + 2?", "ground_truth": "4"}\n'
-    )
-    c, *_ = inference.read_arguments(["INPUT=in.jsonl"])
-    city, number = inference.read_rows(c, "")
-    grader = inference.make_grader(c, [city, number])
-    assert asked.is_right(grader, "<answer>lima</answer>", city) == (True, True)
-    assert asked.is_right(grader, "<answer>Quito</answer>", city) == (False, False)
-    assert asked.is_right(grader, "<answer>4.0</answer>", number) == (True, True)
-    assert asked.is_right(grader, "It is 4", number) == (False, True)
-    voted = asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])
-    assert voted[1] == "lima (2 of 2)"
-
-
-def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
+def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_graded(capsys):
     rows = [
+        {"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"},
         {"prompt": "3 - 3?", "ground_truth": 0},
         {"prompt": "Is 4 odd?", "ground_truth": False, "data_source": "classification"},
         {"prompt": "2 - 2?", "ground_truth": 0, "data_source": "gsm8k"},
@@ -250,34 +206,27 @@ def test_a_ground_truth_of_0_or_false_is_graded_and_counted(capsys):
     c, *_ = inference.read_arguments(["INPUT=in.json", "CHECKPOINT=base"])
     rows = inference.read_rows(c, "")
     grader = inference.make_grader(c, rows)
-    for row, text in zip(rows, ("0", "False", "1", "5"), strict=True):
+    for row, text in zip(rows, ("the lima", "0.0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
+    assert asked.is_right(grader, "It is 0", rows[1]) == (False, True)
+    assert asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "lima (2 of 2)"
     asked.show(rows, grader)
-    assert "\nright:    2 of 3\n" in capsys.readouterr().out
+    assert "\nright:    3 of 4\n" in capsys.readouterr().out
     asked.write_rows(Path("out.jsonl"), rows, grader)
     graded = [json.loads(line).get("correct") for line in Path("out.jsonl").read_text().splitlines()]
-    assert graded == [True, True, False, None]
+    assert graded == [True, True, True, False, None]
 
 
-def test_help_is_given_beside_a_question_too(capsys):
-    for arguments in (["-h"], ["--help"], ["-h", "How many?"], ["How", "many?", "--help"]):
-        with pytest.raises(SystemExit) as stopped:
-            inference.main(arguments)
-        said = capsys.readouterr().out
-        assert not stopped.value.code and 'CHECKPOINT: str = ""' in said and "SCAN_LAYERS: bool = " in said
-
-
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
-def test_line_separators_in_a_text_and_a_byte_order_mark_are_read(name, mark):
+def test_line_separators_and_a_byte_order_mark_are_read_and_no_column_of_an_earlier_answer_stays():
     """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
     texts = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs
-    lines = [json.dumps({"question": text}, ensure_ascii=False) for text in texts]
-    text = f"[{', '.join(lines)}]" if name == "in.json" else "\n".join(lines)
-    Path(name).write_text(mark + text, encoding="utf-8")
-    inference.main([f"INPUT={name}", "CHECKPOINT=base"])
-    written = Path("in.answers.jsonl").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line)["question"] for line in written if line] == texts
+    stale = dict.fromkeys(asked.WRITTEN, "of another model")
+    lines = [json.dumps({"question": text, "id": 7} | stale, ensure_ascii=False) for text in texts]
+    Path("in.jsonl").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    inference.main(["INPUT=in.jsonl", "CHECKPOINT=base"])
+    written = [json.loads(line) for line in Path("in.answers.jsonl").read_text().split("\n") if line]
+    assert [row["question"] for row in written] == texts and "another model" not in str(written)
+    assert {tuple(row) for row in written} == {("question", "id", "completion")}  # one greedy answer, no gold
 
 
 def test_words_the_model_does_not_know_are_named(capsys):
@@ -302,14 +251,12 @@ LONG = "Tom has 2 apples and " * 9
         (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
         (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
         (["CHECKPOINT=damaged"], ["CHECKPOINT=damaged", "damaged"]),
-        (["INPUT=missing.jsonl"], ["INPUT=missing.jsonl", "No such file"]),
         (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "line 2", "not JSON"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
         (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
         (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
-        (["INPUT=blank.jsonl"], ["INPUT=blank.jsonl", "line 1", "not a text"]),
         (["ANSWER=3"], ["ANSWER=3: there is no question"]),
         (["ANSWER=seven", "3 + 4?"], ["ANSWER=seven", "graded by its number"]),
         (["PAGE=True", "SAMPLING=greedy"], ["PAGE=True: greedy"]),
@@ -322,7 +269,6 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     good = json.dumps({"question": "How many?"}) + "\n"
     files = {"good": good, "bad": good + "{",
-             "blank": '{"prompt": " "}',
              "cooking": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}'}  # fmt: skip
     for name, text in files.items():
         Path(f"{name}.jsonl").write_text(text)

@@ -25,6 +25,7 @@ import grpo_llama3_1_8b_demo as demo
 import settings
 from model import devices, llama
 from run import checks, cost, memory
+from run.machine import named
 
 LAUNCH = settings.HERE / "launch"
 DEMO = f"{settings.HERE.name}/grpo_llama3_1_8b_demo.py"
@@ -239,16 +240,20 @@ def test_every_printed_command_is_accepted_for_its_machine(desk, monkeypatch, co
         return
     arguments = list(itertools.takewhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), arguments))
     c = settings.read(demo.Constants, arguments)
-    checks.refuse(c)
     if not machine:
         assert settings.is_small(c.MODEL)
         return demo.main([*arguments, "DISTRIBUTED=False", "DRY_RUN=True"])
     backend, kind, count, gib = MACHINES[machine]
-    device = types.SimpleNamespace(device_kind=kind, memory_stats=lambda: {"bytes_limit": gib * memory.GIB})
+    device = types.SimpleNamespace(
+        device_kind=kind, memory_stats=lambda: {"bytes_limit": gib * memory.GIB},
+        compute_capability=named(machine).capability,
+    )  # fmt: skip
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "devices", lambda *backend: [device] * count)
     monkeypatch.setattr(jax, "device_count", lambda: count)
-    devices.check_attention(c)
+    c = settings.read(demo.Constants, arguments, machine=devices.machine_for(c))
+    checks.refuse(c)
+    devices.check_machine(c)
     hf = memory.published_config(c.MODEL) or llama.load_hf_config(c.MODEL)[1]
     memory.plan_memory(c, hf, PARAMETERS.get(c.MODEL, 0))
 

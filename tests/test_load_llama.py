@@ -90,6 +90,80 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, message):
         maxtext_logits(folder, golden)
 
 
+def sharded(folder, index=lambda weight_map: None, **moved):
+    """The tiny Llama in two shards and an index, beside older weights; `index` edits the map of the index."""
+    shutil.copytree(llama.find_path("tiny_llama"), folder)
+    whole = folder / "model.safetensors"
+    weights = safetensors.numpy.load_file(whole)
+    whole.unlink()
+    names = sorted(weights)
+    shards = {"model-00001-of-00002.safetensors": names[:15], "model-00002-of-00002.safetensors": names[15:]}
+    weight_map = {name: file for file, held in shards.items() for name in held}
+    for file, held in shards.items():
+        save = {name: weights[name] for name in held + moved.get("also", [])}
+        safetensors.numpy.save_file(save, folder / file)
+    for i in range(1, 4):
+        stale = {name: np.full_like(weights[name], 9) for name in names[i::3]}
+        safetensors.numpy.save_file(stale, folder / f"model-0000{i}-of-00003.safetensors")
+    safetensors.numpy.save_file({names[0]: np.ones(3, np.float32)}, folder / "adapter_model.safetensors")
+    index(weight_map)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_the_index_says_which_files_hold_the_weights(tmp_path):
+    """Then model.safetensors alone, as transformers has it: whatever lies beside it."""
+    golden = np.load(GOLDEN / "tiny_llama.npz")
+    folder = sharded(tmp_path / "m")
+    np.testing.assert_allclose(
+        maxtext_logits(folder, golden), golden["logits"], rtol=0, atol=tolerance(golden)
+    )
+    shutil.copy(llama.find_path("tiny_llama") / "model.safetensors", folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    np.testing.assert_allclose(
+        maxtext_logits(folder, golden), golden["logits"], rtol=0, atol=tolerance(golden)
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "also", "message"),
+    [
+        (lambda m: m.update({"x": "gone.safetensors"}), [], "has no gone.safetensors"),
+        (lambda m: m.pop("model.norm.weight"), [], "disagree about model.norm.weight"),
+        (lambda m: m.update({"x": "model-00001-of-00002.safetensors"}), [], "disagree about x"),
+        (lambda m: None, ["model.norm.weight"], "disagree about model.norm.weight"),  # which of the two?
+        (lambda m: m.update({"x": 3}), [], "index.json is damaged"),
+    ],
+)  # fmt: skip
+def test_an_index_that_does_not_fit_is_refused(tmp_path, edit, also, message):
+    with pytest.raises(UserError, match=message):
+        llama.load_hf_config(str(sharded(tmp_path / "m", edit, also=also)))
+
+
+def test_files_that_hold_no_weights_are_refused(tmp_path):
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UserError, match=r"model.safetensors is damaged \(.*fetch it again"):
+        llama.load_hf_config(str(folder))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
+    with pytest.raises(UserError, match=r"has no model\.safetensors; fetch"):
+        llama.load_hf_config(str(folder))
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_token_without_an_embedding_is_refused(tmp_path, special):
+    folder = shutil.copytree(llama.find_path("tiny_llama"), tmp_path / "m")
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    number = len(tokens["model"]["vocab"])
+    token = {"id": number, "content": " kites", "special": special, "normalized": False}
+    tokens["added_tokens"].append(token | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(
+        UserError, match=f"number {number} for ' kites', and its config.json only vocab_size="
+    ):
+        llama.load_tokenizer(folder)
+
+
 @pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
 def test_the_norms_of_queries_and_keys_are_seen(tmp_path, norm):
     """The comparison above would notice a norm that is left out, or one layer's in the place of another's."""

@@ -1,7 +1,6 @@
 """LoRA: frozen weights, two matrices beside each, merged where something else has to read the model."""
 
 import functools
-import json
 import re
 import shutil
 from pathlib import Path
@@ -23,7 +22,7 @@ from model import llama, lora
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.rollout import MaxTextRollout, sampling
-from run import memory, run_folder
+from run import run_folder
 from settings import HERE, UserError
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
@@ -110,13 +109,6 @@ def test_in_bfloat16_float32_matrices_leave_every_activation_in_bfloat16(scan_la
         program = str(jax.make_jaxpr(forward)(state))
     kept = re.findall(r"(\w+)\[4,20,256\] = name\[name=mlpwi_0\]", program)  # for the gradient
     assert kept == ["bf16"] * (1 if scan_layers else 3)
-    float32, mesh, config, _ = load(scan_layers=scan_layers)
-    exact, _ = lora.add_lora(float32, mesh, config, RANK, ALPHA, ALL, seed=0)
-    fill_b(exact)
-    expected = logits(exact, mesh)
-    rounding = np.abs(logits(adapted, mesh).astype(np.float32) - expected).mean()
-    what_a_and_b_do = np.abs(logits(float32, mesh) - expected).mean()
-    assert rounding < 0.1 * what_a_and_b_do  # bfloat16 has 8 bits: 0.4 % per rounding, a few dozen of them
 
 
 def test_only_the_named_weights_get_matrices():
@@ -126,23 +118,6 @@ def test_only_the_named_weights_get_matrices():
     assert paths == {("self_attention", "query"), ("self_attention", "out")}
     # 3 layers x rank 2 x (96 + 96) x 2 weights, by hand
     assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2
-
-
-@pytest.mark.parametrize("shape", [(6, 2, 5), (6, 3, 2, 5), (2, 3, 5, 4)])
-def test_product_is_a_plain_sum_over_the_rank(shape):
-    layers = shape[1:2] if len(shape) == 4 else ()
-    sizes = (shape[0], *shape[2:]) if layers else shape
-    inputs = 2 if shape == (2, 3, 5, 4) else 1  # the output projection: [heads, layer, head_dim, embed]
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=(int(np.prod(sizes[:inputs])), *layers, 2))
-    b = rng.normal(size=(2, *layers, int(np.prod(sizes[inputs:]))))
-    expected = np.zeros(shape)
-    for layer in range(layers[0] if layers else 1):
-        at = (slice(None), layer) if layers else (slice(None),)
-        for r in range(2):
-            expected[at] += 3 * np.outer(a[at][:, r], b[r][layer] if layers else b[r]).reshape(sizes)
-    # float64 in another order
-    np.testing.assert_allclose(lora.product(a, b, shape, 3.0), expected, rtol=1e-12, atol=1e-12)
 
 
 def start(run_dir, rows):
@@ -219,16 +194,11 @@ def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy
-    base = json.loads((HERE / "tiny_llama" / "config.json").read_text())
-    assert json.loads(Path("merged/config.json").read_text())["hidden_size"] == base["hidden_size"]
 
 
-def test_an_export_without_the_runs_constants_or_of_another_model_is_refused(trained, tmp_path, monkeypatch):
+def test_an_export_of_another_model_is_refused(trained, tmp_path, monkeypatch):
     _, run_dir, *_ = trained
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(run_dir / "checkpoints", "checkpoints")
-    with pytest.raises(UserError, match=r"SOURCE=checkpoints is not in a run, .*give the folder of the run"):
-        convert.main(["SOURCE=checkpoints", "MODEL=tiny_llama", "TARGET=merged"])
     other = Path(__file__).parent / "golden" / "llama31_rope"
     with pytest.raises(UserError, match=r"SOURCE=.* holds .*; give the MODEL that was trained"):
         convert.main([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])
@@ -242,34 +212,3 @@ def test_inference_answers_with_the_adapted_weights(trained, capsys):
     first, *said = capsys.readouterr().out.splitlines()
     assert "checkpoints/4 (LoRA of rank 4), trained from tiny_llama" in first
     assert "\n".join(said) == greedy[i]
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("LORA_RANK=-1", ["LORA_RANK=-1", "equal to 0"]),
-        ("LORA_ALPHA=0.0", ["LORA_ALPHA=0.0", "greater than 0"]),
-        ("LORA_TARGETS=q_proj,query", ["LORA_TARGETS=q_proj,query", "v_proj"]),
-        ("LORA_TARGETS=q_proj,q_proj", ["LORA_TARGETS=q_proj,q_proj", "once"]),
-        ("LORA_TARGETS=", ["LORA_TARGETS=", "q_proj"]),
-    ],
-)
-def test_a_bad_constant_is_named_with_its_remedy(argument, words):
-    with pytest.raises(UserError) as error:
-        demo.main([argument])
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_checkpoints_are_as_large_as_what_is_trained(trained):
-    _, run_dir, *_ = trained
-    saved, c, hf = load_weights(run_dir, 4), constants(*RUN), llama.load_hf_config("tiny_llama")[1]
-    counted = lora.count_parameters(hf, RANK, ALL)
-    assert memory.trained_parameters(c, hf, 10**9) == counted
-    size = sum(v.nbytes for v in saved.values() if v.size > 1)
-    assert memory.checkpoint_bytes(c, counted) == size == 3 * 4 * counted
-
-
-def test_rank_zero_adds_no_matrices():
-    assert constants().LORA_RANK == 0 and not jax.tree.leaves(flat(load()[0], nnx.LoRAParam))

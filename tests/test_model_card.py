@@ -80,27 +80,19 @@ def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
     assert (f"after step {step} of 100" in body) != bool(finished)
 
 
-def test_all_constants_of_the_run_are_listed(tmp_path):
-    run = make_run(tmp_path / "run", LEARNING_RATE=5e-4, LORA_RANK=8, DATASET="gsm8k")
-    head, body, _ = card_of(run, tmp_path)
-    assert json.loads(block(body, "json")) == json.loads((run / "constants.json").read_text())
-    assert head["datasets"] == ["openai/gsm8k"] and "LoRA of rank 8, merged" in body
-
-
 def test_no_constant_turns_the_direction_of_the_card(tmp_path):
     template = "\u202e\x1b[2J 中文 {question}"
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template,
-                   EVAL_CONFIG="a | b")  # fmt: skip
+    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template)
     _, body, _ = card_of(run, tmp_path)
     assert "\u202e" not in body and "\x1b" not in body and "中文" in body
     assert json.loads(block(body, "json"))["TEMPLATE"] == template
-    assert "questions, a \\| b sampling | before | after |" in body
 
 
 def test_a_hub_name_is_the_base_model(tmp_path):
-    run = make_run(tmp_path / "run", MODEL="org/base")
-    head, _, path = card_of(run, tmp_path, model="org/base")
-    assert head["base_model"] == "org/base"
+    run = make_run(tmp_path / "run", MODEL="org/base", LORA_RANK=8, DATASET="gsm8k")
+    head, body, path = card_of(run, tmp_path, model="org/base")
+    assert head["base_model"] == "org/base" and head["datasets"] == ["openai/gsm8k"]
+    assert "LoRA of rank 8, merged" in body
     assert huggingface_hub.ModelCard.load(path).data.base_model == "org/base"
     head, body, _ = card_of(run, tmp_path, model=f"org/base@{'1' * 40}")
     assert head["base_model"] == "org/base" and f"`org/base@{'1' * 40}`, trained with" in body

@@ -205,34 +205,14 @@ def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
     assert page.thin(groups, -10) == [groups[0], groups[100]]
 
 
-def test_the_page_stays_small_whatever_the_evaluations_hold(run, tmp_path):
-    """Seven evaluations of 512 answers of 3,000 characters, and 1,000 steps."""
-    copy = shutil.copytree(run, tmp_path / "long", ignore=SMALL)
-
-    def longer(result):
-        lists = {name: (value * 512)[:512] for name, value in result.items() if isinstance(value, list)}
-        texts = {name: ["word " * 600] * 512 for name in ("completions", "greedy_completions")}
-        return result | lists | texts
-
-    first = answers.read_lines(run / "evaluations.jsonl")[0]
-    rows = [longer(first) | {"step": step} for step in range(7)]
-    (copy / "evaluations.jsonl").write_text(answers.to_lines(rows))
-    kept = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == 1]
-    rows = [row | {"step": step} for step in range(1, 1001) for row in kept]
-    (copy / "answers.jsonl").write_text(answers.to_lines(rows))
-    for name in ("before.json", "after.json"):
-        (copy / name).write_text(json.dumps(longer(json.loads((run / name).read_text()))))
-    path = page.write(copy)
-    assert 0.7 * page.MAX_BYTES < path.stat().st_size < page.MAX_BYTES + 50_000  # template, style and script
-    data = data_of(path)
-    assert data["in_all"] == {"asked": 512, "tested": 512}
-    for shown in ([data, *data["evaluations"]], [data["before"], data["after"]]):
-        lists = [one[name] for one in shown for name in ("asked", *page.PER_EVALUATION[1:]) if name in one]
-        assert len({len(value) for value in lists}) == 1 and 10 < len(lists[0]) < 512
-    assert len(data["evaluations"]) == 7 and data["thinned"]  # still a row for each evaluation
-    small = data_of(run / "report.html")
-    assert small["in_all"] == {"asked": 8, "tested": 16} and len(small["asked"]) == 8
-    assert len(small["after"]["completions"]) == 16 and not small["thinned"]
+def test_of_long_evaluations_the_same_questions_are_kept_in_all():
+    texts = ["word " * 600] * 512
+    asked = [{"question": str(i)} for i in range(512)]
+    kept = page.fewer_questions([{"asked": asked}, *[{"step": i, "completions": texts} for i in range(7)]])
+    count = len(kept[0]["asked"])
+    assert [len(one["completions"]) for one in kept[1:]] == [count] * 7 and kept[0]["asked"] == asked[:count]
+    assert [one["step"] for one in kept[1:]] == list(range(7))  # still a row for each evaluation
+    assert 0.8 * page.OF_QUESTIONS < len(page.to_json(kept)) < 1.01 * page.OF_QUESTIONS
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"]])

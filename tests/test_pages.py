@@ -161,25 +161,6 @@ def test_both_languages_say_the_same(page):
         assert chinese[what] == said, what
 
 
-@pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_the_glossary_has_the_same_words_as_the_chapters(language):
-    """What the glossary calls a thing is what the chapters call it: each of its words is used somewhere."""
-    side = ENGLISH if language == "english" else CHINESE
-    glossary = next(page for page in side if "GLOSSARY" in page.stem)
-    book = " ".join(word for page in side if page != glossary for word in page.read_text().lower().split())
-    column = 1 if language == "english" else 2
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", glossary.read_text(), re.M)
-    words = [
-        word.strip()
-        for row in rows
-        if not row[0].startswith(("---", "English"))
-        for word in re.split(r"[,、]", re.sub(r"（[^）]*）", "", row[column - 1]))
-    ]
-    assert len(words) > 50
-    missing = [word for word in words if word.lower() not in book]
-    assert not missing, missing
-
-
 @pytest.mark.parametrize("page", CHINESE, ids=name_of)
 def test_no_asterisk_is_left_of_what_should_be_bold(page):
     """CommonMark's rule for **: none stands between a punctuation mark inside and a letter outside."""

@@ -1,14 +1,8 @@
 """Folder 3, PPO: the environment against Gymnasium, GAE and losses by hand, against rlax and TFP, learning on
 worlds whose values are known, and the script as a reader runs it."""
 
-import csv
-import itertools
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,14 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import rlax
 from flax import nnx
-from folders import load, training, whole_run_of
+from folders import load, training
 from tensorflow_probability.substrates.jax import distributions as tfd
 
-ppo, study = load("3_Pendulum", "pendulum"), load("3_Pendulum", "study")
+ppo = load("3_Pendulum", "pendulum")
 environments = load("3_Pendulum", "environments")
-SCRIPT = Path(ppo.__file__)
 ENV, C = ppo.ENV, ppo.Constants()
 
 
@@ -124,111 +116,7 @@ def test_first_states_are_drawn_like_those_of_pendulum_v1():
 # --- advantages
 
 
-def gae(c, *arrays):
-    """Advantages of arrays [T, N] as the tests write them; the script's are [N, T]."""
-    return ppo.gae(*(jnp.asarray(x).T for x in arrays), c.GAMMA, c.GAE_LAMBDA).T
-
-
-def random_rollout(seed, steps=40, envs=3):
-    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
-    rng = np.random.default_rng(seed)
-    reward, value, other = rng.normal(size=(3, steps, envs)).astype(np.float32)
-    terminated, truncated = rng.random((2, steps, envs)) < 0.1
-    next_value = np.concatenate([value[1:], other[:1]])  # the same state seen twice ...
-    ended = terminated | truncated
-    next_value[ended] = other[ended]  # ... but after an end the next row is another episode's
-    return reward, value, next_value, terminated, truncated
-
-
-def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
-    """Each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end of the episode."""
-    steps, envs = reward.shape
-    advantage = np.zeros((steps, envs))
-    for n in range(envs):
-        for t in range(steps):
-            for k in range(steps - t):
-                i = t + k
-                future = 0.0 if terminated[i, n] else next_value[i, n]
-                delta = reward[i, n] + gamma * future - value[i, n]
-                advantage[t, n] += (gamma * lam) ** k * delta
-                if terminated[i, n] or truncated[i, n]:
-                    break
-    return advantage
-
-
-@pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
-def test_gae_equals_the_brute_force_sum(gamma, lam):
-    c = ppo.configure([f"GAMMA={gamma}", f"GAE_LAMBDA={lam}"])
-    arrays = random_rollout(seed=int(100 * lam))
-    assert (arrays[3].sum(), arrays[4].sum()) > (5, 5)
-    by_hand = brute_force_gae(*arrays, gamma, lam)
-    # float32 sums of up to 40 terms of size about 1
-    np.testing.assert_allclose(gae(c, *arrays), by_hand, atol=1e-5)
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.85, 1.0])
-def test_gae_equals_rlax(lam):
-    """rlax knows one kind of end only, a discount of 0: between two truncations, and with terminations."""
-    c = ppo.configure([f"GAE_LAMBDA={lam}"])
-    reward, value, next_value, terminated, truncated = random_rollout(seed=7, envs=1)
-    advantages = gae(c, reward, value, next_value, terminated, truncated)
-    ends = [0, *(np.flatnonzero(truncated[:, 0]) + 1), len(reward)]
-    assert len(ends) > 3
-    for first, last in itertools.pairwise(ends):
-        if first == last:
-            continue
-        piece = slice(first, last)
-        values = np.append(value[piece, 0], next_value[last - 1, 0])
-        expected = rlax.truncated_generalized_advantage_estimation(
-            reward[piece, 0], 0.98 * (1.0 - terminated[piece, 0]), lam, values
-        )
-        np.testing.assert_allclose(advantages[piece, 0], expected, atol=1e-5)  # float32, up to 40 terms
-
-
-def test_a_truncation_bootstraps_from_the_true_last_observation():
-    """By hand: reward 1, V = 10, V(s_T) = 20, the next episode's first V = 1000."""
-    c = ppo.configure(["GAMMA=0.5", "GAE_LAMBDA=0.5"])
-    value = [[10.0], [1000.0]]
-    arrays = ([[1.0], [0.0]], value, [[20.0], [0.0]], [[False], [False]], [[True], [False]])
-    arrays = [np.array(x) for x in arrays]
-    np.testing.assert_array_equal(gae(c, *arrays)[0], 1 + 0.5 * 20 - 10)  # dyadic fractions: exact
-    with study.patched([study.WRONG]) as changes:
-        advantages = gae(c, *arrays)
-    assert changes == []
-    np.testing.assert_array_equal(advantages[0], 1 - 10)  # wrong on purpose: V(s_T) taken for 0
-    np.testing.assert_array_equal(advantages[1], -1000.0)
-
-
 # --- the two locks
-
-
-@pytest.mark.parametrize(
-    "ratio, advantage, value, slope",
-    [
-        (0.5, 2.0, 1.0, 2.0),  # good action, less likely than before: full pull back
-        (1.1, 2.0, 2.2, 2.0),
-        (1.5, 2.0, 2.4, 0.0),  # likely enough: nothing more to gain
-        (0.5, -2.0, -1.6, 0.0),  # bad action, unlikely enough
-        (0.9, -2.0, -1.8, -2.0),
-        (1.5, -2.0, -3.0, -2.0),  # bad action, more likely than before: full push
-    ],
-)
-def test_clipped_objective_and_its_slope(ratio, advantage, value, slope):
-    assert ppo.clipped_objective(ratio, advantage, 0.2) == pytest.approx(value, rel=1e-6)  # float32
-    assert jax.grad(ppo.clipped_objective)(ratio, advantage, 0.2) == pytest.approx(slope, rel=1e-6)
-    h = 1e-2  # the function is straight on both sides of each of these points: any h below 0.09 would do
-    difference = ppo.clipped_objective(ratio + h, advantage, 0.2) - ppo.clipped_objective(
-        ratio - h, advantage, 0.2
-    )
-    assert float(difference) / (2 * h) == pytest.approx(slope, abs=1e-4)  # float32 difference over 0.02
-    assert ppo.clipped_objective(ratio, advantage, 0.2) <= ratio * advantage + 1e-6
-
-
-@pytest.mark.parametrize("ratio, advantage", [(0.5, 2.0), (1.1, -1.0), (1.5, 2.0), (0.5, -2.0), (1.5, -2.0)])
-def test_clipped_objective_equals_rlax(ratio, advantage):
-    ours = ppo.clipped_objective(jnp.array([ratio]), jnp.array([advantage]), 0.2)[0]
-    rlaxs = rlax.clipped_surrogate_pg_loss(jnp.array([ratio]), jnp.array([advantage]), 0.2)
-    assert ours == pytest.approx(-float(rlaxs), rel=1e-6)  # float32
 
 
 def batch_of(actor, seed=0, size=64, moved=0.0):
@@ -300,32 +188,6 @@ def test_the_gradient_of_the_actor_equals_finite_differences():
         slope = float(gradient.output.bias[...][i])
         # float32: two losses to 1e-7, over 2e-3; and a few of 4,096 ratios cross a corner of the clip
         assert float(above - below) / (2 * h) == pytest.approx(slope, rel=0.02)
-
-
-def test_the_beta_of_the_second_lock_adapts():
-    for kl, beta in [(0.0151, 2.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.0066, 0.5), (0.0, 0.5)]:
-        assert study.adapted_beta(jnp.float32(1.0), jnp.float32(kl), 0.01) == beta
-
-
-@pytest.mark.parametrize("adaptive, kl, factor", [(True, 1.0, 2.0), (True, 0.001, 0.5), (False, 1.0, None)])
-def test_a_rollout_adapts_the_beta_of_the_next(adaptive, kl, factor, monkeypatch):
-    """The exact KL decides, not its estimate; without ADAPTIVE there is nothing to adapt."""
-    figures = {"kl": jnp.float32(kl), "approx_kl": jnp.float32(1 / kl)}
-    monkeypatch.setattr(ppo, "compare_policies", lambda c, actor, batch: figures)
-    seen = []
-    monkeypatch.setattr(
-        ppo, "learn", lambda c, agent, batch, rng: (seen.append(float(c.BETA)), (agent, jnp.float32(0)))[1]
-    )
-    c = ppo.configure(["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=10", "HIDDEN_SIZE=8", "BETA=0.25",
-                       "EVAL_INTERVAL=10", "NUM_STEPS=10"])  # fmt: skip
-    with study.patched([study.ADAPTIVE] if adaptive else []) as changes:
-        assert changes == []
-        agent = ppo.make_agent(c, jax.random.key(0))
-        for rng in jax.random.split(jax.random.key(1)):
-            agent, _ = ppo.update(c, agent, rng)
-    assert seen == ([0.25, 0.25 * factor] if adaptive else [0.25, 0.25])
-    assert hasattr(agent, "beta") == adaptive
-    assert not adaptive or float(agent.beta) == 0.25 * factor**2
 
 
 # --- the silent broadcast
@@ -409,22 +271,6 @@ def test_the_actor_starts_wide_and_centred_and_keeps_to_its_limits():
 
 
 # --- learning
-
-QUICK = [
-    "NUM_SEEDS=2",
-    "NUM_STEPS=2000",
-    "EVAL_INTERVAL=1000",
-    "EVAL_EPISODES=2",
-    "NUM_EPOCHS=1",
-    "HIDDEN_SIZE=8",
-]
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """A whole run of the script: its folder, its result, what was printed, what was trained."""
-    # the first row of the study below
-    return whole_run_of(ppo, tmp_path_factory.mktemp("whole") / "mine", *QUICK, "GAMMA=0.5", "SEED=3")
 
 
 def test_at_the_first_epoch_the_ratio_is_one():
@@ -520,46 +366,6 @@ def test_train_step_moves_each_network_by_its_own_gradient():
     for old, new, gradient in zip(before, params(actor) + params(critic), expected):
         # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
         np.testing.assert_allclose(old - np.asarray(new), gradient, atol=2e-6)
-
-
-def test_a_changed_constant_is_seen_by_the_next_training():
-    """jax keeps traces by function: a constant that a function finds by itself would stay as it was."""
-    actor = actor_of()
-    batch = batch_of(actor, moved=0.3)
-
-    def loss(*arguments):
-        return float(jax.jit(partial(ppo.actor_loss, ppo.configure(arguments)))(actor, batch))
-
-    first = loss()
-    assert first != loss("CLIP_EPSILON=0.1") != loss("BETA=1.0")
-    assert first == loss()
-
-
-def test_seeds_do_not_see_each_other(whole_run):
-    """Seed 4 beside 3 and beside 5, which is the same program."""
-    *_, (together, log, _) = whole_run
-    others, _, _ = ppo.train(ppo.configure([*QUICK, "GAMMA=0.5", "SEED=4"]))
-    for a, b in zip(params(together.actor), params(others.actor)):
-        np.testing.assert_array_equal(a[1], b[0])
-    assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
-    np.testing.assert_array_equal(log.env_step, [[1000, 2000]] * 2)
-
-
-def test_every_update_has_a_key_of_its_own(monkeypatch):
-    """Two rollouts in each interval; the log has the mean of what each of them drew."""
-
-    def update(c, agent, rng):
-        figures = dict.fromkeys(ppo.Log._fields[3:], (jax.random.uniform(rng), jnp.float32(1)))
-        return agent._replace(env_step=agent.env_step + 1000, num_updates=agent.num_updates + 1), figures
-
-    monkeypatch.setattr(ppo, "update", update)
-    c = ppo.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=2000", "HIDDEN_SIZE=8", "NUM_SEEDS=1", "SEED=7"])
-    _, log, _ = ppo.train(c)
-    learning_rng = jax.random.split(jax.random.key(7), 5)[4]
-    drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(4)]
-    expected = np.reshape(drawn, (2, 2)).mean(axis=1)
-    np.testing.assert_allclose(log.value_loss[0], expected, rtol=1e-6)  # float32
-    np.testing.assert_array_equal(log.num_updates[0], [2, 4])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
@@ -722,118 +528,8 @@ def test_two_seeds_learn_to_swing_up():
 # --- the script as a reader runs it
 
 
-def test_the_script_runs_and_leaves_its_results(whole_run):
-    folder, result, out, _ = whole_run
-    assert result == json.loads((folder / "result.json").read_text())
-    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
-    assert len(result["eval_return"]) == 2
-    assert result["env_steps"] == [2000, 2000]
-    assert 0 < result["compile_seconds"] < result["seconds"]
-    with open(folder / "log.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["seed"], row["env_step"]) for row in rows] == [
-        ("3", "1000"), ("3", "2000"), ("4", "1000"), ("4", "2000")
-    ]  # fmt: skip
-    for name in (
-        "learning_curve.png", "value_function.png", "clipped_objective.png", "pendulum.gif", "constants.json",
-    ):  # fmt: skip
-        assert (folder / name).stat().st_size > 100
-    # TensorBoard's own reader finds every curve
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    assert {f"train/{name}" for name in ppo.Log._fields} == set(events.Tags()["scalars"])
-    assert len(events.Scalars("train/episode_return")) == 1  # in the first interval no episode ends
-    logged = [event.value for event in events.Scalars("train/value_loss")]
-    means = [
-        np.mean([float(row["value_loss"]) for row in rows if row["env_step"] == step])
-        for step in ("1000", "2000")
-    ]
-    np.testing.assert_allclose(logged, means, rtol=1e-5)  # float32 mean of two seeds
-    assert "mine" in out and "approx_kl" in out
-    # a second run does not write over the first
-    with pytest.raises(ppo.settings.UserError, match=r"RUN_DIR=.*: holds the result of another run"):
-        ppo.main([*QUICK, f"RUN_DIR={folder}"])
-
-
-def test_the_command_line_answers_in_one_line(tmp_path):
-    """The only process of its own: exit code 2, and nothing but the line."""
-    command = [sys.executable, str(SCRIPT), "GAMA=0.9"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
-    assert done.stderr == (
-        "error: 'GAMA=0.9': no such constant; write NAME=value, nearest names: GAMMA (--help lists all)\n"
-    )
-
-
 def test_a_sigma_of_any_size_starts_as_it_is_given():
     """Far above the limits: the inverse of softplus must not overflow, as e^800 does."""
     for start in (0.06, 2.0, 800.0):
         policy = ppo.policy(actor_of(ppo.configure([f"SIGMA_START={start}"])), jnp.zeros(3))
         assert float(policy.scale) == pytest.approx(start, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "argument, said",
-    [
-        ("GAMA=0.9", "GAMMA"),
-        ("GAMMA", "GAMMA"),
-        ("GAMMA=[", "GAMMA"),
-        ("GAMMA=nan", "GAMMA"),
-        ("GAMMA=1.0", "GAMMA=1.0: must be"),
-        ("GAE_LAMBDA=1.1", "GAE_LAMBDA=1.1: must be"),
-        ("NUM_ENVS=0", "NUM_ENVS=0: must be"),
-        ("ROLLOUT_STEPS=2.5", "ROLLOUT_STEPS"),
-        ("ROLLOUT_STEPS=0", "ROLLOUT_STEPS=0: must be"),
-        ("MINIBATCH_SIZE=64", "a divisor of NUM_ENVS * ROLLOUT_STEPS = 1000"),
-        ("MINIBATCH_SIZE=1", "MINIBATCH_SIZE=1: must be"),
-        ("EVAL_INTERVAL=1500", "a multiple of NUM_ENVS * ROLLOUT_STEPS = 1000"),
-        ("NUM_STEPS=101_000", "a multiple of EVAL_INTERVAL=5000"),
-        ("NUM_EPOCHS=0", "NUM_EPOCHS=0: must be"),
-        ("ACTOR_LEARNING_RATE=0", "ACTOR_LEARNING_RATE=0: must be"),
-        ("CRITIC_LEARNING_RATE=inf", "CRITIC_LEARNING_RATE"),
-        ("LEARNING_RATE_END=2", "LEARNING_RATE_END=2: must be"),
-        ("MAX_GRAD_NORM=0", "MAX_GRAD_NORM=0: must be"),
-        ("CLIP_EPSILON=0", "CLIP_EPSILON=0: must be"),
-        ("BETA=-1", "BETA=-1: must be"),
-        ("KL_TARGET=0.01", "no such constant"),
-        ("SIGMA_START=0.05", "SIGMA_START=0.05: must be above SIGMA_MIN"),
-        ("HIDDEN_SIZE=0", "HIDDEN_SIZE=0: must be"),
-        ("NORMALIZE_ADVANTAGES=perhaps", "NORMALIZE_ADVANTAGES"),
-        ("NUM_SEEDS=0", "NUM_SEEDS=0: must be"),
-        ("SEED=-1", "SEED=-1: must be"),
-        ("EVAL_EPISODES=0", "EVAL_EPISODES=0: must be"),
-    ],
-)
-def test_bad_constants_get_one_line(argument, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["pendulum.py", argument])
-    with pytest.raises(SystemExit) as stopped:
-        ppo.settings.run(ppo.main)
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert stopped.value.code == 2 and len(lines) == 1
-    assert lines[0].startswith("error: ") and said in lines[0]
-    assert not list(tmp_path.iterdir())  # nothing begun
-
-
-def test_every_row_of_the_comparison_is_accepted_before_the_first_is_trained(tmp_path):
-    labels = [study.label_of(row) for row in study.COMPARISON]
-    assert len(set(labels)) == len(labels)
-    run_dir = tmp_path / "run"
-    with pytest.raises(ppo.settings.UserError, match=r"SIGMA_START=0\.5: must be above SIGMA_MIN=0\.5"):
-        study.main(["SIGMA_MIN=0.5", f"RUN_DIR={run_dir}", "NUM_STEPS=5000"])  # the sixteenth row
-    assert not run_dir.exists()
-
-
-@pytest.mark.slow
-def test_the_study_writes_a_line_for_each_seed(monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "COMPARISON", [["GAMMA=0.5"], [study.WRONG]])
-    study.main([*QUICK, f"RUN_DIR={tmp_path / 'run'}"])
-    with open(tmp_path / "run" / "compare.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["changed"], row["seed"]) for row in rows] == [
-        (label, seed) for label in ("GAMMA=0.5", study.WRONG) for seed in "01"
-    ]
-    assert len({row["eval_return"] for row in rows}) == 4  # each row was trained anew
-    assert {"compare.png", "failures.png"} <= {path.name for path in (tmp_path / "run").iterdir()}

@@ -1,13 +1,13 @@
-"""Folder 3, PPO on CartPole: what it shares with pendulum.py to the letter, and its own pieces by hand."""
+"""Folder 3, PPO on CartPole: what it has in common with pendulum.py, tried in both; the rest by hand."""
 
-import ast
-from pathlib import Path
+import itertools
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rlax
 import scipy
 from flax import nnx
 from folders import load, whole_run_of
@@ -17,24 +17,129 @@ ENV, C = ppo.ENV, ppo.Constants()
 SMALL = ppo.configure(["NUM_ENVS=2"])
 
 
-def functions(script):
-    """The code of a script's functions and classes by name, without their docstrings."""
-    found = {}
-    for node in ast.parse(Path(script.__file__).read_text()).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            node.body = node.body[ast.get_docstring(node) is not None :]
-            found[node.name] = ast.unparse(node)
-    return found
+# --- what both scripts have
 
 
-def test_what_ppo_has_in_common_with_pendulum_is_the_same_code():
-    """So what test_pendulum.py proves of these holds here."""
-    ours, theirs = functions(ppo), functions(pendulum)
-    same = {name for name in ours if ours[name] == theirs.get(name)}
-    assert same >= {
-        "learn_and_evaluate", "learn", "train_step", "gae", "normalized", "clipped_objective",
-        "policy_loss", "critic_loss", "value", "Agent",
-    }  # fmt: skip
+def gae(script, c, *arrays):
+    """Advantages of arrays [T, N] as the tests write them; the script's are [N, T]."""
+    return script.gae(*(jnp.asarray(x).T for x in arrays), c.GAMMA, c.GAE_LAMBDA).T
+
+
+def random_rollout(seed, steps=40, envs=3):
+    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
+    rng = np.random.default_rng(seed)
+    reward, value, other = rng.normal(size=(3, steps, envs)).astype(np.float32)
+    terminated, truncated = rng.random((2, steps, envs)) < 0.1
+    next_value = np.concatenate([value[1:], other[:1]])  # the same state seen twice ...
+    ended = terminated | truncated
+    next_value[ended] = other[ended]  # ... but after an end the next row is another episode's
+    return reward, value, next_value, terminated, truncated
+
+
+def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
+    """Each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end of the episode."""
+    steps, envs = reward.shape
+    advantage = np.zeros((steps, envs))
+    for n in range(envs):
+        for t in range(steps):
+            for k in range(steps - t):
+                i = t + k
+                future = 0.0 if terminated[i, n] else next_value[i, n]
+                delta = reward[i, n] + gamma * future - value[i, n]
+                advantage[t, n] += (gamma * lam) ** k * delta
+                if terminated[i, n] or truncated[i, n]:
+                    break
+    return advantage
+
+
+@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+@pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
+def test_gae_equals_the_brute_force_sum(script, gamma, lam):
+    c = script.configure([f"GAMMA={gamma}", f"GAE_LAMBDA={lam}"])
+    arrays = random_rollout(seed=int(100 * lam))
+    assert (arrays[3].sum(), arrays[4].sum()) > (5, 5)
+    by_hand = brute_force_gae(*arrays, gamma, lam)
+    # float32 sums of up to 40 terms of size about 1
+    np.testing.assert_allclose(gae(script, c, *arrays), by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+@pytest.mark.parametrize("lam", [0.0, 0.85, 1.0])
+def test_gae_equals_rlax(script, lam):
+    """rlax knows one kind of end only, a discount of 0: between two truncations, and with terminations."""
+    c = script.configure([f"GAE_LAMBDA={lam}"])
+    reward, value, next_value, terminated, truncated = random_rollout(seed=7, envs=1)
+    advantages = gae(script, c, reward, value, next_value, terminated, truncated)
+    ends = [0, *(np.flatnonzero(truncated[:, 0]) + 1), len(reward)]
+    assert len(ends) > 3
+    for first, last in itertools.pairwise(ends):
+        if first == last:
+            continue
+        piece = slice(first, last)
+        values = np.append(value[piece, 0], next_value[last - 1, 0])
+        expected = rlax.truncated_generalized_advantage_estimation(
+            reward[piece, 0], c.GAMMA * (1.0 - terminated[piece, 0]), lam, values
+        )
+        np.testing.assert_allclose(advantages[piece, 0], expected, atol=1e-5)  # float32, up to 40 terms
+
+
+@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+@pytest.mark.parametrize(
+    "ratio, advantage, value, slope",
+    [
+        (0.5, 2.0, 1.0, 2.0),  # good action, less likely than before: full pull back
+        (1.1, 2.0, 2.2, 2.0),
+        (1.5, 2.0, 2.4, 0.0),  # likely enough: nothing more to gain
+        (0.5, -2.0, -1.6, 0.0),  # bad action, unlikely enough
+        (0.9, -2.0, -1.8, -2.0),
+        (1.5, -2.0, -3.0, -2.0),  # bad action, more likely than before: full push
+    ],
+)
+def test_clipped_objective_and_its_slope(script, ratio, advantage, value, slope):
+    assert script.clipped_objective(ratio, advantage, 0.2) == pytest.approx(value, rel=1e-6)  # float32
+    assert jax.grad(script.clipped_objective)(ratio, advantage, 0.2) == pytest.approx(slope, rel=1e-6)
+    h = 1e-2  # the function is straight on both sides of each of these points: any h below 0.09 would do
+    difference = script.clipped_objective(ratio + h, advantage, 0.2) - script.clipped_objective(
+        ratio - h, advantage, 0.2
+    )
+    assert float(difference) / (2 * h) == pytest.approx(slope, abs=1e-4)  # float32 difference over 0.02
+    assert script.clipped_objective(ratio, advantage, 0.2) <= ratio * advantage + 1e-6
+
+
+@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+def test_every_update_has_a_key_of_its_own(script, monkeypatch):
+    """Two rollouts in each interval; the log has the mean of what each of them drew."""
+
+    def update(c, agent, rng):
+        figures = dict.fromkeys(script.Log._fields[3:], (jax.random.uniform(rng), jnp.float32(1)))
+        return agent._replace(env_step=agent.env_step + 1000, num_updates=agent.num_updates + 1), figures
+
+    monkeypatch.setattr(script, "update", update)
+    c = script.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=2000", "HIDDEN_SIZE=8", "NUM_SEEDS=1", "SEED=7"])
+    _, log, _ = script.train(c)
+    learning_rng = jax.random.split(jax.random.key(7), 5)[4]
+    drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(4)]
+    expected = np.reshape(drawn, (2, 2)).mean(axis=1)
+    np.testing.assert_allclose(log.value_loss[0], expected, rtol=1e-6)  # float32
+    np.testing.assert_array_equal(log.num_updates[0], [2, 4])
+
+
+@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypatch):
+    seen = []
+
+    def spy(c, agent, batch):
+        jax.debug.callback(lambda obs: seen.append(np.asarray(obs)), batch.obs, ordered=True)
+        return jnp.float32(0)
+
+    monkeypatch.setattr(script, "train_step", spy)
+    c = script.configure(["NUM_EPOCHS=3", "MINIBATCH_SIZE=10"])
+    batch = script.Batch(*[jnp.arange(40.0)] * len(script.Batch._fields))
+    script.learn(c, jnp.float32(0), batch, jax.random.key(0))
+    jax.effects_barrier()
+    epochs = np.reshape(seen, (3, 40))
+    np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(40)] * 3)
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +271,12 @@ def test_the_figures_of_a_moved_policy_by_hand(agent):
     outside = (np.abs(ratio - 1) > 0.2).mean()
     assert 0.05 < outside < 0.95
     assert float(figures["clip_fraction"]) == pytest.approx(outside, abs=2 / 4096)  # one on the corner
+
+
+def test_the_critic_loss_by_hand(agent):
+    batch = batch_of(agent.actor)
+    error = np.asarray(batch.returns) - np.asarray(agent.critic(batch.obs))[:, 0]
+    assert float(ppo.critic_loss(agent.critic, batch)) == pytest.approx(np.mean(error**2), rel=1e-4)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -5,26 +5,14 @@ number of moves, and by walking the policy and counting.
 """
 
 import csv
-import inspect
-import json
-import math
-import re
-import statistics
-import subprocess
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pages
 import pytest
 from folders import load
 
-Q_Learning, settings, study, grid, pictures = (
-    load("1_Q_Learning", name) for name in ("Q_Learning", "settings", "study", "grid", "pictures")
-)
-FOLDER = Path(Q_Learning.__file__).resolve().parent
+Q_Learning, grid, pictures = (load("1_Q_Learning", name) for name in ("Q_Learning", "grid", "pictures"))
 UP, DOWN, LEFT, RIGHT = range(4)
 QUIET = "PRINT_EVERY=0"
 C = Q_Learning.Constants()
@@ -187,14 +175,6 @@ def test_the_log_has_a_row_a_block_and_its_last_row_may_be_short():
     )
 
 
-def test_an_episode_earns_100_less_its_earlier_moves_or_loses_one_a_move():
-    _, log, _ = train(["NUM_EPISODES=400", "LOG_EVERY=1"])
-    reached = log[:, 2] > -100
-    assert 0 < reached.sum() < 400
-    assert (log[reached, 2] == 100 - (log[reached, 3] - 1)).all()
-    assert (log[~reached, 3] == 100).all()
-
-
 def test_each_step_of_each_episode_draws_a_new_coin_and_a_new_random_action(monkeypatch):
     coins, actions = [], []
     draw = Q_Learning.select_action
@@ -226,91 +206,12 @@ def test_each_step_of_each_episode_draws_a_new_coin_and_a_new_random_action(monk
         assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 
 
-def test_the_seed_decides_everything():
-    first, again, other = (train(["NUM_EPISODES=100"], seed)[0] for seed in (3, 3, 4))
-    assert (first == again).all()
-    assert (first != other).any()
-
-
 # --- the command line ------------------------------------------------------------------------------------
-def command(tmp_path, *arguments):
-    """The script as a reader runs it: a process of its own in an empty folder."""
-    script = [sys.executable, str(FOLDER / "Q_Learning.py"), *arguments]
-    return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
 
 def read(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_a_run_writes_its_result_its_tables_and_its_pictures(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Q_Learning.main(["NUM_EPISODES=300", "PRINT_EVERY=2", "SEED=7"])
-    out = capsys.readouterr().out
-    assert re.findall(r"^episode +(\d+)", out, re.M) == ["100", "200", "300"]
-    assert "epsilon 0." in out
-    assert "best possible return: 95\n" in out  # 5 moves that cost 1, the sixth earns 100
-    assert out.count("→") + out.count("↓") + out.count("↑") + out.count("←") == 15
-
-    (run_dir,) = (tmp_path / "runs" / "Q_Learning").iterdir()
-    result = json.loads((run_dir / "result.json").read_text())
-    assert set(result) == {"max_abs_error", "optimal_from_every_state", "seconds"}
-    assert 0 < result["seconds"] < 60
-    assert json.loads((run_dir / "constants.json").read_text()) == asdict(C) | {
-        "NUM_EPISODES": 300,
-        "PRINT_EVERY": 2,
-        "SEED": 7,
-    }
-
-    # the file is the table: trained here by the same seed, and as far from the optimum as result.json says
-    rows = read(run_dir / "q_table.csv")
-    q_table = np.array([[float(row[name]) for name in grid.ACTIONS] for row in rows])
-    assert [int(row["state"]) for row in rows] == list(range(16))
-    assert (q_table == train(["NUM_EPISODES=300"], seed=7)[0]).all()
-    assert result["optimal_from_every_state"] is grid.optimal_from_every_state(C, q_table)
-    assert b"\r" not in (run_dir / "log.csv").read_bytes()
-    assert result["max_abs_error"] == np.abs(q_table - grid.value_iteration(C)).max() > 1e-6
-    log = read(run_dir / "log.csv")
-    assert list(log[0]) == ["episode", "epsilon", "return", "steps", "max_abs_error"]
-    assert [int(row["episode"]) for row in log] == [50, 100, 150, 200, 250, 300]
-    assert float(log[-1]["max_abs_error"]) == result["max_abs_error"]
-    assert list((run_dir / "tensorboard").iterdir())
-    for picture in ("learning_curve.png", "q_table.png"):
-        assert (run_dir / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_the_study_trains_each_row_with_each_seed_and_its_first_row_is_the_script(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    alone = np.abs(train(["NUM_EPISODES=100"], seed=2)[0] - grid.value_iteration(C)).max()
-    study.main(["NUM_EPISODES=100", "SEED=2", "NUM_SEEDS=2"])
-    (run_dir,) = (tmp_path / "runs" / "Q_Learning_study").iterdir()
-    constants = json.loads((run_dir / "constants.json").read_text())
-    changed = {"NUM_EPISODES": 100, "SEED": 2, "NUM_SEEDS": 2}
-    assert constants == asdict(study.Constants()) | changed
-    rows = read(run_dir / "compare.csv")
-    labels = ["unchanged", "ALPHA=0.01", "ALPHA=1.0", "EPSILON_END=1.0", "EPSILON_START=0.01"]
-    assert [(row["changed"], row["seed"]) for row in rows] == [
-        (label, seed) for label in labels for seed in "23"
-    ]
-    assert float(rows[0]["max_abs_error"]) == alone
-    errors = {
-        label: max(float(row["max_abs_error"]) for row in rows if row["changed"] == label) for label in labels
-    }
-    assert errors["ALPHA=1.0"] == 0 < errors["unchanged"] < errors["ALPHA=0.01"]
-    assert (run_dir / "compare.png").stat().st_size > 10_000
-
-    # The last point of each curve, from the two seeds of compare.csv.
-    points = read(run_dir / "compare_curves.csv")
-    assert len(points) == 5 * 2
-    for label in labels:
-        last = [point for point in points if point["changed"] == label][-1]
-        pair = [max(float(row["max_abs_error"]), 1e-14) for row in rows if row["changed"] == label]
-        expected = math.sqrt(pair[0] * pair[1]), min(pair), max(pair)
-        assert last["episode"] == "100"
-        shown = [float(last[f"error_{name}"]) for name in ("mean", "min", "max")]
-        assert shown == pytest.approx(expected, rel=1e-3)
-        assert float(last["return_min"]) <= float(last["return_mean"]) <= float(last["return_max"])
 
 
 def test_the_result_is_of_the_table_that_was_learned(tmp_path, monkeypatch):
@@ -328,100 +229,9 @@ def test_the_result_is_of_the_table_that_was_learned(tmp_path, monkeypatch):
     assert result["max_abs_error"] == errors[1]
 
 
-def test_the_figures_of_a_row_by_hand(monkeypatch):
-    """`train` is replaced: 30 rows of 50 episodes, tables with known errors."""
-    c = study.configure(["NUM_EPISODES=1500", "SEED=4", "NUM_SEEDS=2"])
-    q_star = grid.value_iteration(C)
-
-    def known(c, rng):
-        tables = np.repeat(q_star[None], 30, axis=0)
-        tables[:10] -= 1e-3  # close from row 10 on, which ends with episode 550
-        tables[-1, 2, 3] -= 0.05
-        tables[-1, 5, :2] += 0.5
-        tables[-1, 15, UP] -= 7.0
-        tables[-1, 3, UP] = 1000.0
-        log = np.zeros((30, 4))
-        log[:, 0] = 50 * np.arange(1, 31)
-        log[:, 2] = np.arange(30)
-        return tables[-1], log, tables
-
-    monkeypatch.setattr(study.script, "train", known)
-    results, episodes, errors, returns = study.train_seeds(c, "a row")
-    assert [row["seed"] for row in results] == [4, 5]
-    assert list(results[0].values())[2:] == [
-        pytest.approx(1000 - q_star[3, UP]),
-        5,
-        False,
-        550,
-        np.arange(10, 30).mean(),  # of episodes 501 to 1500
-    ]
-    assert episodes.tolist() == list(range(50, 1501, 50))
-    assert errors[0, 0] == pytest.approx(1e-3) and errors[1, 15] == 0
-    assert returns.tolist() == [list(range(30))] * 2
-    lines = study.curves(episodes, errors, returns)
-    assert lines["error_min"][15] == pytest.approx(1e-14)  # 0 has no logarithm
-
-
 def test_the_printed_policy_points_where_the_moves_lead():
     shown = dict(zip(pictures.ARROWS, grid.MOVES))
     assert shown == {"↑": (-1, 0), "↓": (1, 0), "←": (0, -1), "→": (0, 1)}
-
-
-BAD = [
-    ("ALPA=0.2", ["ALPA=0.2", "ALPHA"]),
-    ("alpha=0.2", ["alpha=0.2", "ALPHA"]),
-    ("ALPHA", ["ALPHA", "NAME=value"]),
-    ("ALPHA=[", ["ALPHA=["]),
-    ("ALPHA=${x}", ["ALPHA=${x}"]),
-    ("ALPHA=", ["ALPHA="]),
-    ("ALPHA=1" + "0" * 400, ["ALPHA=1000000000"]),
-    ("NUM_EPISODES=1" + "0" * 5000, ["NUM_EPISODES=100"]),
-    ("ALPHA=0.1\n0.2", ["ALPHA=0.1\\n0.2"]),
-    ("NUM_EPISODES=2.5", ["NUM_EPISODES=2.5"]),
-    ("COMPARE=True", ["COMPARE=True", "no such constant"]),
-    ("NUM_EPISODES=True", ["NUM_EPISODES=True"]),
-    ("ALPHA=0", ["ALPHA=0"]),
-    ("ALPHA=1.5", ["ALPHA=1.5"]),
-    ("ALPHA=nan", ["ALPHA=nan"]),
-    ("GAMMA=0", ["GAMMA=0"]),
-    ("GAMMA=1.01", ["GAMMA=1.01"]),
-    ("NUM_EPISODES=0", ["NUM_EPISODES=0"]),
-    ("NUM_EPISODES=1000000000", ["NUM_EPISODES=1000000000"]),
-    ("SIZE=1", ["SIZE=1"]),
-    ("MAX_STEPS_PER_EPISODE=5", ["MAX_STEPS_PER_EPISODE=5"]),
-    ("MAX_STEPS_PER_EPISODE=1000000000", ["MAX_STEPS_PER_EPISODE=1000000000"]),
-    ("EPSILON_START=1.1", ["EPSILON_START=1.1"]),
-    ("EPSILON_START=-0.1", ["EPSILON_START=-0.1"]),
-    ("EPSILON_START=0.001", ["EPSILON_END=0.01", "EPSILON_START=0.001"]),
-    ("EPSILON_END=-0.1", ["EPSILON_END=-0.1"]),
-    ("DECAY_EPISODES=0", ["DECAY_EPISODES=0"]),
-    ("GOAL_REWARD=0", ["GOAL_REWARD=0"]),
-    ("GOAL_REWARD=inf", ["GOAL_REWARD=inf"]),
-    ("STEP_REWARD=0", ["STEP_REWARD=0"]),
-    ("STEP_REWARD=-inf", ["STEP_REWARD=-inf"]),
-    ("SEED=-1", ["SEED=-1"]),
-    ("LOG_EVERY=0", ["LOG_EVERY=0"]),
-    ("PRINT_EVERY=-1", ["PRINT_EVERY=-1"]),
-    ("NUM_SEEDS=0", ["NUM_SEEDS=0"]),
-    ("RUN_DIR=/proc/here", ["RUN_DIR=/proc/here", "another folder"]),
-]
-
-
-@pytest.mark.parametrize(("argument", "words"), BAD, ids=[argument[:30] for argument, _ in BAD])
-def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
-    argument, words, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["a script", argument])
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(study.main if argument.startswith("NUM_SEEDS=") else Q_Learning.main)
-    assert stopped.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
-    for word in words:
-        assert word in err
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -442,158 +252,4 @@ def test_a_grid_of_another_size(size, tmp_path, capsys):
     assert grid.step(c, 0, UP) == (0, -1, False)
 
 
-def test_every_constant_with_a_range_is_among_the_bad_inputs():
-    tried = {argument.partition("=")[0] for argument, _ in BAD}
-    assert set(asdict(study.Constants())) <= tried
-
-
-@pytest.mark.parametrize("script", [Q_Learning, study], ids=lambda script: script.__name__)
-def test_help_prints_every_constant_with_its_remark(script, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(["--help"])
-    assert stopped.value.code == 0
-    text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
-    sources = inspect.getsource(Q_Learning.Constants) + inspect.getsource(script.Constants)
-    remarks = dict(re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", sources, re.M))
-    assert remarks.keys() == asdict(script.Constants()).keys()
-    for name, remark in remarks.items():
-        assert f"--{name}" in text and re.sub(r"\s", "", remark) in text, name
-    assert remarks["SEED"].startswith("draws the exploration")
-
-
-def test_ctrl_c_ends_with_130_and_one_line(capsys):
-    def stopped_by_hand(arguments):
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as stopped:
-        settings.run(stopped_by_hand)
-    assert stopped.value.code == 130
-    assert "stopped; nothing was kept" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("argument", ["GAMMA=2.0"])
-def test_bad_input_as_a_process(argument, tmp_path):
-    done = command(tmp_path, argument)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert argument.partition("=")[0] in done.stderr
-
-
-def test_a_study_that_cannot_run_is_refused_before_the_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(settings.UserError, match=r"EPSILON_END=0.5: .*EPSILON_START=0\.01"):  # one row's
-        study.main(["EPSILON_END=0.5"])
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("script", [Q_Learning, study], ids=lambda script: script.__name__)
-def test_a_folder_with_a_result_is_not_written_over(script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "result.json").write_text("precious")
-    with pytest.raises(settings.UserError, match="RUN_DIR=mine: holds the result of another run"):
-        script.main(["RUN_DIR=mine"])
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["result.json"]
-    assert (tmp_path / "mine" / "result.json").read_text() == "precious"
-
-
 # --- the READMEs -----------------------------------------------------------------------------------------
-@pytest.fixture(params=pages.LANGUAGES)
-def readme(request):
-    return pages.text(FOLDER, request.param)
-
-
-def spread(values, form):
-    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} … {high}"
-
-
-def test_the_results_table_is_seeds_csv(readme):
-    runs = read(FOLDER / "assets" / "seeds.csv")
-    assert len(runs) == 10
-    for run in runs:
-        shown = "yes" if run["optimal_from_every_state"] == "True" else "no"
-        row = (
-            f"{float(run['max_abs_error']):.3g} | {shown} | {float(run['return_of_last_1000_episodes']):.2f}"
-        )
-        assert f"| `{run['command']}` | {row} | {float(run['seconds']):.2f} s |" in readme
-    for key, form in (("return_of_last_1000_episodes", ".2f"), ("seconds", ".2f")):
-        values = [float(run[key]) for run in runs]
-        assert f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}" in readme
-
-
-@pytest.mark.parametrize(("name", "groups"), [("compare.csv", 5), ("mistakes.csv", 9), ("exercises.csv", 6)])
-def test_the_other_tables_are_their_csv(readme, name, groups):
-    rows = {}
-    for row in read(FOLDER / "assets" / name):
-        rows.setdefault(next(iter(row.values())), []).append(row)
-    assert len(rows) == groups
-    for label, seeds in rows.items():
-        assert len(seeds) == 5
-        (line,) = re.findall(rf"^\| `?{re.escape(label)}`? \|.*$", readme, re.M)
-        assert f"| {spread([float(row['max_abs_error']) for row in seeds], '.3g')} |" in line
-        optimal = sum(row["optimal_from_every_state"] == "True" for row in seeds)
-        assert f"| {optimal} / 5 |" in line
-        if name != "exercises.csv":
-            returns = [float(row["return_of_last_1000_episodes"]) for row in seeds]
-            assert f"| {spread(returns, '.1f')} |" in line
-
-
-CHAPTERS = [FOLDER / name for name in ("README.md", "README_ch.md")]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.name)
-def test_the_chapters_log_and_table_are_the_committed_run(chapter):
-    text = chapter.read_text()
-    log = {row["episode"]: row for row in read(FOLDER / "assets" / "log.csv")}
-    lines = re.findall(r"^episode +(\d+) +epsilon +(\S+) +return +(\S+) +steps +(\S+)$", text, re.M)
-    assert len(lines) == 4
-    for episode, *shown in lines:
-        row = log[episode]
-        assert shown == [
-            f"{float(row['epsilon']):.3f}",
-            *(f"{float(row[n]):.2f}" for n in ("return", "steps")),
-        ]
-    table = np.array(
-        [[float(row[name]) for name in grid.ACTIONS] for row in read(FOLDER / "assets" / "q_table.csv")]
-    )
-    lines = pictures.table_text(table, grid.ACTIONS).splitlines()
-    shown = re.findall(r"^(?:state +up .*| +\d+(?: +\d+\.\d{3}){4})$", text, re.M)
-    assert len(shown) == 4 and set(shown) <= set(lines)
-    error = float(log["20000"]["max_abs_error"])
-    assert f"largest distance to the optimum (value iteration), over all pairs: {error:.2g}\n" in text
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.name)
-def test_the_four_grids_hold_what_the_page_says_of_them(chapter):
-    """The picture's words: 10 beside the goal, four cells back, from 21 to 92, from 90 to 100."""
-    rng, table, best = np.random.default_rng(0), np.zeros((16, 4)), {}
-    for episode in range(500):
-        Q_Learning.play_episode(C, table, Q_Learning.epsilon_at(C, episode), rng)
-        if episode + 1 in (1, 10, 50, 500):
-            best[episode + 1] = table.max(axis=1)[:15]
-    assert best[1][14] == 10 and max(best[1][:14]) <= 0
-    assert max(moves_to_goal(state) for state in range(15) if best[10][state] >= 0.5) == 4
-    rounded = [
-        f"{value:.0f}" for episodes in (50, 500) for value in (best[episodes][0], best[episodes].max())
-    ]
-    assert [best[50].argmin(), best[500].argmin(), *rounded] == [0, 0, "21", "92", "90", "100"]
-    alt = re.search(r'alt="([^"]+)" src="assets/values_crawl\.png"', chapter.read_text())[1]
-    order = ["1", "10", "10", "50", "21", "92", "500", "90", "100"]
-    assert re.findall(r"\d+", alt) == order
-    # the first grid is the table by hand's first row, the entries of question 1.4 its others
-    assert re.search(r"^\| .* 0 \+ 10 = 10 \|$", chapter.read_text(), re.M) and "−0.1" in chapter.read_text()
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.name)
-def test_the_learning_curve_hides_the_four_mistakes_of_the_chapter(chapter):
-    """ "At 94.8 or more" is the lowest of the four rows' returns, rounded; unchanged it is at most 95."""
-    rows = [row for name in ("compare.csv", "mistakes.csv") for row in read(FOLDER / "assets" / name)]
-    mine = [
-        row for row in rows if next(iter(row.values())) in ("EPSILON_START=0.01", "ALPHA=0.01", "M3", "M6")
-    ]
-    assert len(mine) == 20
-    lowest = min(float(row["return_of_last_1000_episodes"]) for row in mine)
-    assert f"{lowest:.1f}" == "94.8" and "94.8" in chapter.read_text()
-    assert all(float(row["max_abs_error"]) > 1 for row in mine)

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,8 @@ from settings import HERE, UserError
 from task import prompts, questions, run_grader, task_rewards
 
 EXAMPLES = HERE / "examples"
+DEEP = "[" * 100_000
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROWS = [
     {"prompt": "1 + 1?", "ground_truth": "2", "data_source": "math_reasoning", "extra_info": {"level": 1}},
     {"prompt": "1 + 2?", "ground_truth": "3", "data_source": "gsm8k", "extra_info": None},
@@ -51,7 +54,8 @@ def write(path, rows):
     """Rows as a file of the kind that its name says; a text in place of a row is one broken line."""
     path = Path(path)
     if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        columns = dict.fromkeys(name for row in rows for name in row)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([columns | row for row in rows]), path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
@@ -64,23 +68,17 @@ def write(path, rows):
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_every_kind_of_file_gives_the_same_questions(kind):
-    rows, source = read(write(f"mine.{kind}", ROWS), "train")
+    """In Parquet a row without the column has None in it."""
+    plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
+    rows, source = read(write(f"mine.{kind}", [*ROWS, plain | {"data_source": "math"}, plain]), "train")
     assert source == f"mine.{kind}"
-    assert rows == [
+    assert [(row["data_source"], row["answer"]) for row in rows[2:]] == [("math", "2"), ("gsm8k", "2")]
+    assert rows[:2] == [
         {"question": "1 + 1?", "answer": "2", "data_source": "math_reasoning", "extra_info": '{"level": 1}',
          "source": source, "line": "1", "weight": "1.0"},
         {"question": "1 + 2?", "answer": "3", "data_source": "gsm8k", "extra_info": "", "source": source,
          "line": "2", "weight": "1.0"},
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
-def test_gsm8k_columns_may_name_their_task(kind):
-    """In Parquet a row without the column has None in it."""
-    plain = {"question": "1 + 1?", "answer": "1+1=2\n#### 2"}
-    rows, _ = read(write(f"m.{kind}", [plain | {"data_source": "math"}, plain]), "train")
-    assert [row["data_source"] for row in rows] == ["math", "gsm8k"]
-    assert [row["answer"] for row in rows] == ["2", "2"]
 
 
 def test_a_folder_has_a_file_for_each_split():
@@ -95,9 +93,8 @@ def asks(rows):
     return [row["question"] for row in rows]
 
 
-def test_held_out_questions_are_the_validation_file_or_the_end_of_the_training_questions():
-    names = {"one": 40, "two": 30}
-    for name, count in names.items():
+def test_held_out_questions_are_the_validation_file_or_drawn_from_the_training_questions():
+    for name, count in {"one": 40, "two": 30}.items():
         Path(name).mkdir()
         rows = [{"question": f"{name} {i}", "answer": "#### 1"} for i in range(count)]
         write(f"{name}/train.jsonl", rows)
@@ -107,18 +104,47 @@ def test_held_out_questions_are_the_validation_file_or_the_end_of_the_training_q
     assert asks(validation) == [f"held {i}" for i in range(9)] and source == "one/validation.jsonl"
     held, left, words = questions.hold_out(train, validation, 8)
     # as many of each; the second has no such file, and gives a tenth at most
-    assert asks(held) == ["held 0", "two 27", "held 1", "two 28", "held 2", "two 29", "held 3"]
-    assert words == "one/validation.jsonl, the last 3 of two/train.jsonl, not trained on"
+    assert asks(held)[::2] == ["held 0", "held 1", "held 2", "held 3"]
+    assert {question.split()[0] for question in asks(held)[1::2]} == {"two"}
+    assert words == "one/validation.jsonl, 3 of two/train.jsonl, not trained on"
     assert len(left) == 67 and not set(asks(left)) & set(asks(held))
-    assert asks(left)[:3] == ["one 0", "two 0", "one 1"]  # in the order of the data set
+    assert asks(left)[0] == "one 0" and [a for a in asks(left) if "two" in a] == [
+        a for a in asks(train) if "two" in a and a not in asks(held)
+    ]  # in the order of the data set
+    assert questions.hold_out(train, validation, 8) == (held, left, words)
     few, left, _ = questions.hold_out(train, validation, 2)
-    assert asks(few) == ["held 0", "two 29"] and len(left) == 69
+    assert asks(few)[0] == "held 0" and len(few) == 2 and len(left) == 69
 
     alone, _ = read("two/train.jsonl", "train")
     assert questions.read_validation(alone, read) == ([], "")
     write("one/other.jsonl", rows)
     assert questions.read_validation(read("one/other.jsonl", "train")[0], read) == ([], "")
     assert asks(questions.hold_out(alone[:9], [], 8)[0]) == []  # too few to give any away
+
+
+@pytest.mark.parametrize("order", ["sorted", "alternating"])
+def test_a_held_out_set_has_every_kind_of_question_whatever_their_order(order):
+    """Ten kinds of 100 questions, as in a file that is sorted by class, or repeats a pattern."""
+    kinds = sorted(list(range(10)) * 100) if order == "sorted" else list(range(10)) * 100
+    rows = [row | {"question": f"{kind} of {i}", "extra_info": ""} for i, kind in enumerate(kinds)
+            for row in rows_of("mine.jsonl", 1)]  # fmt: skip
+    held, left, _ = questions.hold_out(rows, [], 100)
+    counts = [sum(asked.startswith(f"{kind} ") for asked in asks(held)) for kind in range(10)]
+    assert len(held) == 100 and len(left) == 900
+    assert min(counts) >= 3  # a fair draw has fewer with probability 0.02; the seed is fixed
+
+
+@pytest.mark.parametrize("by", ["words", "group"])
+def test_variants_of_a_question_are_held_out_together(by):
+    rows = []
+    for i in range(400):
+        asked = f"What is {i // 4}  of it?" if i % 2 else f"what is {i // 4} of it? "
+        extra = json.dumps({"group": i // 4}) if by == "group" else ""
+        rows.append({"question": asked + "!" * i * (by == "group"), "extra_info": extra, "source": "m.jsonl"})
+    held, left, _ = questions.hold_out(rows, [], 30)
+    assert len(held) == 28  # seven groups of four
+    number = re.compile(r"\d+")
+    assert not {number.search(a)[0] for a in asks(held)} & {number.search(a)[0] for a in asks(left)}
 
 
 def test_lines_are_counted_as_an_editor_counts_them():
@@ -128,13 +154,19 @@ def test_lines_are_counted_as_an_editor_counts_them():
     Path("mine.jsonl").write_bytes(text.encode())
     rows, _ = read("mine.jsonl", "train")
     assert [row["line"] for row in rows] == ["1", "3"] and rows[0]["question"] == "one\u2028two"
+    Path("mine.json").write_text(f"\ufeff\r\n [{first}]", encoding="utf-8")
+    assert read("mine.json", "train")[0][0]["question"] == "one\u2028two"
 
 
-@pytest.mark.parametrize(
-    ("ground_truth", "text"), [(42, "42"), (["a", "b"], '["a", "b"]'), ({"in": 1}, '{"in": 1}'), ("é", "é")]
-)
+TRUTHS = (  # what TOML cannot hold
+    (b"Paris", "Paris"), (decimal.Decimal("3.00"), "3"), (datetime.date(2026, 1, 2), "2026-01-02"),
+    (["Paris", None], '["Paris", null]'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("ground_truth", "text"), [*CASES["truths"], *TRUTHS])
 def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
-    row = {"prompt": "?", "ground_truth": ground_truth, "data_source": "qa"}
+    row = {"prompt": "?", "ground_truth": ground_truth, "data_source": "mine"}
     assert questions.to_question(row)["answer"] == text
 
 
@@ -177,6 +209,12 @@ def test_gsm8k_through_tensorflow_datasets(data_dir):
     assert {q["question"]: q["answer"] for q in prepared} == answers
 
 
+def test_a_folder_of_ones_own_may_be_called_gsm8k():
+    Path("gsm8k").mkdir()
+    write("gsm8k/train.jsonl", ROWS)
+    assert read("gsm8k", "train")[1] == "gsm8k/train.jsonl"
+
+
 @pytest.mark.parametrize("constant", ["DATASET", "TEST_DATASET"])
 def test_gsm8k_without_a_network_is_refused(constant, data_dir, no_network):
     """It used to train an 8 B model on tiny_gsm8k, and said so in one line among many."""
@@ -204,82 +242,19 @@ def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
     assert second["extra_info"] == "" and third["gold"] == "4" and third["line"] == "3"
 
 
-def test_inputs_may_have_a_byte_order_mark_and_line_separators_inside_a_text():
-    """Both used to be "not JSON": inference.py read the file in a way of its own."""
-    first = json.dumps({"question": "one\u2028two\x85three"}, ensure_ascii=False)
-    Path("in.jsonl").write_bytes(("\ufeff" + first + '\r\n\r\n{"question": "four"}\r\n').encode())
-    rows = questions.read_inputs("in.jsonl")
-    assert [(row["question"], row["line"]) for row in rows] == [("one\u2028two\x85three", "1"), ("four", "3")]
-
-
-@pytest.mark.parametrize(
-    ("ground_truth", "gold"), [(0, "0"), (["a", "é"], '["a", "é"]'), ("", None), (None, None)]
-)
-def test_the_gold_of_an_input_need_not_be_a_text(ground_truth, gold):
-    write("in.jsonl", [{"prompt": "?", "ground_truth": ground_truth}])
-    assert questions.read_inputs("in.jsonl")[0]["gold"] == gold
-
-
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_inputs_may_be_a_json_array(mark):
-    asked = ["one\u2028two", "three", "four"]
-    text = json.dumps([{"question": asked[0]}, *({"prompt": a} for a in asked[1:])], ensure_ascii=False)
-    Path("in.json").write_bytes(f"{mark}\r\n {text}".encode())
-    rows = questions.read_inputs("in.json")
-    assert [(row["question"], row["line"]) for row in rows] == list(zip(asked, "123", strict=True))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("missing.jsonl", None, ["No such file"]),
-        ("blank.jsonl", '{"question": " \\n"}', ["line 1", "question is ' \\n', not a text"]),
-        ("half.jsonl", '{"question": "?", "id": "\\ud800"}', ["line 1: ", "surrogates not allowed"]),
-        ("deep.jsonl", '{"question": "?"}\n' + "[" * 100_000, ["line 2: not JSON", "recursion"]),
-        ("task.jsonl", '{"question": "?", "data_source": 7}', ["line 1", "data_source is 7, not a text"]),
-        ("bad.jsonl", '{"question": "?"}\n{', ["line 2", "not JSON"]),
-        ("columns.jsonl", '{"text": "?"}', ["line 1", "'question'", "'prompt'"]),
-        ("list.jsonl", '{"question": "?"}\n7', ["line 2", "'question'"]),
-        ("nothing.jsonl", "\n", ["no rows"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "words"), [*CASES["inputs"], ("missing.jsonl", None, "No such")])
 def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
     if text is not None:
-        Path(name).write_text(text)
+        Path(name).write_text(text.replace("{DEEP}", DEEP))
     with pytest.raises(UserError) as error:
         questions.read_inputs(name)
     said = str(error.value)
-    assert said.startswith(f"INPUT={name}: ") and "\n" not in said
-    for word in words:
-        assert word in said
+    assert said.startswith(f"INPUT={name}: ") and words in said and "\n" not in said
 
 
 # ---------------------------------------------------------------- bad rows
 
-BAD = {
-    "{": "not JSON",
-    "[" * 100_000: "not JSON (maximum recursion depth exceeded",
-    '{"question": "\\ud800?", "answer": "#### 1"}': "surrogates not allowed",
-    '{"question": "?", "answer": "#### 1", "extra_info": {"\\udfff": 1}}': "surrogates not allowed",
-    json.dumps({"question": "", "answer": "#### 1"}): "question is '', not a text",
-    json.dumps({"question": None, "answer": "#### 1"}): "no column 'question' (it has 'answer')",
-    json.dumps({"ground_truth": "1", "data_source": "qa"}): "no column 'prompt'",
-    "[1]": "not an object",
-    json.dumps(
-        {"prompt": "?", "ground_truth": "1"}
-    ): "no column 'data_source' (it has 'prompt', 'ground_truth')",
-    json.dumps({"prompt": "?", "data_source": "math"}): "no column 'ground_truth'",
-    json.dumps({"question": "?", "ground_truth": "1"}): "no column 'answer'",
-    json.dumps({"text": "?"}): "no column 'question'",
-    json.dumps({"prompt": [{"role": "user"}], "ground_truth": "1", "data_source": "qa"}): "prompt is [{",
-    json.dumps({"prompt": " ", "ground_truth": "1", "data_source": "qa"}): "prompt is ' ', not a text",
-    json.dumps({"prompt": "?", "ground_truth": "1", "data_source": ""}): "data_source is '', not a text",
-    json.dumps({"prompt": "?", "ground_truth": "", "data_source": "qa"}): "ground_truth is '', not a text",
-    json.dumps({"prompt": "?", "ground_truth": None, "data_source": "qa"}): "no column 'ground_truth'",
-    json.dumps({"prompt": "?", "ground_truth": "two", "data_source": "gsm8k"}): "'two' is not one number",
-    json.dumps({"question": "?", "answer": "5"}): "does not end in '#### N'",
-    json.dumps({"question": "?", "answer": 5}): "answer is 5, not a text",
-}
+BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
@@ -311,31 +286,15 @@ def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [
-        ("gone.jsonl", None, "No such file"),
-        ("gone.parquet", None, "No such file"),
-        ("mine.jsonl", b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
-        ("mine.json", b"[1, 2", "Expecting"),
-        ("mine.parquet", b"PAR1 and no more", "arquet"),
-        ("mine.json", b"[]", "no rows"),
-        ("mine.json", b"[" * 100_000, "recursion"),
-    ],
+    [*CASES["files"], ("gone.jsonl", None, "No such file"), ("gone.parquet", None, "No such file")],
 )
 def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     if content is not None:
-        Path(name).write_bytes(content)
+        Path(name).write_bytes(content.replace("{DEEP}", DEEP).encode("latin-1"))
     with pytest.raises(UserError) as error:
         read(name, "train")
     assert str(error.value).startswith(f"DATASET={name}: ") and words in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
-def test_texts_in_every_encoding_are_read(encoding):
-    rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(20)]
-    options = {"use_dictionary": False, "column_encoding": {"question": encoding}}
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "mine.parquet", **options)
-    assert asks(read("mine.parquet", "train")[0]) == [row["question"] for row in rows]
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
@@ -348,19 +307,6 @@ def test_a_file_that_is_too_large_is_one_line(kind, monkeypatch):
     refused = rf"^DATASET=mine.{kind}: holds more than 1 GiB when it is read; "
     with pytest.raises(UserError, match=refused):
         read(f"mine.{kind}", "train")
-
-
-def test_what_a_parquet_file_can_hold_is_read_as_pyarrow_reads_it():
-    row = {
-        "list": ["a", None, "a"], "day": datetime.date(2026, 1, 2), "bytes": b"ab",
-        "object": {"text": "a", "numbers": [1, 2], "none": None}, "number": decimal.Decimal("1.5"),
-    }  # fmt: skip
-    table = pyarrow.Table.from_pylist([row] * 3000)
-    row["map"] = [("a", "b")]
-    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
-    table = table.append_column("map", pyarrow.array([row["map"]] * 3000, texts))
-    pyarrow.parquet.write_table(table, "all.parquet", row_group_size=1100)
-    assert questions.read_file(Path("all.parquet")) == list(enumerate([row] * 3000, start=1))
 
 
 # ---------------------------------------------------------------- the test asks something else
@@ -405,31 +351,12 @@ def test_questions_that_stand_in_two_sets_are_counted(capsys):
 # ---------------------------------------------------------------- several sources
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("a.jsonl", [("a.jsonl", 1.0)]),
-        ("a.jsonl, b.json", [("a.jsonl", 1.0), ("b.json", 1.0)]),
-        ("a.jsonl:0.7,b.jsonl:0.3", [("a.jsonl", 0.7), ("b.jsonl", 0.3)]),
-        ("C:/a.jsonl:7,C:/b.jsonl:3", [("C:/a.jsonl", 7.0), ("C:/b.jsonl", 3.0)]),
-    ],
-)
+@pytest.mark.parametrize(("spec", "expected"), CASES["sources_and_weights"])
 def test_sources_and_weights(spec, expected):
-    assert questions.parse_sources(spec) == expected
+    assert questions.parse_sources(spec) == list(map(tuple, expected))
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("a:0.7,b", "give every source a weight, or none"),
-        ("a:0,b:1", "the weight of a is 0.0"),
-        ("a:-1,b:1", "the weight of a is -1.0"),
-        ("a:nan,b:1", "the weight of a is nan"),
-        ("a:inf,b:1", "the weight of a is inf"),
-        ("a,,b", "empty name"),
-        ("a:1,a:2", "a appears twice"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "words"), CASES["faulty_sources_are_one_line_before_anything_is_read"])
 def test_faulty_sources_are_one_line_before_anything_is_read(spec, words):
     with pytest.raises(UserError, match=rf"^DATASET={spec}: .*{words}"):
         check_paths(DATASET=spec, TEST_DATASET="tiny_gsm8k")
@@ -591,67 +518,22 @@ def test_small_numbers_are_right_and_no_pair_of_numbers_is_in_two_files():
     assert set().union(*map(set, pairs["train"])) <= set(range(2, 13))
 
 
-def test_the_prompt_asks_for_the_tags_that_are_rewarded(tokenizer):
-    system_prompt = "Reason between <reasoning> and </reasoning>, answer between <answer> and </answer>."
-    template = "{system_prompt} {question}"
-    prompt = prompts.to_prompt(tokenizer, "?", template=template, system_prompt=system_prompt)
-    assert "between <reasoning> and </reasoning>" in prompt
-    think = prompts.think_prompt(system_prompt)
-    prompt = prompts.to_prompt(tokenizer, "?", template=template, system_prompt=think)
-    assert "between <think> and </think>" in prompt and "reasoning>" not in prompt
-
-
-@pytest.fixture
-def with_chat_template(tokenizer):
-    """The tiny Llama's tokenizer with another chat template."""
-
-    def change(text):
-        changed = copy.deepcopy(tokenizer)
-        changed.chat_template = text
-        return changed
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("chat_template", "words"),
-    [
-        ("{{ raise_exception('no system role') }}", "fails (TemplateError: no system role)"),
-        ("{{ messages[3]['content'] + 1 }}", "fails (UndefinedError: "),
-        ("{% for x in", "fails (TemplateSyntaxError: "),
-        ("{{ 1 / 0 }}", "fails (ZeroDivisionError: division by zero)"),
-        ("", "leaves the question out"),
-        ("How are you?", "leaves the question out"),
-    ],
+    ("chat_template", "words"), CASES["a_chat_template_that_does_not_ask_the_question_is_refused"]
 )
-def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, with_chat_template):
+def test_a_chat_template_that_does_not_ask_the_question_is_refused(chat_template, words, tokenizer):
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = "<{{ messages[0]['content'] | trim }}>"  # it may strip the message
+    assert prompts.to_prompt(changed, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
+    changed.chat_template = chat_template
     with pytest.raises(UserError) as error:
-        prompts.to_prompt(
-            with_chat_template(chat_template), "2 + 2?", template="{question}", system_prompt=""
-        )
+        prompts.to_prompt(changed, "2 + 2?", template="{question}", system_prompt="")
     said = str(error.value)
     assert said.startswith(f"MODEL={HERE / 'tiny_llama'}: its chat template ") and words in said
     assert said.endswith("or take another model") and "\n" not in said
 
 
-def test_a_chat_template_may_strip_the_message(with_chat_template):
-    tokenizer = with_chat_template("<{{ messages[0]['content'] | trim }}>")
-    assert prompts.to_prompt(tokenizer, " 2 + 2?\n", template="{question}", system_prompt="") == "<2 + 2?>"
-
-
-TEMPLATES = {
-    "Answer it.": "has no {question}",
-    "": "has no {question}",
-    "{system_prompt}": "has no {question}",
-    "{{question}}": "has no {question}",
-    "{question} {answer}": "KeyError 'answer'",
-    "{question} {}": "IndexError ",
-    "{question} {0}": "IndexError ",
-    "{question.__name__}{question}": "AttributeError ",
-    "{question:>x}": "ValueError ",
-    "{question": "ValueError expected '}'",
-    "{question} }": "ValueError Single '}'",
-}
+TEMPLATES = CASES["TEMPLATES"]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -1,16 +1,9 @@
 """Folder 3, why a baseline: expectations against enumerations, formulas by hand, the masks, the measured
 variances, and the script as a reader runs it."""
 
-import ast
-import csv
-import inspect
 import itertools
-import json
-import re
-import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import jax
@@ -19,14 +12,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from folders import load, training, whole_run_of
+from folders import load, training
 from jax.flatten_util import ravel_pytree
 
 reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
 environments = load("3_Pendulum", "environments")
-study = load("3_Pendulum", "reinforce_study")
 SHORT = ["NUM_STEPS=600", "EVAL_INTERVAL=300", "NUM_ENVS=4", "HIDDEN_SIZE=8", "CRITIC_STEPS=2"]
-QUICK = [*SHORT, "NUM_SEEDS=2", "EVAL_EPISODES=2"]
 
 
 def train(c, seeds=(0,)):
@@ -101,38 +92,6 @@ def batch_of(rollout, advantage, returns=None):
 
 
 # --- what the scripts share
-
-
-def test_what_the_scripts_share_is_the_same_text():
-    """Where functions are equal, pendulum.py's tests hold as well; the order of all is the same in all."""
-    modules = [reinforce, ppo, pendulum]
-    texts = [Path(script.__file__).read_text() for script in modules]
-    same = {
-        (ppo, pendulum): [
-            "gae",
-            "normalized",
-            "clipped_objective",
-            "policy_loss",
-            "critic_loss",
-            "train_step",
-            "learn",
-            "learn_and_evaluate",
-        ],
-    }
-    for scripts, names in same.items():
-        for name in names:
-            sources = {  # without docstrings, which may name what a script has more
-                ast.unparse(ast.parse(inspect.getsource(getattr(script, name))).body[0].body[1:])
-                for script in scripts
-            }
-            assert len(sources) == 1, name
-    sections = [re.findall(r"^# %% (.+?) -*$", text, re.M) for text in texts]
-    assert sections[0] == sections[1] == sections[2]
-    names = [[node.name for node in ast.parse(text).body if hasattr(node, "name")] for text in texts]
-    for first, second, shared in ((0, 1, 18), (1, 2, 22)):
-        both = set(names[first]) & set(names[second])
-        order = [[n for n in names[i] if n in both] for i in (first, second)]
-        assert order[0] == order[1] and len(both) > shared
 
 
 # --- the environment and the episodes
@@ -478,85 +437,7 @@ def test_an_update_by_hand():
 # --- the variance, measured
 
 
-def test_spread_of_recovers_a_known_mean_and_covariance():
-    rng = np.random.default_rng(0)
-    expected, deviations = np.array([3.0, -1.0, 0.0, 2.0]), np.array([1.0, 5.0, 0.5, 2.0])
-    found = study.spread_of(expected + deviations * rng.normal(size=(4_000, 4)))
-    for key, value in (("trace", (deviations**2).sum()), ("squared_norm", (expected**2).sum())):
-        assert 0 < found[f"{key}_error"] < 0.05 * value
-        assert abs(found[key] - value) < 4 * found[f"{key}_error"]  # 4 standard errors
-    assert found["ratio"] == pytest.approx(found["trace"] / found["squared_norm"])
-    # the mean of 10 estimates of nothing is 10 times shorter than one, and not 0: no signal may be claimed
-    runs = [study.spread_of(deviations * rng.normal(size=(10, 4))) for _ in range(400)]
-    lengths = [run["squared_norm"] for run in runs]
-    assert abs(np.mean(lengths)) < 4 * np.std(lengths) / 20
-    assert np.isnan(study.spread_of(deviations * rng.normal(size=(10, 4)))["ratio"])
-
-
-@pytest.fixture(scope="module")
-def frozen_estimates():
-    """A policy that lasts about 200 steps, its critic, and what each estimator makes of 96 batches."""
-    c = reinforce.configure(["NUM_STEPS=5000"])
-    frozen, _ = study.frozen_networks(c)
-    rngs = jax.random.split(jax.random.key(7), 96)
-    estimates, _ = jax.jit(partial(study.gradient_estimates, c))(*frozen[0], rngs)
-    estimates = np.asarray(estimates, np.float64)
-    return {which: estimates[:, i] for i, which in enumerate(study.ESTIMATORS)}
-
-
-def test_each_baseline_lowers_the_variance(frozen_estimates):
-    trace = {which: study.spread_of(g)["trace"] for which, g in frozen_estimates.items()}
-    # measured ratios are 2 and 5 with errors of a tenth: the marks are far outside of luck
-    assert trace[False, "no_baseline"] > 1.3 * trace[True, "no_baseline"]
-    assert trace[True, "no_baseline"] > 2 * trace[True, "batch_mean"]
-    assert trace[True, "no_baseline"] > 2 * trace[True, "critic_baseline"]
-
-
-def along(direction, estimates):
-    """Mean and standard error of the estimates along a direction, in units of its length."""
-    values = estimates @ direction / np.linalg.norm(direction)
-    return values.mean(), values.std(ddof=1) / np.sqrt(len(values))
-
-
-def test_unbiased_baselines_have_the_same_mean_gradient(frozen_estimates):
-    none, critic = frozen_estimates[True, "no_baseline"], frozen_estimates[True, "critic_baseline"]
-    direction = critic[48:].mean(axis=0)  # from other batches than those that are projected on it
-    length, error = along(direction, critic[:48])
-    assert length > 4 * error  # there is a gradient to agree about
-    difference, error = along(direction, none[:48] - critic[:48])
-    assert abs(difference) < 4 * error
-    # the same in directions that have nothing to do with the gradient
-    for seed in range(20):
-        difference, error = along(np.random.default_rng(seed).normal(size=none.shape[1]), none - critic)
-        assert abs(difference) < 4.5 * error  # of 20 draws beyond 4.5 errors: one in 7,000
-    # the batch mean has its own episode in it: shorter
-    shorter, error = along(direction, critic[:48] - frozen_estimates[True, "batch_mean"][:48])
-    assert shorter > 2 * error
-
-
 # --- the loop
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """A whole run of the script: its folder, its result, what was printed, what was trained."""
-    return whole_run_of(reinforce, tmp_path_factory.mktemp("whole") / "mine", *QUICK, "SEED=3")
-
-
-def test_environment_steps_are_those_played_and_seeds_do_not_see_each_other(whole_run):
-    """Seed 4 beside 3 and beside 5, which is the same program."""
-    *_, (together, log, _) = whole_run
-    others, log_of_others, _ = reinforce.train(reinforce.configure([*QUICK, "SEED=4"]))
-    for a, b in zip(params(together.actor), params(others.actor)):
-        np.testing.assert_array_equal(a[1], b[0])
-    assert (params(together.actor)[0][0] != params(together.actor)[0][1]).any()
-    # every step earns 1: updates x episodes x mean return, interval by interval, is what was played
-    for one in (log, log_of_others):
-        updates = np.diff(one.num_updates, axis=1, prepend=0)
-        played = (updates * 4 * one.episode_return).sum(axis=1)
-        np.testing.assert_allclose(played, one.env_step[:, -1], rtol=1e-5)  # float32 means
-        assert (one.env_step[:, 0] >= 300).all() and (one.env_step[:, 1] >= 600).all()
-        assert (one.env_step[:, 1] < 600 + 4 * 500).all()
 
 
 @pytest.mark.parametrize("baseline, explained", [("batch_mean", 1), ("no_baseline", 0)])
@@ -638,145 +519,3 @@ def test_two_seeds_learn_to_balance():
 
 
 # --- the script as a reader runs it
-
-
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_the_script_runs_and_leaves_its_results(whole_run):
-    folder, result, out, _ = whole_run
-    assert result == json.loads((folder / "result.json").read_text())
-    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
-    assert len(result["eval_return"]) == len(result["env_steps"]) == 2
-    assert all(600 <= steps < 2600 for steps in result["env_steps"])
-    assert 0 < result["compile_seconds"] < result["seconds"]
-    rows = read(folder / "log.csv")
-    assert [row["seed"] for row in rows] == ["3", "3", "4", "4"]
-    assert set(rows[0]) == {"seed", *reinforce.Log._fields}
-    assert [int(row["env_step"]) for row in rows[1::2]] == result["env_steps"]
-    for name in ("learning_curve.png", "constants.json"):
-        assert (folder / name).stat().st_size > 100
-    assert "mine" in out and "gradient_norm" in out
-    assert list((folder / "tensorboard").iterdir())
-
-
-def test_the_committed_ratios_are_those_of_the_first_update_of_a_training():
-    """The study takes the update apart; the script's own figure says how many ratios ended outside."""
-    rows = read(Path(ppo.__file__).parent / "assets" / "ratio_passes.csv")
-    shares = {(float(row["clip_epsilon"]), int(row["passes"])): float(row["share_outside"]) for row in rows}
-    c = ppo.Constants()
-    rng = jax.random.key(c.SEED)
-    *_, learning_rng = jax.random.split(rng, 5)
-    agent = ppo.make_agent(c, rng)
-    _, figures = jax.jit(partial(ppo.update, c))(agent, jax.random.fold_in(learning_rng, 0))
-    # of 1,000 actions: another machine's rounding may carry one or two over the edge
-    assert shares[c.CLIP_EPSILON, c.NUM_EPOCHS] == pytest.approx(
-        float(figures["clip_fraction"][0]), abs=0.0021
-    )
-    assert shares[c.CLIP_EPSILON, 0] == 0 and all(float(r["ratio"]) == 1 for r in rows if r["passes"] == "0")
-    said = [f"{shares[epsilon, c.NUM_EPOCHS]:.0%}".replace("%", " %") for epsilon in (c.CLIP_EPSILON, 1e9)]
-    for chapter in ("ppo.md", "ppo_ch.md"):
-        assert all(share in (Path(ppo.__file__).parent / chapter).read_text() for share in said)
-
-
-def test_ppo_learns_to_balance_and_leaves_its_results(tmp_path):
-    """A fifth of the default steps: ten of ten seeds were at 500 by then, as quickly evaluated."""
-    steps = ["NUM_STEPS=20_000", "EVAL_INTERVAL=10_000", "NUM_SEEDS=1", "EVAL_EPISODES=5"]
-    result = ppo.main([*steps, f"RUN_DIR={tmp_path / 'mine'}"])
-    assert result == json.loads((tmp_path / "mine" / "result.json").read_text())
-    assert set(result) == {"eval_return", "env_steps", "seconds", "compile_seconds"}
-    assert result["env_steps"] == [20_000] and result["eval_return"][0] > 300  # an untrained policy: 10 to 40
-    rows = read(tmp_path / "mine" / "log.csv")
-    assert set(rows[0]) == {"seed", *ppo.Log._fields} and len(rows) == 2
-    # every figure is a mean over the rollouts: a share, a KL that is small, an entropy of two actions
-    assert all(0 < float(row["clip_fraction"]) < 0.5 and 0 < float(row["approx_kl"]) < 0.05 for row in rows)
-    assert all(0.3 < float(row["entropy"]) < np.log(2) for row in rows)
-    assert float(rows[1]["episode_return"]) > 3 * float(rows[0]["episode_return"]) / 2
-    assert (tmp_path / "mine" / "learning_curve.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-def test_the_study_leaves_its_tables_and_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "VARIANCE_BATCHES", 4)
-    monkeypatch.setattr(study, "NUM_POLICIES", 2)
-    rows = [study.COMPARISON[0], study.COMPARISON[5]]
-    monkeypatch.setattr(study, "COMPARISON", rows)
-    study.main([*QUICK, f"RUN_DIR={tmp_path / 'mine'}"])
-    lines = read(tmp_path / "mine" / "compare.csv")
-    labels = [" ".join(changes) for changes in rows]
-    assert [(line["changed"], line["seed"]) for line in lines] == [(x, seed) for x in labels for seed in "01"]
-    # what is frozen is the first seed's training: the steps of its last rollout depend on all before it
-    last = next(line for line in lines if line["seed"] == "0")
-    lines = read(tmp_path / "mine" / "gradient_variance.csv")
-    assert lines[-1]["env_step"] == last["env_steps"]
-    assert [line["baseline"] for line in lines] == [baseline for _, baseline in study.ESTIMATORS] * 2
-    for name in ("compare.png", "gradient_variance.png"):
-        assert (tmp_path / "mine" / name).stat().st_size > 10_000
-
-
-def test_a_row_of_the_study_that_clashes_is_refused_before_any_training(tmp_path):
-    with pytest.raises(reinforce.settings.UserError, match="a multiple of EVAL_INTERVAL=20000"):
-        study.main(["NUM_STEPS=25000", f"RUN_DIR={tmp_path / 'mine'}"])  # of the last row
-    assert not (tmp_path / "mine").exists()
-
-
-@pytest.mark.parametrize(
-    "argument, said",
-    [
-        ("BASELINES=none", "BASELINE"),
-        ("BASELINE=best", "BASELINE=best: must be 'no_baseline', 'batch_mean' or"),
-        ("GAMMA=[", "GAMMA"),
-        ("GAMMA=${x}", "GAMMA"),
-        ("GAMMA=nan", "GAMMA"),
-        ("GAMMA=1.01", "GAMMA=1.01: must be"),
-        ("REWARD_TO_GO=perhaps", "REWARD_TO_GO"),
-        ("NUM_ENVS=2.5", "NUM_ENVS"),
-        ("NUM_ENVS=1", "NUM_ENVS=1: must be"),
-        ("NUM_STEPS=100001", "NUM_STEPS=100001: must be a multiple of EVAL_INTERVAL=5000"),
-        ("NUM_STEPS=0", "NUM_STEPS=0: must be"),
-        ("EVAL_INTERVAL=0", "EVAL_INTERVAL=0: must be"),
-        ("ACTOR_LEARNING_RATE=0", "ACTOR_LEARNING_RATE=0: must be"),
-        ("CRITIC_LEARNING_RATE=inf", "CRITIC_LEARNING_RATE=inf: must be"),
-        ("CRITIC_STEPS=0", "CRITIC_STEPS=0: must be"),
-        ("MINIBATCH_SIZE=0", "MINIBATCH_SIZE=0: must be"),
-        ("HIDDEN_SIZE=0", "HIDDEN_SIZE=0: must be"),
-        ("SEED=-1", "SEED=-1: must be"),
-        ("NUM_SEEDS=0", "NUM_SEEDS=0: must be"),
-        ("EVAL_EPISODES=0", "EVAL_EPISODES=0: must be"),
-    ],
-)
-def test_bad_input_is_refused_with_its_name_and_remedy(argument, said):
-    with pytest.raises(reinforce.settings.UserError, match=re.escape(said)) as error:
-        reinforce.configure([argument])
-    assert "\n" not in str(error.value)
-
-
-def test_bad_input_gets_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["reinforce.py", "BASELINE=best"])
-    with pytest.raises(SystemExit) as stopped:
-        reinforce.settings.run(reinforce.main)
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and error.count("\n") == 1 and error.startswith("error: BASELINE=best")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_run_does_not_write_over_the_first(tmp_path):
-    (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(reinforce.settings.UserError, match="holds the result of another run"):
-        reinforce.main([f"RUN_DIR={tmp_path}"])
-
-
-@pytest.mark.parametrize("script", [reinforce, ppo, pendulum], ids=lambda script: script.__name__)
-def test_help_lists_every_constant_with_its_remark(script, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(["--help"])
-    assert not stopped.value.code
-    text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
-    source = inspect.getsource(script.Constants)
-    remarks = dict(re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", source, re.M))
-    assert remarks.keys() == {field.name for field in fields(script.Constants)}
-    for name, remark in remarks.items():
-        assert f"--{name}" in text and re.sub(r"\s", "", remark) in text, name

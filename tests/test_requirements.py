@@ -19,7 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         ("requirements.txt", ["pyproject.toml", "--extra", "dev"]),
         ("requirements/build.txt", ["--group", "build", "--constraint", "requirements.txt"]),
-        ("requirements/fit.txt", ["--group", "fit"]),  # the TPU compiler alone
+        ("requirements/fit.txt", ["--group", "fit", "--no-deps", "--constraint", "requirements/tpu.txt"]),
+        (
+            "requirements/fit-cards.txt",
+            ["--group", "fit-cards", "--no-deps", "--constraint", "requirements/cuda.txt"],
+        ),
         ("requirements/site.txt", ["--group", "site", "--constraint", "requirements.txt"]),
         ("requirements/eval.txt", ["--group", "eval"]),  # another project's harness, and torch
         (
@@ -30,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 )
 def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
     (tmp_path / "requirements").mkdir()
-    for name in ("pyproject.toml", "requirements.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+    for name in {"pyproject.toml", "requirements.txt", *source[-1:]} - {"dev", "eval"}:
+        shutil.copy(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / file, tmp_path / file)  # versions stay as they are, unless they no longer fit
     command = [Path(sys.executable).parent / "uv", "pip", "compile", *source,
                "--universal", "--python-version", "3.12", "--generate-hashes", "--no-emit-index-url",

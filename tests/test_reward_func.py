@@ -1,10 +1,9 @@
 """Grading and the course's rewards: two lists of hard cases, every GSM8K gold, oracles and hostile texts."""
 
-import functools
 import json
 import random
 import re
-import time
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from task.grading import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 OWN_CASES = ROOT / "tests" / "answer_cases.jsonl"
 SHARED_CASES = ROOT.parent / "shared" / "cases" / "answer_cases.jsonl"
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -166,23 +166,7 @@ def test_parse_number_agrees_with_fraction_of_the_plain_text():
 
 
 def test_two_numbers_are_never_read_as_one():
-    separators = [
-        " ",
-        "  ",
-        "\n",
-        " and ",
-        ", ",
-        ",",
-        ":",
-        "$",
-        "x",
-        " = ",
-        " - ",
-        "_",
-        ";",
-        "'",
-        "^",
-    ]
+    separators = [" ", "  ", "\n", " and ", ", ", ",", ":", "$", "x", " = ", " - ", "_", ";", "'", "^"]
     separators += ["\u00a0", " of ", " m^2 ", " m^1", "\u2013", "e ", "!", "(", "*", "\u00b7"]
     rng = random.Random(1)
     for separator in separators:
@@ -221,45 +205,16 @@ def test_extraction_and_form_agree_with_a_slow_regex():
 # ---------------------------------------------------------------- the points, by hand
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        pytest.param(PERFECT, [3.0, 2.0, 3.0, 1.5], id="perfect"),  # 9.5
-        pytest.param(PERFECT + "<|eot_id|>", [3.0, 2.0, 3.0, 1.5], id="stop token"),
-        pytest.param(PERFECT.replace("18</a", "$18.00</a"), [3.0, 2.0, 3.0, 1.5], id="dollars"),
-        pytest.param(PERFECT.replace("18</a", " 18\n</a"), [3.0, 2.0, 1.5, 1.5], id="whitespace"),
-        pytest.param(PERFECT.replace("<reasoning>", ""), [0.0, 1.0, 3.0, 1.5], id="no opening"),
-        pytest.param(PERFECT.replace("</reasoning>", ""), [0.0, 1.0, 3.0, 1.5], id="not closed"),
-        pytest.param(PERFECT.replace("<answer>", ""), [0.0, 1.0, 0.0, 0.0], id="no <answer>"),
-        pytest.param(PERFECT.replace("</answer>", ""), [0.0, 1.0, 0.0, 0.0], id="no </answer>"),
-        pytest.param("It is 18.", [0.0, -2.0, 0.0, 0.0], id="no tags"),
-        pytest.param("", [0.0, -2.0, 0.0, 0.0], id="empty"),
-        pytest.param(PERFECT + "<answer>18</answer>", [0.0, 0.0, 3.0, 1.5], id="answered twice"),
-        pytest.param(PERFECT + " So 18.", [0.0, 2.0, 3.0, 1.5], id="chatter"),
-        pytest.param(PERFECT.replace("18</a", "19</a"), [3.0, 2.0, 0.5, 0.0], id="within 10 %"),
-        pytest.param(PERFECT.replace("18</a", "15</a"), [3.0, 2.0, 0.25, 0.0], id="within 20 %"),
-        pytest.param(PERFECT.replace("18</a", "30</a"), [3.0, 2.0, -1.0, 0.0], id="wrong"),
-        pytest.param(PERFECT.replace("18</a", "many</a"), [3.0, 2.0, -1.0, 0.0], id="no number"),
-        pytest.param(PERFECT.replace("18</a", "</a"), [0.0, 2.0, -1.0, 0.0], id="empty answer"),
-    ],
-)
-def test_points(completion, expected):
-    assert rewards(completion, "18") == expected
+@pytest.mark.parametrize(("name", "old", "new", "expected"), CASES["points"])
+def test_points(name, old, new, expected):
+    assert rewards(PERFECT.replace(old, new) if old else PERFECT + new, "18") == expected
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "points"),
-    [
-        ("100", "110", 0.5), ("100", "110.001", 0.25), ("100", "90", 0.5), ("100", "89.999", 0.25),
-        ("100", "120", 0.25), ("100", "120.001", -1), ("100", "80", 0.25), ("100", "79.999", -1),
-        ("100", "-100", -1.0), ("100", "0", -1.0), ("100", "100.", 3.0), ("1,000", "1000", 3.0),
-        ("-100", "-110", 0.5), ("-100", "-90", 0.5), ("-100", "-120", 0.25), ("-100", "-80", 0.25),
-        ("-100", "-121", -1.0), ("-100", "100", -1.0), ("-100", "-100.0", 3.0),
-        ("0", "0", 3.0), ("0", "-0", 3.0), ("0", "0.0001", -1.0), ("0", "-1", -1.0),
-        ("0.3", "0.33", 0.5),  # as floats 0.33 / 0.3 > 1.1
-        ("nan", "nan", -1.0), (" 18", "18", 1.5), ("18", "\u00a018", 1.5),
-    ],
-)  # fmt: skip
+def test_points_of_no_form_at_all():
+    assert rewards("It is 18.", "18") == rewards("", "18") == [0.0, -2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("gold", "answer", "points"), CASES["points_of_check_answer"])
 def test_points_of_check_answer(gold, answer, points):
     assert reward_func.check_answer([""], [tagged(answer)], [gold]) == [points]
 
@@ -274,11 +229,7 @@ def test_is_close_takes_a_float_ratio_as_the_decimal_it_is_written_as():
 
 def test_rewards_come_in_the_order_of_the_completions():
     completions = [PERFECT, "", tagged("19")]
-    columns = {
-        "prompts": ["?"] * 3,
-        "completions": completions,
-        "answer": np.array(["18"] * 3),
-    }
+    columns = {"prompts": ["?"] * 3, "completions": completions, "answer": np.array(["18"] * 3)}
     got = [reward_fn(**columns) for reward_fn in REWARDS]
     assert got == [[3.0, 0.0, 3.0], [2.0, -2.0, 2.0], [3.0, 0.0, 0.5], [1.5, 0.0, 0.0]]
     assert [reward_fn(prompts=[], completions=[], answer=[]) for reward_fn in REWARDS] == [[]] * 4
@@ -298,66 +249,15 @@ def test_the_longest_number_that_is_read():
     assert parse_number("1e-308") == Fraction(1, 10**308)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("I get 18", 18), ("18", 18), ("It is $1,080.50.", Fraction(2161, 2)), ("3/4 of it", Fraction(3, 4)),
-        ("<reasoning>8-6=2,2+5=7</reasoning>7</answer>", 7), ("<answer>7</answer>, not 5", 5),
-        ("16-9", 9), ("16 - 9", 9), ("(3)-5", 5), ("x-5", 5), ("= -3", -3), ("-3", -3), ("is: -$5", -5),
-        ("17. So", 17), ("50%", 50), ("１８", 18), ("\u221218", -18), ("1\u00a0000", 1000), ("10:30", 30),
-        ("no number", None), ("", None), ("1/0", None), ("9" * 5000, None), ("77" + "x" * 9000, 77),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "number"), [*CASES["last"], ("9" * 5000, ""), ("77" + "x" * 9000, "77")])
 def test_the_last_number_wherever_it_stands(text, number):
-    assert last_number(text) == number
-    if number is not None:
-        assert grade_lenient(text, str(number)) and not grade_lenient(text, str(number + 1))
+    assert last_number(text) == (Fraction(number) if number else None)
+    if number:
+        assert grade_lenient(text, number) and not grade_lenient(text, str(Fraction(number) + 1))
     assert not grade_lenient(text, "nothing")
 
 
-# ---------------------------------------------------------------- hostile texts
-
-HOSTILE = [
-    "1,", "-", "- ", " ", "\n", "9", "1", "1 ", "1.", "1/", "1e", "1e9", ",111", "a", "A$", "$",
-    "USD", "m^2 ", "2m^2", "million ", "1\u00a0", "1\u202f111", "\u842c", "\u00bd", "\u200b",
-    "<|a|>", "<|", "####", "<answer>", "</answer>", "<answer></answer>", "</answer><answer>",
-    "<answer>1", "<reasoning>", "</reasoning>", "<reasoning></reasoning>",
-    "<reasoning>a</reasoning><answer>18</answer>",
-]  # fmt: skip
-
-LIMIT = 0.5  # seconds of the processor; here linear code takes 0.013 at most, quadratic code 8 and more
-
-
-@pytest.mark.parametrize("unit", HOSTILE)
-def test_100_kb_of_anything_take_linear_time(unit):
-    """The best of three calls counts."""
-    flood = unit * (100_000 // len(unit.encode()))
-    head, tail = PERFECT.split("18</answer>")
-    places = {
-        "alone": flood,
-        "answer": f"{head}{flood}</answer>{tail}",
-        "before the number": f"{head}{flood}18</answer>",
-        "after the number": f"{head}18{flood}x</answer>",
-        "reasoning": f"<reasoning>{flood}</reasoning><answer>18</answer>",
-        "before": flood + PERFECT,
-        "between": PERFECT.replace("\n", flood),
-        "after": PERFECT + flood,
-        "after, and junk": PERFECT + flood + "x",
-    }
-    for place, completion in places.items():
-        calls = {
-            "grade": functools.partial(grade, completion, "18"),
-            "format_ok": functools.partial(format_ok, completion),
-            "grade_lenient": functools.partial(grade_lenient, completion, "18"),
-            "extract_hash_answer": functools.partial(extract_hash_answer, "#### " + completion),
-        }
-        columns = {"prompts": ["?"], "completions": [completion], "answer": ["18"]}
-        for reward_fn in REWARDS:
-            calls[reward_fn.__name__] = functools.partial(reward_fn, **columns)
-        for name, call in calls.items():
-            seconds = []
-            while len(seconds) < 3 and min(seconds, default=LIMIT) >= LIMIT:
-                start = time.process_time()
-                call()
-                seconds.append(time.process_time() - start)
-            assert min(seconds) < LIMIT, f"{name}, flood {place}: {min(seconds):.3f} s"
+def test_what_is_not_read_whole_is_refused_and_one_number_is_read_with_what_stands_beside_it():
+    assert [text for text in CASES["another"] if parse_number(text) is not None] == []
+    assert [text for text in CASES["seventy"] if parse_number(text) != 70] == []
+    assert [text for text, number in CASES["signed"] if parse_number(text) != Fraction(number)] == []

@@ -2,18 +2,24 @@
 
 import functools
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import short_runs
+import transformers
 from scipy.stats import chisquare
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from model import llama, rollout
 from model.llm import SampledAhead
-from settings import HERE
+from run import answers
+from run.run_files import read_log
+from settings import HERE, UserError
 from task.prompts import to_prompt
 
 NEW_TOKENS = 28
@@ -195,7 +201,7 @@ def test_the_end_of_sequence_token_is_kept_and_not_shown():
     for text, tokens in zip(output.text, output.tokens):
         assert tokens[-1] == engine.eos_id()
         assert (tokens[:-1] != engine.eos_id()).all() and (tokens != engine.pad_id()).all()
-        assert text == engine._tokenizer.decode(tokens[:-1])
+        assert text == engine.tokenizer.decode(tokens[:-1])
 
 
 def test_padding_is_never_drawn():
@@ -307,3 +313,29 @@ def test_an_answer_that_never_ends_is_cut_off_at_the_limit():
 def test_a_prompt_that_is_too_long_is_refused():
     with pytest.raises(ValueError, match="max_prompt_length is 28"):
         make_rollout().generate([prompts(1)[0] * 3], settings())
+
+
+def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_path):
+    """Llama 3.1 has three, Qwen3's second one is also its padding. Here it is a token of most answers."""
+    folder = Path(shutil.copytree(HERE / "tiny_llama", tmp_path / "model"))
+    tokenizer = shipped()[1]
+    number = tokenizer.convert_tokens_to_ids("<answer>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [number, 2]}))
+    ends = set(transformers.GenerationConfig.from_pretrained(folder).eos_token_id)
+    assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
+    more = ["NUM_BATCHES=1", "LOG_ANSWERS_EVERY=1", "EVAL_EVERY=0", f"MODEL={folder}"]
+    short_runs.run_here(tmp_path, *short_runs.SHORT, *more)
+    [row] = read_log(tmp_path / "run" / "train_log.csv")
+    kept = answers.read_lines(tmp_path / "run" / "answers.jsonl")
+    said = [answer for question in kept for answer in question["completions"]]
+    for answer in said:
+        *before, last = answer["tokens"]
+        assert ends.isdisjoint(before) and answer["cut_off"] == (last not in ends)
+    assert np.mean([answer["cut_off"] for answer in said]) == row["cut_off"]
+    assert {answer["tokens"][-1] for answer in said} > {number}
+
+    for ids, found in ((tokenizer.pad_token_id, "no pad token of its own"), ("[", "is damaged")):
+        text = json.dumps({"eos_token_id": ids}) if isinstance(ids, int) else ids
+        (folder / "generation_config.json").write_text(text)
+        with pytest.raises(UserError, match=f"^MODEL={folder}: .*{found}"):
+            llama.load_tokenizer(folder)

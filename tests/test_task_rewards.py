@@ -7,6 +7,7 @@ import signal
 import string
 import sys
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +20,11 @@ import reward_func
 from run import checks
 from settings import HERE, UserError
 from task import code_grading, grading, run_grader, task_rewards
-from task.run_grader import (
-    correctness_reward,
-    digit_reward,
-    hard_format_reward,
-    make_grader,
-    mark_reward,
-)
+from task.run_grader import correctness_reward, digit_reward, hard_format_reward, make_grader, mark_reward
 from task.task_rewards import compute_score
 
 EXAMPLES = HERE / "examples"
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -54,60 +50,12 @@ def test_a_tagged_number_is_graded_as_the_course_grades_it(case):
         assert compute_score(data_source, completion, case["gold"]) == float(case["correct"])
 
 
-@pytest.mark.parametrize(
-    ("solution", "right"),
-    [
-        ("<think>8 - 3</think><answer>1,000</answer>", True),
-        (r"so it is \boxed{1{,}000}", False),  # not the way a number is written outside LaTeX
-        (r"first \boxed{7}, no: \boxed{1000}", True),
-        (r"\boxed{1000} and then \boxed{7", False),  # the last one is not closed: cut off
-        (r"\boxed{1000", False),
-        ("I add.\n#### 1000", True),
-        ("#### 7 is wrong\n#### $1,000.00<|eot_id|>", True),
-        ("1000", True),
-        ("The answer is 1000.<|eot_id|>", True),
-        ("7 + 993 is 1000", False),  # three numbers and no mark: not guessed
-        ("7 + 993 = 1000", True),  # nothing but an equation, and it holds
-        ("7 + 992 = 1000", False),
-        (r"<answer>7</answer> \boxed{1000} #### 1000", False),  # the tags are what was asked for
-        ("<answer>-1000</answer>", False),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("solution", "right"), CASES["where_the_answer_of_a_math_problem_is_looked_for"])
 def test_where_the_answer_of_a_math_problem_is_looked_for(solution, right):
     assert compute_score("math_reasoning", solution, "1000") == float(right)
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [
-        (r"\frac{1}{2}", "0.5", True),
-        (r"\frac{1}{2}", r"\frac{2}{4}", True),
-        (r"\$18.90", "18.90", True),
-        ("18.9", r"\$18.90", True),
-        ("105", r"\$105", True),
-        ("105", r"\$\$105", True),
-        ("105", r"\$105 \text{ dollars}", True),
-        ("105", r"-\$105", False),
-        ("105", r"\$105 \text{ and } \$106", False),
-        (r"\$1,000", r"\$1{,}000", True),
-        ("x^2+1", "1 + x^2", True),
-        ("x^2+1", "x^2-1", False),
-        ("-3", "3", False),
-        ("1,000", "1000", True),
-        (r"\sqrt{8}", r"2\sqrt{2}", True),
-        ("[0,1)", "[0,1)", True),
-        ("[0,1)", "[0,1]", False),
-        (r"\{1,2\}", r"\{2,1\}", True),
-        ("43", "42 or 43", False),  # both at once is not an answer
-        ("3", "5 boxes of 3", False),
-        ("7", "((((((", False),
-        ("7", "", False),
-        ("24", "6 * 4 = 24", True),
-        ("18", "17=18", False),  # math-verify looks at the last side alone
-        ("18", "x = 18", True),
-    ],
-)
+@pytest.mark.parametrize(("gold", "answer", "right"), CASES["math_takes_any_equal_expression"])
 def test_math_takes_any_equal_expression(gold, answer, right):
     assert compute_score("math", f"<answer>{answer}</answer>", gold) == float(right)
     assert compute_score("math", rf"thus \boxed{{{answer}}}", gold) == float(right)
@@ -152,36 +100,24 @@ def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):
     assert f"of {n} answers in 3 s" in capsys.readouterr().out
 
 
-def test_an_unreadable_right_answer_is_found_where_the_data_are_read():
-    assert task_rewards.ground_truth_fault("math", r"\frac{1}{2}") is None
-    assert "nothing that math-verify can read" in task_rewards.ground_truth_fault("math", "$")
+@pytest.mark.parametrize(("data_source", "truth", "taken"), CASES["truths"])
+def test_a_truth_that_is_taken_is_paid_in_full_when_it_is_the_answer(data_source, truth, taken):
+    fault = task_rewards.ground_truth_fault(data_source, truth)
+    assert (fault is None) == taken, fault
+    if taken:
+        alternatives = json.loads(truth) if truth.startswith('["') else [truth]
+        for text in alternatives:
+            assert compute_score(data_source, f"<answer>{text}</answer>", truth) == 1.0
+    else:
+        assert f"data_source {data_source!r} needs " in fault and "\n" not in fault
 
 
 @pytest.mark.parametrize(
-    ("tests", "extra", "words"),
-    [
-        ("assert add(1, 2) == 3", "", None),
-        ('[{"input": "1", "output": "2"}]', "", None),
-        ("def check(f):\n    assert f(1) == 2", '{"entry_point": "add"}', None),
-        ("def check(f):\n    assert f(1) == 2", "", "call it once or give entry_point"),
-        ("def check(f):\n    assert f(1) == 2", '["add"]', "call it once or give entry_point"),
-        ("assert add(1, 2 == 3", "", "not valid Python"),
-        ("assert add(1, 2) == other(3)", "", "which of add, other is the answer's"),
-        ("assert add(1, 2) == other(3)", '{"entry_point": "add"}', "other is neither defined"),
-        ("assert add(1, 2) == approx(3)", "", "approx is neither defined"),
-        ("add(1, 2)", "", "no assert statement"),
-        ("[1, 2]", "", "must be assert statements"),
-        ("[{", "", "not JSON"),
-    ],
+    ("tests", "extra", "words"), CASES["tests_that_grade_nothing_are_found_where_the_data_are_read"]
 )
 def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra, words):
     fault = task_rewards.ground_truth_fault("code", tests, extra)
-    assert fault is None if words is None else words in fault and "\n" not in fault
-
-
-def test_a_math_answer_that_nobody_can_read_is_the_datas_fault():
-    with pytest.raises(ValueError, match=r"math-verify cannot read ground_truth '\$'"):
-        compute_score("math", "<answer>7</answer>", "$")
+    assert words in fault and "\n" not in fault if words else fault is None
 
 
 def squad_normalize(text):
@@ -191,86 +127,41 @@ def squad_normalize(text):
 
 
 @pytest.mark.parametrize("data_source", ["qa", "trivia"])
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [
-        ("The Eiffel Tower", "eiffel  tower!", True),
-        ("Mr. O'Hara", "mr ohara", True),
-        ("another", "other", False),
-        ("Paris", "Paris or London", False),
-        ("an apple", "Apple", True),
-        ("theater", "ater", False),
-        ("self-made", "selfmade", True),
-        ("1,000", "1000", True),
-    ],
-)
+@pytest.mark.parametrize(("gold", "answer", "right"), CASES["texts_are_compared_as_squad_does"])
 def test_texts_are_compared_as_squad_does(data_source, gold, answer, right):
     assert (squad_normalize(gold) == squad_normalize(answer)) == right
     assert compute_score(data_source, f"<answer>{answer}</answer>", gold) == float(right)
     assert compute_score(data_source, answer, gold) == float(right)
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [
-        ("-5", "5", False), ("3.5", "35", False), ("C#", "C", False), ("C++", "C", False), (".5", "5", False),
-        ("1/2", "12", False), ("10:30", "1030", False), ("2010-2012", "2010–2012", True), ("-5", "−5.", True),
-        ("3.5", "3.5.", True), ("c#", "The C#!", True), ("U.S.", "US", True), ("-5", "(-5)", True),
-    ],
-)  # fmt: skip
-def test_signs_that_make_another_answer_of_a_text_stay(gold, answer, right):
-    assert compute_score("qa", answer, gold) == float(right)
+@pytest.mark.parametrize(("data_source", "gold", "answer", "right"), CASES["short_answers"])
+def test_short_answers_are_texts_or_labels_and_nothing_else(data_source, gold, answer, right):
+    for solution in (answer, f"<answer>{answer}</answer>"):
+        assert compute_score(data_source, solution, gold) == float(right)
 
 
-def test_a_question_may_have_several_right_texts():
-    aliases = json.dumps(["Mumbai", "Bombay", 7])
-    assert [compute_score("qa", text, aliases) for text in ("bombay", "7", "Delhi", "")] == [1, 1, 0, 0]
-    assert compute_score("qa", "東京。", "東京") == 1.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [("Positive", True), (" 'positive'. ", True), ("positive, negative", False), ("not positive", False),
-     ("positively", False), ("", False), ("the positive", False)],
-)  # fmt: skip
-def test_a_label_has_to_stand_alone(answer, right):
-    assert compute_score("classification", f"<answer>{answer}</answer>", "positive") == float(right)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"), [("1", "-1"), ("-1", "1"), ("C", "C#"), ("A", "A+"), ("C#", "C++")]
-)
-def test_a_sign_makes_another_label(gold, answer):
-    assert compute_score("classification", answer, gold) == 0.0
-    assert compute_score("classification", f"**{gold}**.", gold) == 1.0
-
-
-PIECES = (
-    " ", "\t", "\n", "\u0301", "<", "<|", "|>", "<|a|>", " <|a|> ", "<answer>", "</answer>",
-    "<answer></answer>", "<reasoning>", r"\boxed{", "{", "}", "####", "#### 1\n", "1", "1,", "1.", "1 ", "-",
-    "=", "1=", "(", "1+", "a ", "the ", "C#", "\ufdfa", "$", "1e9", "1/", "\u00a0",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("piece", PIECES, ids=repr)
-@pytest.mark.parametrize("around", ["{}", "<answer>{}</answer>", "{}x"], ids=["bare", "tagged", "then x"])
-def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece, around):
-    """Of this thread; 100 kB take 0.05 s at most, quadratic graders took 4 s and more."""
-    text = around.format(piece * (100_000 // len(piece)))
+@pytest.mark.parametrize("piece", CASES["PIECES"], ids=repr)
+def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
+    """Of this thread, the best of three; 100 kB take 0.05 s at most, quadratic graders took 4 s and more."""
+    grader = grader_of("compute_score")
     course = [getattr(reward_func, name) for name in run_grader.COURSE_REWARDS]
-    graders = [
-        *(functools.partial(compute_score, task, text) for task in ("gsm8k", "qa", "classification")),
-        *(
-            functools.partial(f, [""], [text], answer=["1"])
-            for f in (*course, *run_grader.THINK_REWARDS.values())
-        ),
-        functools.partial(grader_of("compute_score").votes, [text]),
-        functools.partial(grader_of("compute_score").right_lenient, [text], ["1"], ["gsm8k"], [""]),
-    ]
-    for grader in graders:
-        started = time.thread_time()
-        grader(*(["1"] if grader.func is compute_score else []))
-        assert time.thread_time() - started < 1.0
+    for place in CASES["places"]:
+        text = place.format(piece * (100_000 // len(piece)))
+        calls = [
+            functools.partial(compute_score, task, text, "18") for task in ("gsm8k", "qa", "classification")
+        ]
+        rewards = (*course, *run_grader.THINK_REWARDS.values())
+        calls += [functools.partial(reward, [""], [text], answer=["18"]) for reward in rewards]
+        calls += [functools.partial(grading.extract_hash_answer, "#### " + text)]
+        calls += [functools.partial(grader.votes, [text])]
+        calls += [functools.partial(grader.right_lenient, [text], ["18"], ["gsm8k"], [""])]
+        for call in calls:
+            seconds = []
+            while len(seconds) < 3 and min(seconds, default=1.0) >= 0.5:
+                started = time.thread_time()
+                call()
+                seconds.append(time.thread_time() - started)
+            assert min(seconds) < 0.5, (call.func, place)
 
 
 def test_equations_take_no_longer_than_their_length():
@@ -306,29 +197,9 @@ def points(completion, gold="-1000"):
     return tuple(reward(**columns, data_source=["gsm8k"])[0] for reward in rewards)
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        (think("0 - 1,000", "-1,000"), (2.0, 0.5, 0.5, 0.5)),
-        # the letter n and several lines: `[^n]+` and `.` without DOTALL refuse one or the other
-        (think("minus one thousand\n\nin two lines", "-1000"), (2.0, 0.5, 0.5, 0.5)),
-        (think("x", "7"), (0.0, 0.5, 0.5, 0.5)),  # "7".isdigit(), and wrong
-        (think("x", "-7.5"), (0.0, 0.5, 0.5, 0.5)),  # isdigit() would say no
-        (think("x", "minus 7"), (0.0, 0.0, 0.5, 0.5)),
-        (think("x", "1 or -1000"), (0.0, 0.0, 0.5, 0.5)),
-        ("<think>x</think><answer>-1000</answer><|eot_id|>", (2.0, 0.5, 0.5, 0.5)),
-        ("Sure! " + think("x", "-1000"), (2.0, 0.5, 0.0, 0.5)),
-        (think("x", "-1000") + " Done.", (2.0, 0.5, 0.0, 0.5)),
-        ("<answer>-1000</answer>", (2.0, 0.5, 0.0, 0.25)),
-        ("<think></think><answer>-1000</answer>", (2.0, 0.5, 0.0, 0.5)),  # empty thoughts are none
-        ("<answer>-1000</answer><think>x</think>", (2.0, 0.5, 0.0, 0.5)),  # the wrong way round
-        (think("x", "-1000") + think("x", "-1000"), (2.0, 0.5, 0.0, 0.0)),
-        (think("x", "-1000").replace("think", "reasoning"), (2.0, 0.5, 0.0, 0.25)),
-        ("-1000", (0.0, 0.0, 0.0, 0.0)),
-    ],
-)
+@pytest.mark.parametrize(("completion", "expected"), CASES["think_rewards"])
 def test_think_rewards(completion, expected):
-    assert points(completion) == expected
+    assert list(points(completion)) == expected
 
 
 def test_a_right_text_is_correct_where_the_truth_is_no_number():
@@ -427,87 +298,24 @@ def test_the_same_answer_is_scored_once_and_another_question_anew():
     assert Counter(sys.modules["own_REWARD_FUNC"].calls).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("def compute_score(", "SyntaxError"),
-        ("import nothing_of_this_name", "ModuleNotFoundError"),
-        ("1 / 0", "ZeroDivisionError: division by zero; fix it"),
-        (
-            "def compute_score(completion, answer): return 1.0",
-            "compute_score .*; it takes data_source, solution_str",
-        ),
-        ("compute_score = 3", "REWARD_FUNC=mine.py.* no reward function 'compute_score'"),
-    ],
-)
-def test_a_reward_file_that_does_not_run_is_one_line(text, words):
-    with pytest.raises(UserError, match=words) as error:
-        own(text)
-    assert "mine.py" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        ("None", "TypeError: returned None for data_source 'mine', not a number"),
-        ("'1.0'", "returned '1.0'"),
-        ("float('nan')", "returned nan for completion '<answer>2</answer>'; return a number"),
-        ("1e16", "returned 1e+16 for completion '<answer>2</answer>'; return a number of at most 1e+15"),
-        ("__import__('sys').exit(3)", "raised SystemExit: 3; fix it"),
-        ("{}[0]", "raised KeyError: 0; fix it"),
-        ("[1.0]", "not a number"),
-    ],
-)
-def test_a_faulty_score_stops_the_run_and_is_named(returned, words):
-    signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
-    (reward,) = own(f"{signature} return {returned}").functions
+@pytest.mark.parametrize(("text", "rewards", "words"), CASES["own_rewards"])
+def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
     with pytest.raises(UserError) as error:
-        reward(**COLUMNS)
-    assert "reward function compute_score" in str(error.value) and words in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[1j, 1j]", "returned 1j for completion"),
-        ("np.array([1j, 1j])", "returned 1j for completion"),
-        ("{'a': 1.0}", "return one number per completion"),
-        ("[[1.0], [1.0, 2.0]]", "return one number per completion"),
-        ("['1', '2']", "returned '1' for completion"),
-        ("None", "returned None for 2 completions"),
-        ("[None, 1.0]", "returned None for completion"),
-        ("[1.0]", "returned [1.0] for 2 completions"),
-    ],
-)
-def test_what_is_no_list_of_numbers_is_named(text, words):
-    (reward,) = own(
-        f"import numpy as np\ndef mine(prompts, completions, **columns): return {text}", "mine"
-    ).functions
-    with pytest.raises(UserError) as error:
-        reward(**COLUMNS)
-    assert "reward function mine" in str(error.value) and words in str(error.value)
+        for reward in own(text, rewards).functions:
+            reward(**COLUMNS)
+    said = str(error.value)
+    assert words in said and "\n" not in said and ("mine.py" in said or "reward function" in said)
 
 
 def test_rewards_need_not_be_plain_functions():
     grader = own(
         "import functools\n"
         "def points(n, prompts, completions, **columns): return [n] * len(completions)\n"
-        "class Reward:\n"
-        "    def __call__(self, prompts, completions, **columns): return (2.5 for _ in completions)\n"
-        "one, two = functools.partial(points, 1), Reward()",
-        "one,two",
+        "one = functools.partial(points, 1)",
+        "one",
     )
-    one, two = grader.functions
+    (one,) = grader.functions
     assert one(**COLUMNS) == [1.0, 1.0] and one.__name__ == "one"
-    with pytest.raises(UserError, match="reward function two returned <generator"):
-        two(**COLUMNS)
-
-
-def test_a_file_whose_function_is_misspelt_does_not_train_on_the_built_in_one():
-    with pytest.raises(UserError, match=r"mine.py: has compute_scores, but not compute_score; rename"):
-        own("def compute_scores(data_source, solution_str, ground_truth, extra_info=None): return 1.0")
-    with pytest.raises(UserError, match=r"mine.py: has no function, but not check_answer or mark_reward"):
-        own("import math", "check_answer,mark_reward")
 
 
 def test_the_start_of_a_run_names_its_rewards():
@@ -522,26 +330,8 @@ def test_any_real_number_is_a_score(returned):
     assert reward(**COLUMNS) == [1.0, 1.0]
 
 
-def test_a_function_is_logged_under_its_name_in_rewards():
-    (reward,) = own("short = lambda prompts, completions, **columns: [float('inf')] * 2", "short").functions
-    assert reward.__name__ == "short"
-    with pytest.raises(UserError, match="reward function short returned inf"):
-        reward(**COLUMNS)
-
-
 @pytest.mark.parametrize(
-    ("rewards", "reward_file", "words"),
-    [
-        (
-            "check_anser",
-            "",
-            "no reward function 'check_anser'; .*match_format_exactly, .*compute_score",
-        ),
-        ("", "gone.py", r"REWARD_FUNC=.*gone.py: not a Python file"),
-        ("", "mine.txt", r"REWARD_FUNC=.*mine.txt: not a Python file"),
-        ("other", "mine.py", "no reward function 'other'; .*match_format_exactly.*brief"),
-        ("check_answer,", "", "no reward function ''"),
-    ],
+    ("rewards", "reward_file", "words"), CASES["a_bad_choice_of_rewards_is_named_before_anything_is_written"]
 )
 def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, reward_file, words):
     Path("mine.py").write_text("def brief(prompts, completions, **columns): return [0.0] * len(completions)")
@@ -551,13 +341,7 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"REWARD_FUNC": "gs://mine.py"}, "REWARD_FUNC=gs://mine.py: must be a local path"),
-        ({"DATASET": "a:1,gs://b.jsonl:1"}, "must be a local path"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "words"), CASES["a_bucket_is_refused_by_name"])
 def test_a_bucket_is_refused_by_name(changed, words):
     paths = dict.fromkeys(("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"), "")
     with pytest.raises(UserError, match=words):
@@ -582,15 +366,20 @@ def test_without_compute_score_the_number_in_the_tags_is_graded():
     assert scores.dtype == float and scores.tolist() == [1.0, 0.0]
 
 
-def test_texts_are_voted_on_where_texts_are_graded():
-    answers = ["Rome", "the Paris", "paris", "<answer>12</answer>"]
+@pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])
+def test_votes_are_counted_as_the_task_compares_answers(data_source, answers, votes):
+    completions = [f"<reasoning>{i}</reasoning><answer>{text}</answer>" for i, text in enumerate(answers)]
     grader = grader_of("compute_score")
-    assert grader.majority(answers) == 1
-    scores = grader.score(answers, ["Paris"] * 4, ["qa"] * 4, [""] * 4)
-    assert scores.tolist() == [0.0, 1.0, 1.0, 0.0]
-    assert grader.votes(answers) == ["rome", "paris", "paris", 12]
+    assert grader.votes(completions, data_source) == [vote or None for vote in votes]
+    most = max(filter(None, votes), key=votes.count)
+    assert grader.majority(completions, data_source) == votes.index(most)
+
+
+def test_without_compute_score_numbers_in_tags_are_voted_on():
+    answers = ["Rome", "12", "<answer>12.0</answer>", "<answer>12</answer>", "<answer>7</answer>"]
     course = grader_of()
-    assert course.majority(answers) == 3 and course.majority(["Rome"]) == 0
+    assert course.votes(answers) == [None, None, "12.0", "12.0", "7"]
+    assert course.majority(answers) == 2 and course.majority(["Rome"]) == 0
 
 
 def test_rewards_are_found_by_the_names_of_the_readme():

@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import json
 import shutil
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import folders
@@ -34,6 +36,7 @@ from task.run_grader import load_file
 from tools import pass_at_k
 
 ROOT = HERE.parent
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 GRID = "examples/grid/grid_world.py"
 T, TURNS, ROWS = 30, 5, 32  # tokens and turns of an episode here, rows of a call
 world = load_file(HERE / GRID, "ENVIRONMENT")
@@ -127,7 +130,7 @@ def test_a_row_is_what_was_said_without_a_gap():
             elif k < len(pieces) - 1:
                 assert ids[-1] == made.eos_id() and made.eos_id() not in ids[:-1]
                 said = again.step(decode(ids))
-    ended = turns.ended(output, made.eos_id())
+    ended = turns.ended(output, [made.eos_id()])
     assert 0 < ended.sum() < len(QUESTIONS)
     for episode, over in zip(output.text, ended, strict=True):
         assert (episode.rewards[-1] == 100) == over == episode.right
@@ -253,12 +256,7 @@ def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
     assert np.ptp([answer["advantage"] for answer in episodes]) > 1
 
 
-SHORT = [
-    f"ENVIRONMENT={GRID}", "MODEL=tiny_grid", "DATASET=examples/grid/plain", "MAX_PROMPT_LENGTH=6",
-    "TOTAL_GENERATION_STEPS=24", "MAX_TURNS=4", "GAMMA=0.9", "BATCH_SIZE=4", "NUM_GENERATIONS=4",
-    "NUM_TEST_QUESTIONS=8", "EVAL_EVERY=0", "BETA=0.0", "EVAL_CONFIG=liberal", "LOG_ANSWERS_EVERY=1",
-    "NUM_BATCHES=4", "SAVE_INTERVAL_STEPS=2", "WARMUP_FRACTION=0.0", "NUM_ITERATIONS=1",
-]  # fmt: skip
+SHORT = CASES["short"]["arguments"]
 
 
 # --- credit
@@ -365,15 +363,7 @@ def written(tmp_path, body, name="mine.py"):
     return str(path)
 
 
-TOOL = """
-    STOP = "7"
-    def reset(self, question, rng):
-        self.calls = []
-        return "row 1" if "2" in question else ""
-    def step(self, action):
-        self.calls.append(action)
-        return " column 4", float(len(self.calls)), False, False
-"""
+TOOL = CASES["worlds"]["tool"]
 
 
 def test_a_tool_answers_in_the_middle_of_a_message(tmp_path):
@@ -416,35 +406,14 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
 
 # --- a world at fault
 
-FAULTS = {
-    "    x = 1": "has no class Environment with reset and step",
-    "    def __init__(self): raise KeyError('no\\n world')\n    def reset(self): pass\n    step = reset":
-        "Environment() raised KeyError: 'no\\n world'",
-    "    def reset(self, question, rng): return 1 / 0\n    step = reset": "reset raised ZeroDivisionError",
-    "    def reset(self, question, rng): pass\n    step = reset": "reset returned the observation None",
-} | {
-    f"    def reset(self, question, rng): return ''\n    def step(self, action): {body}": message
-    for body, message in {
-        "exit(3)": "step raised SystemExit: 3",
-        "time.sleep(60)": "step raised TimeoutError: took more than 0.3 s",
-        "return 'x'": "step returned 'x'; return observation, reward, terminated, truncated",
-        "return None, 0, False, False": "step returned the observation None; return a text",
-        "return '', float('nan'), False, False": "step returned the reward nan",
-        "return '', float('inf'), True, False": "step returned the reward inf",
-        "return '', 'much', True, False": "step returned the reward 'much'",
-        "return '', 0, 'no', False": "terminated, truncated = ['no', False]",
-        "return '<|pad|>', 0, False, False": "has the padding token in it",
-    }.items()
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("body", FAULTS)
-def test_a_world_at_fault_is_one_line(body, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("body", "words"), CASES["faults"])
+def test_a_world_at_fault_is_one_line(body, words, tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "WORLD_SECONDS", 0.3)
     with pytest.raises(UserError) as caught:
         walk(["row 1 column 1"] * 2, f"ENVIRONMENT={written(tmp_path, body)}")
     [line] = str(caught.value).splitlines()
-    assert line.startswith("ENVIRONMENT=") and FAULTS[body] in line
+    assert line.startswith("ENVIRONMENT=") and words in line
 
 
 def test_a_world_that_never_ends_is_cut_off(tmp_path):
@@ -454,7 +423,7 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
                          ("'', 1.0, False, True", 1)):  # fmt: skip
         path = written(tmp_path, body.format(said), f"w{length}{len(said)}.py")
         output = walk(["row 1 column 1"] * 8, f"ENVIRONMENT={path}", f"MAX_TURNS={TURNS}")
-        assert not turns.ended(output, engine().eos_id()).any()
+        assert not turns.ended(output, [engine().eos_id()]).any()
         lengths = [len(episode.rewards) for episode in output.text]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
 
@@ -464,15 +433,7 @@ from pathlib import Path
 from task.run_grader import load_file
 grid_world = load_file(Path({str(HERE / GRID)!r}), "GRID")
 """
-BREAKS = """
-    def reset(self, question, rng):
-        self.grid, self.mark = grid_world.Environment(), Path("broken")
-        return self.grid.reset(question, rng)
-    def step(self, action):
-        if self.mark.exists():
-            raise OSError("the world is gone")
-        return self.grid.step(action)
-"""
+BREAKS = CASES["worlds"]["breaks"]
 
 
 def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path, monkeypatch):
@@ -517,24 +478,12 @@ def test_the_health_line_of_episodes_that_are_cut_off_names_the_turns():
 
 # --- refused
 
-REFUSED = {
-    "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True": "ROLLOUT_ENGINE=vllm: does not work with turns",
-    "DISTRIBUTED=True": "DISTRIBUTED=True: does not work with turns",
-    "ROLLOUTS=one-step-ahead": "ROLLOUTS=one-step-ahead: does not work with turns",
-    "OVERLONG_BUFFER=4": "OVERLONG_BUFFER=4: does not work with turns",
-    "ADVANTAGE=turn ENVIRONMENT=": "name an ENVIRONMENT",
-    "REWARDS=episode_return ENVIRONMENT=": "episode_return is a world's",
-    "MAX_TURNS=0": "MAX_TURNS=0: must be greater than or equal to 1",
-    "GAMMA=1.5": "GAMMA=1.5: must be less than or equal to 1",
-    "ENVIRONMENT=gs://bucket/world.py": "must be a local path",
-}
 
-
-@pytest.mark.parametrize("arguments", REFUSED)
-def test_what_does_not_go_with_turns_is_refused(arguments):
+@pytest.mark.parametrize(("arguments", "words"), CASES["refused"])
+def test_what_does_not_go_with_turns_is_refused(arguments, words):
     with pytest.raises(UserError) as caught:
         constants(*arguments.split())
-    assert REFUSED[arguments] in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_tools_in_which_nobody_answers_refuse_a_run_with_turns(tmp_path):

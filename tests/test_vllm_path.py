@@ -8,11 +8,13 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -24,9 +26,9 @@ from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
 import settings
-from model import devices, llama
+from model import devices, llama, lora
 from model.rollout import sampling
-from model.vllm import check_mapping, engine_config, engine_mapping
+from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
@@ -95,9 +97,7 @@ def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
 
 
-@pytest.mark.parametrize(
-    ("width", "refused"), [(32, True), (96, True), (64, False), (128, False), (256, False)]
-)
+@pytest.mark.parametrize(("width", "refused"), [(32, True), (96, True), (64, False), (256, False)])
 def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused(width, refused):
     """The padding would count in the mean of its norms; tests/vllm_engine.py saw other answers with 32."""
     hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
@@ -113,14 +113,13 @@ import numpy as np
 import grpo_llama3_1_8b_demo as demo
 import jax, jax.numpy as jnp
 import settings
-from model import devices
-from model import llama
+from model import devices, llama
 
 c = settings.read(demo.Constants, [
     "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True", "TRAINER_TENSOR_PARALLEL=2", "SAMPLER_DATA_PARALLEL=2",
     "TRAINER_DEVICES_FRACTION=0.5", "SAMPLER_DEVICES_FRACTION=0.5"])
-with devices.all_hosts(c):
-    assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
+devices.find_devices(c)
+assert jax.config.jax_enable_compilation_cache  # no Pathways here: nothing happened
 folder, hf = llama.load_hf_config("tiny_llama")
 trainers, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
 golden = np.load(sys.argv[1])
@@ -128,9 +127,7 @@ config = llama.to_maxtext_config(
     hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=True,
     ici_tensor_parallelism=2)
 adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0, devices=trainers)
-assert (mesh.shape["fsdp"], mesh.shape["tensor"], mesh.size) == (2, 2, 4), mesh
 assert not set(mesh.devices.flatten()) & set(rollout_mesh.devices.flatten())
-assert dict(rollout_mesh.shape) == {"data": 2, "model": 2}, rollout_mesh
 kernel = adapter.base.decoder.layers.mlp.wi_0.kernel[...]  # [embed, layers, mlp]
 assert kernel.sharding.shard_shape(kernel.shape) == (48, 3, 128), kernel.sharding
 with mesh:
@@ -157,15 +154,13 @@ def test_on_8_devices_the_trainer_takes_4_and_still_computes_the_logits_of_trans
 WITH_PATHWAYS = """
 import sys
 import grpo_llama3_1_8b_demo as demo
-import jax
-
-import settings
+import jax, settings
 from model import devices
 
 assert not {"vllm", "tpu_inference", "model.vllm"} & set(sys.modules)  # TPU packages: on demand
 print(jax.config.jax_enable_compilation_cache)
-with devices.all_hosts(settings.read(demo.Constants, [])):
-    print(jax.config.jax_enable_compilation_cache)
+devices.find_devices(settings.read(demo.Constants, []))
+print(jax.config.jax_enable_compilation_cache)
 """
 
 
@@ -189,14 +184,11 @@ def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_
 def test_tunix_knows_every_option_that_is_set():
     mesh = jax.sharding.Mesh(np.array(range(8)).reshape(2, 4), ("data", "model"))
     c = constants_of({})
-    options = engine_config(c, Path("folder"), mesh)
-    config = sampling(c, **options)  # an unknown field: TypeError
-    for name, value in options.items():
-        assert getattr(config, name) == value
+    config = sampling(c, **engine_config(c, Path("folder"), mesh, (1, 2)))  # an unknown field: TypeError
     assert (config.data_parallel_size, config.tensor_parallel_size) == (2, 4)
-    assert config.return_logprobs
-    assert config.seed is None and "seed" not in config.rollout_vllm_sampling_kwargs
-    assert config.rollout_vllm_kwargs["dtype"] == "bfloat16"
+    assert config.return_logprobs and config.rollout_vllm_kwargs["dtype"] == "bfloat16"
+    assert config.seed is None
+    assert config.rollout_vllm_sampling_kwargs == {"prompt_logprobs": None, "stop_token_ids": [1, 2]}
 
 
 # --- weights
@@ -205,13 +197,7 @@ def test_tunix_knows_every_option_that_is_set():
 def abstract_actor(hf):
     """The MaxText model under Tunix's adapter, all shapes and no memory."""
     config = llama.to_maxtext_config(
-        hf,
-        rows=16,
-        prompt_tokens=256,
-        new_tokens=768,
-        dtype="bfloat16",
-        scan_layers=True,
-        remat_policy="full",
+        hf, rows=16, prompt_tokens=256, new_tokens=768, dtype="bfloat16", scan_layers=True
     )
     mesh = maxtext_utils.get_mesh_from_config(config)
     with mesh:
@@ -272,60 +258,56 @@ def test_every_weight_of_the_8b_model_has_one_place_in_the_engine_and_fills_it(l
     }
 
 
-def renamed(names, old, new):
-    return {key: ((new, axes) if name == old else (name, axes)) for key, (name, axes) in names.items()}
-
-
-FAULTS = {
-    "model.norm.scale": lambda names: {k: v for k, v in names.items() if "decoder_norm" not in k},
-    "model.layers.0.mlp.up_proj": lambda names: renamed(
-        names, "model.layers.*.mlp.up_proj.kernel", "model.layers.*.mlp.gate_proj.kernel"
-    ),
-    "logits_dense": lambda names: renamed(names, "model.lm_head", "lm_head.weight"),
-}
-
-
-@pytest.mark.parametrize("named", FAULTS)
-def test_a_map_with_a_hole_is_refused(llama_8b, named):
+@pytest.mark.parametrize(
+    ("source", "name", "engines"),  # a weight without a place, two in one place, and one that leads nowhere
+    [
+        ("decoder_norm.scale", "model.norm.scale", ""),
+        ("layers.mlp.wi_1.kernel", "model.layers.0.mlp.up_proj", "model.layers.*.mlp.gate_proj.kernel"),
+        ("logits_dense.kernel", "logits_dense", "lm_head.weight"),
+    ],
+)
+def test_a_map_with_a_hole_is_refused(llama_8b, source, name, engines):
     actor, shapes = llama_8b
-    names = FAULTS[named](engine_mapping(actor, "llama3.1-8b", 128).to_hf_mappings)
-    with pytest.raises(ValueError, match=f"misses.*{named}"):
+    names = dict(engine_mapping(actor, "llama3.1-8b", 128).to_hf_mappings)
+    _, axes = names.pop(f"base.decoder.{source}")
+    if engines:
+        names[f"base.decoder.{source}"] = engines, axes
+    with pytest.raises(ValueError, match=f"misses.*{name}"):
         check_mapping(names, nnx.state(actor, nnx.Param), engine_state(shapes, empty))
+
+
+def engine_weights(hf, weights, width):
+    """A checkpoint's weights as the engine has them, with heads padded to `width`."""
+    names = [("embed_tokens.weight", "embed.embedding"), ("lm_head.weight", "model.lm_head"),
+             ("norm.weight", "norm.scale"), ("proj.weight", "proj.kernel")]  # fmt: skip
+    E, H, pad = hf.hidden_size, hf.head_dim, (0, width - hf.head_dim)
+    engine = {}
+    for name, weight in weights.items():
+        if name == "lm_head.weight" or "proj" in name:
+            weight = weight.T
+        if "o_proj" in name:
+            weight = np.pad(weight.reshape(-1, H, E), ((0, 0), pad, (0, 0)))  # [heads, H, E]
+        elif "self_attn" in name and "proj" in name:
+            weight = np.pad(weight.reshape(E, -1, H), ((0, 0), (0, 0), pad))  # [E, heads, H]
+        for old, new in names if hf.model_type == "llama" else ():
+            name = name.replace(old, new)
+        engine[name] = weight
+    return engine
+
+
+def load(folder):
+    """MaxText's model of a checkpoint, what made it, and the checkpoint's own weights."""
+    folder, hf = llama.load_hf_config(str(folder))
+    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
+    adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0)
+    return adapter, mesh, config, hf, safetensors.numpy.load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings", "qwen3", "qwen3_tied"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
-    folder, hf = llama.load_hf_config(str(GOLDEN / name))
-    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
-    adapter, _ = llama.load_llama(folder, hf, config, pad_id=0)
-    weights = safetensors.numpy.load_file(folder / "model.safetensors")
-    E, H = hf.hidden_size, hf.head_dim
-    pad = ((0, 0), (0, 0), (0, 128 - H))
-    qwen3 = hf.model_type == "qwen3"
-    embedding, output, kernel_of, scale_of = (
-        ("embed_tokens.weight", "lm_head.weight", "weight", "weight")
-        if qwen3
-        else ("embed.embedding", "model.lm_head", "kernel", "scale")
-    )
-    expected = {f"model.{embedding}": weights["model.embed_tokens.weight"],
-                f"model.norm.{scale_of}": weights["model.norm.weight"]}  # fmt: skip
-    if not hf.tie_word_embeddings:
-        expected[output] = weights["lm_head.weight"].T
-    for i in range(hf.num_hidden_layers):
-        layer = f"model.layers.{i}."
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            expected[f"{layer}{part}.{scale_of}"] = weights[f"{layer}{part}.weight"]
-        for part in ("q_norm", "k_norm") if qwen3 else ():
-            expected[f"{layer}self_attn.{part}.weight"] = weights[f"{layer}self_attn.{part}.weight"]
-        for part in ("gate", "up", "down"):
-            expected[f"{layer}mlp.{part}_proj.{kernel_of}"] = weights[f"{layer}mlp.{part}_proj.weight"].T
-        for part in "qkv":
-            kernel = weights[f"{layer}self_attn.{part}_proj.weight"].T.reshape(E, -1, H)  # [E, heads, H]
-            expected[f"{layer}self_attn.{part}_proj.{kernel_of}"] = np.pad(kernel, pad)
-        kernel = weights[f"{layer}self_attn.o_proj.weight"].T.reshape(-1, H, E)  # [heads, H, E]
-        expected[f"{layer}self_attn.o_proj.{kernel_of}"] = np.pad(kernel, ((0, 0), (0, 128 - H), (0, 0)))
-
+    adapter, _, config, hf, weights = load(GOLDEN / name)
+    expected = engine_weights(hf, weights, 128)
     shapes = {name: array.shape for name, array in expected.items()}
     target = engine_state(shapes, lambda shape: np.full(shape, np.nan, np.float32))
     mapping, source = engine_mapping(adapter, config.model_name, 128), nnx.state(adapter, nnx.Param)
@@ -334,3 +316,56 @@ def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     for name, array in expected.items():
         # float32: the query is divided by sqrt(H) on the way in and multiplied on the way out
         np.testing.assert_allclose(moved[name], array, rtol=1e-6, err_msg=name)
+
+
+# --- bfloat16
+
+
+def on_the_grid(folder):
+    """The tiny Llama with weights that bfloat16 can hold, as published checkpoints have them."""
+    shutil.copytree(settings.HERE / "tiny_llama", folder)
+    file = folder / "model.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    weights = {name: w.astype(jnp.bfloat16).astype(np.float32) for name, w in weights.items()}
+    safetensors.numpy.save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_rounding_at_random_gives_a_neighbour_and_on_average_the_number():
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=200) * 10.0 ** rng.uniform(-6, 2, 200)
+    numbers = np.concatenate([numbers, [0, 1, -0.5, 3e-6]]).astype(np.float32)
+    down = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)  # towards zero
+    up = (down.view(np.uint32) + 0x10000).view(np.float32)
+    drawn = np.asarray(stochastic_round(np.tile(numbers, (10_000, 1)))).astype(np.float32)
+    assert ((drawn == down) | (drawn == up)).all() and (drawn[:, 200:203] == numbers[200:203]).all()
+    share = (numbers.astype(float) - down) / (up.astype(float) - down)
+    # of 10,000 draws: five standard deviations
+    np.testing.assert_allclose((drawn == up).mean(axis=0), share, atol=0.025)
+    # The same weights round alike, in a resumed run, too; another step's get other noise.
+    weights = np.full(1000, 1.001, np.float32)
+    changed = weights * (np.arange(1000) > 0)
+    first, again, other = (np.asarray(stochastic_round(w)) for w in (weights, weights, changed))
+    assert (first == again).all() and (first[1:] != other[1:]).any()
+
+
+def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random(tmp_path):
+    """Through Tunix's own transfer, into an engine of zeros that has no padding."""
+    base, mesh, config, hf, weights = load(on_the_grid(tmp_path / "model"))
+    adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
+    params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
+    shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}
+
+    def gain(dtype, used):
+        engine = engine_state(shapes, lambda shape: jnp.zeros(shape, dtype))
+        transfer(merge(params), engine, used)
+        return sync_gain(params, merge, mapping, engine)
+
+    assert np.isnan(gain("float32", mapping))  # B is 0
+    for path, leaf in params.flat_state():
+        if path[-1].endswith("_b"):
+            signs = np.random.default_rng(0).choice([-1e-4, 1e-4], leaf.shape)
+            leaf.set_value(jnp.asarray(signs, jnp.float32))
+    assert gain("float32", mapping) == pytest.approx(1, abs=1e-3)
+    assert gain("bfloat16", mapping) < 0.3
+    assert gain("bfloat16", rounded(mapping)) == pytest.approx(1, abs=0.06)  # 100,000 weights: 0.013 expected

@@ -45,15 +45,13 @@ def ragged_paged_attention(
     """Writes the new keys and values into the paged cache and attends causally to all that came before.
 
     Args:
-        q: [T, H, D], the new tokens of all sequences, one sequence after the other.
-        k, v: [T, K, D].
+        q, k, v: [T, H, D], [T, K, D] twice: the new tokens of all sequences, one sequence after the other.
         kv_cache: [pages, page_size, 2 K, 1, D]; key and value of a head lie side by side.
         kv_lens: [S], tokens of each sequence, the new ones included.
         page_indices: [S * pages a sequence].
         cu_q_lens: [S + 1], where the new tokens of each sequence begin.
         distribution: [3]; the last is the number of sequences.
-        sm_scale: factor of the attention scores.
-        **options: must be switched off.
+        sm_scale, **options: factor of the attention scores; what must be switched off.
 
     Returns:
         [T, H, D] and the new cache.

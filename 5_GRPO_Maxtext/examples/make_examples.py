@@ -23,18 +23,17 @@ import json
 import random
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 from grid import grid_world
 
 # %% Constants ------------------------------------------------------------------------------------------
 ROWS = {"train": 600, "validation": 40, "test": 128}  # rows per file, from the top of tiny_gsm8k's files
-SMALL_NUMBERS = {"train": 600, "validation": 64, "test": 256}  # rows per file
-SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}  # of the pairs of numbers
-SEED = 0  # of small_numbers
 
 EXAMPLES = Path(__file__).resolve().parent
 FOLDER_5 = EXAMPLES.parent
+PROBLEMS = tomllib.loads((EXAMPLES / "problems.toml").read_text(encoding="utf-8"))
 
 
 # %% Data -----------------------------------------------------------------------------------------------
@@ -78,36 +77,24 @@ def make_data() -> dict[str, str]:
     return files
 
 
-SMALL = range(2, 13)
-NAMES = ("Tom", "Lily", "Sara", "Max", "Anna", "Kim", "Ben", "Mia")
-THINGS = ("apples", "cards", "books", "coins", "shells", "pencils", "marbles", "eggs")
-PROBLEMS = (  # question, working; c = a + b
-    ("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", "{a}+{b}={c}"),
-    ("{name} has {a} {things} and {other} has {b} {things}. How many do they have together?", "{a}+{b}={c}"),
-    ("{name} has {c} {things} and gives away {b}. How many {things} are left?", "{c}-{b}={a}"),
-    (
-        "{name} has {a} boxes with {b} {things} in each box. How many {things} does {name} have?",
-        "{a}*{b}={d}",
-    ),
-    ("{name} buys {a} {things} for {b} dollars each. How many dollars does {name} pay?", "{a}*{b}={d}"),
-)
-
-
 def small_numbers() -> dict[str, list[dict]]:
     """Rows of examples/small_numbers by split. A split's numbers are in no other, whatever the problem."""
-    rng = random.Random(SEED)
+    made = PROBLEMS["small_numbers"]
+    rng = random.Random(made["seed"])
     # (3, 5) and (5, 3) stay together: their sum and their product are the same fact
-    pairs = list(itertools.combinations_with_replacement(SMALL, 2))
+    pairs = list(itertools.combinations_with_replacement(range(2, 13), 2))
     rng.shuffle(pairs)
     splits, start = {}, 0
-    for split, count in SMALL_NUMBERS.items():
-        stop = start + round(SHARES[split] * len(pairs))
+    for split, count in made["rows"].items():
+        stop = start + round(made["shares"][split] * len(pairs))
         rows = []
         for i in range(count):
-            question, working = PROBLEMS[i % len(PROBLEMS)]
+            question, working = made["problems"][i % len(made["problems"])]
             a, b = rng.sample(rng.choice(pairs[start:stop]), 2)
-            name, other = rng.sample(NAMES, 2)
-            words = dict(name=name, other=other, things=rng.choice(THINGS), a=a, b=b, c=a + b, d=a * b)
+            name, other = rng.sample(made["names"], 2)
+            words = dict(
+                name=name, other=other, things=rng.choice(made["things"]), a=a, b=b, c=a + b, d=a * b
+            )
             working = working.format(**words)
             rows.append(
                 {
@@ -119,54 +106,19 @@ def small_numbers() -> dict[str, list[dict]]:
     return splits
 
 
-# tiny_llama's demonstrations have a up to 12, b up to 9, c up to 5.
-LARGER = {"a": (2, 15), "b": (2, 10), "c": (2, 7)}
-LARGER_NUMBERS = {"test": 256, "train": 800, "validation": 256}  # rows per file, in the order drawn
-LARGER_SEED = 7
-LARGER_NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
-LARGER_THINGS = ("apples", "pencils", "marbles", "books", "stickers", "coins", "cards", "shells")
-LARGER_PROBLEMS = (  # tiny_gsm8k's six kinds; s = a + b, m = c * b
-    (
-        "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
-        "{a}+{b}={s}",
-        "s",
-    ),
-    ("{name} has {s} {things} and gives away {b}. How many {things} are left?", "{s}-{b}={a}", "a"),
-    (
-        "{name} has {c} boxes with {b} {things} in each box. How many {things} does {name} have?",
-        "{c}*{b}={m}",
-        "m",
-    ),
-    (
-        "{name} has {s} {things}, loses {b} and then buys {c} more. How many {things} are there now?",
-        "{s}-{b}={a},{a}+{c}={a_c}",
-        "a_c",
-    ),
-    (
-        "{name} buys {c} bags with {b} {things} each and finds {a} more. How many {things} are there?",
-        "{c}*{b}={m},{m}+{a}={m_a}",
-        "m_a",
-    ),
-    (
-        "{name} finds {a} {things} and then twice as many. How many {things} does {name} have?",
-        "{a}*3={t}",
-        "t",
-    ),
-)
-
-
 def larger_numbers() -> dict[str, list[dict]]:
     """Rows of examples/larger_numbers by split, in GSM8K's columns; all questions are different."""
-    rng, rows = random.Random(LARGER_SEED), {}
-    while len(rows) < sum(LARGER_NUMBERS.values()):
-        words = {"name": rng.choice(LARGER_NAMES), "things": rng.choice(LARGER_THINGS)}
-        a, b, c = (rng.randint(*LARGER[letter]) for letter in "abc")
+    made = PROBLEMS["larger_numbers"]
+    rng, rows = random.Random(made["seed"]), {}
+    while len(rows) < sum(made["rows"].values()):
+        words = {"name": rng.choice(made["names"]), "things": rng.choice(made["things"])}
+        a, b, c = (rng.randint(*made["numbers"][letter]) for letter in "abc")
         words |= {"a": a, "b": b, "c": c, "s": a + b, "m": c * b, "a_c": a + c, "m_a": c * b + a, "t": 3 * a}
-        question, working, answer = rng.choice(LARGER_PROBLEMS)
+        question, working, answer = rng.choice(made["problems"])
         text = question.format(**words)
         rows[text] = {"question": text, "answer": f"{working.format(**words)}\n#### {words[answer]}"}
     drawn = iter(rows.values())
-    return {split: list(itertools.islice(drawn, size)) for split, size in LARGER_NUMBERS.items()}
+    return {split: list(itertools.islice(drawn, size)) for split, size in made["rows"].items()}
 
 
 def json_lines(rows: list[dict]) -> str:

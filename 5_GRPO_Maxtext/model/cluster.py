@@ -39,7 +39,7 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
         from model import vllm  # needs the TPU packages
 
         engine = functools.partial(vllm.VllmRollout, maxtext_config=config, merge=merge)
-        engine_config = vllm.engine_config(c, folder, rollout_mesh)
+        engine_config = vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids)
     else:
         engine = functools.partial(
             MaxTextRollout,

@@ -19,7 +19,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from tunix.rl import utils as rl_utils
 
+import settings
 from model.versions import patched
+from run.machine import CARDS, TPU, Machine, attention_fault, named
 from settings import UserError
 
 # %% GPU ----------------------------------------------------------------------------------------------------
@@ -46,24 +48,46 @@ def check_gpu() -> None:
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
 
 
-def check_attention(c) -> None:
-    """Refuses an attention kernel that this machine's devices do not have.
+def machine_for(c) -> Machine:
+    """What a run is for: MACHINE or what is here; on a CPU a large model's dry run is for a TPU."""
+    device, platform = jax.devices()[0], jax.default_backend()
+    if told := named(c.MACHINE):
+        return told
+    if platform == "gpu":
+        card = next((card for card, row in CARDS.items() if row["name"] == device.device_kind), None)
+        name = f"{jax.device_count()}x" * (jax.device_count() > 1) + (card or device.device_kind)
+        return Machine(platform, name, float(device.compute_capability))
+    if platform == "cpu" and (settings.is_small(c.MODEL) or not c.DRY_RUN):
+        return Machine(platform, device.device_kind)
+    return TPU if platform == "cpu" else Machine("tpu", device.device_kind)
+
+
+def check_machine(c) -> None:
+    """Refuses what this machine, or MACHINE, can't do, and says what is slow; before anything is downloaded.
 
     Raises:
-        UserError: names ATTENTION and what there is instead.
+        UserError: an attention kernel that it hasn't, or vLLM on several hosts without Pathways.
     """
-    kind, platform = c.ATTENTION, jax.default_backend()
-    if (kind == "flash" and platform == "cpu") or (kind.startswith("cudnn") and platform != "gpu"):
+    if fault := attention_fault(c, machine_for(c)):
+        raise UserError(f"ATTENTION={c.ATTENTION}: {fault}")
+    if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
         raise UserError(
-            f"ATTENTION={kind}: there is no such kernel for the {platform.upper()} of this machine; use "
-            "dot_product"
+            f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives in "
+            "one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
+            "ROLLOUT_ENGINE=maxtext"
+        )
+    alone = c.ROLLOUT_ENGINE == "maxtext" and c.TRAINER_TENSOR_PARALLEL == 1
+    if alone and jax.device_count() > 1 and not settings.is_small(c.MODEL) and is_first():
+        print(
+            f"machine  slow: ROLLOUT_ENGINE=maxtext splits the weights over {jax.device_count()} devices; "
+            "a TPU gathers them for every token, vLLM gathers none, TRAINER_TENSOR_PARALLEL=n (a divisor of "
+            "MODEL's key/value heads) 1/n of them"
         )
 
 
 # %% Several hosts ------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def all_hosts(c) -> Iterator[None]:
-    """Joins the other hosts, if there are any, and keeps Tunix fit for several while the block runs.
+def find_devices(c) -> None:
+    """Joins the other hosts, if there are any; what has to happen before the first look at a device.
 
     Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
 
@@ -71,25 +95,27 @@ def all_hosts(c) -> Iterator[None]:
         c: the constants of the run.
 
     Raises:
-        UserError: the others are not found, vLLM on several hosts without Pathways, or as `check_gpu`.
+        UserError: the others are not found, or as `check_gpu`.
     """
+    if importlib.util.find_spec("tpu_info"):
+        import tpu_info  # noqa: F401 - vLLM imports it, and its import starts processes: not beside an open TPU
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
-        import pathwaysutils  # before the first look at a device
+        import pathwaysutils
 
         pathwaysutils.initialize()
+    if c.DISTRIBUTED:
+        join()
+    check_gpu()
+
+
+@contextlib.contextmanager
+def all_hosts(c) -> Iterator[None]:
+    """Keeps Tunix fit for several hosts while the block runs, and all but the first of them silent."""
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
-            join()
             stack.enter_context(no_host_copies())
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        check_gpu()  # not before `join`, which has to come before the first look at a device
-        if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
-            raise UserError(
-                f"ROLLOUT_ENGINE=vllm: {jax.process_count()} hosts run this script, and vLLM's engine lives "
-                "in one; use a TPU VM of one host (v5p-8, v6e-8), Pathways (JAX_PLATFORMS=proxy), or "
-                "ROLLOUT_ENGINE=maxtext"
-            )
         yield
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pydantic
+import safetensors
 import transformers
 from flax import nnx
 from maxtext.checkpoint_conversion.utils import hf_shape, load_dynamic, param_mapping
@@ -35,7 +36,7 @@ ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layer
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
-SPARE_TOKEN = "<|finetune_right_pad_id|>"  # Llama 3.1 reserves this one for padding
+SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # Llama 3.1's and Qwen3's for padding alone
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
@@ -72,22 +73,35 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The *.safetensors files of a model: those that its index names; without an index all in the folder.
+    """The files with a model's weights, chosen as transformers does; others may lie beside them.
+
+    That is model.safetensors, or else those that model.safetensors.index.json names.
 
     Raises:
-        UserError: a file is missing, or the index is damaged.
+        UserError: a file is missing, or has other weights than the index says.
     """
-    files, index = sorted(folder.glob("*.safetensors")), folder / "model.safetensors.index.json"
-    if index.is_file():  # shards of another export may lie beside the model's own
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    named = {}  # by file the weights that the index says it holds
+    if index.is_file() and not whole.is_file():
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-            files = [folder / name for name in sorted(names)]
+            for weight, name in json.loads(index.read_text())["weight_map"].items():
+                named.setdefault(folder / name, set()).add(weight)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"MODEL={folder}: its {index.name} is damaged; fetch it again") from None
-    missing = [path.name for path in files if not path.is_file()]
-    if missing or not files:
-        lost = missing[0] if missing else "*.safetensors weights"
-        raise UserError(f"MODEL={folder}: has no {lost}; fetch them, or rebuild")
+    files = sorted(named) or [whole]
+    for path in files:
+        if not path.is_file():
+            raise UserError(
+                f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
+            )
+        try:
+            with safetensors.safe_open(path, "np") as file:
+                held = set(file.keys())
+        except safetensors.SafetensorError as error:
+            raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
+        if odd := held ^ named.get(path, held):
+            fault = f"{path.name} and {index.name} disagree about {min(odd)}; fetch both again"
+            raise UserError(f"MODEL={folder}: {fault}")
     return files
 
 
@@ -160,14 +174,18 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
 
 
 def load_tokenizer(folder: Path):
-    """The model's tokenizer, with a padding token that is not its end-of-sequence token.
+    """The model's tokenizer, with a padding token that ends no answer, and with `eos_ids`.
 
-    Padding is masked out of the loss. If the two were the same, the end of every answer would be masked, too,
-    and the model would never learn to stop.
+    Padding is masked out of the loss. If an end-of-sequence token were padding, the end of every answer would
+    be masked, too, and the model would never learn to stop.
+
+    Returns:
+        transformers' tokenizer; its attribute `eos_ids` has the ids that end an answer: its own, and those of
+        generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
 
     Raises:
-        UserError: no tokenizer, one in need of code of its own, no padding token of its own, or no chat
-            template.
+        UserError: no tokenizer, one in need of code of its own, no padding token of its own, no chat
+            template, or a token for which the model has no embedding.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -176,13 +194,33 @@ def load_tokenizer(folder: Path):
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
         ) from None
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        if SPARE_TOKEN not in tokenizer.get_vocab():
+    ids = {tokenizer.eos_token_id}
+    if (path := folder / "generation_config.json").is_file():
+        try:
+            named = json.loads(path.read_text()).get("eos_token_id")
+            ids.update([named] if isinstance(named, int) else named or [])
+        except (ValueError, AttributeError):
+            raise UserError(f"MODEL={folder}: its {path.name} is damaged; fetch it again") from None
+    if tokenizer.pad_token_id in {None, *ids}:
+        spare = [token for token in SPARE_TOKENS if token in tokenizer.get_vocab()]
+        if not spare:
             raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")
-        tokenizer.pad_token = SPARE_TOKEN
+        tokenizer.pad_token = spare[0]
+    tokenizer.eos_ids = tuple(sorted(ids))
     if tokenizer.chat_template is None:
         raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
+    token, number = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
+        raise UserError(
+            f"MODEL={folder}: its tokenizer has number {number} for {token!r}, and its config.json only "
+            f"vocab_size={rows} embeddings; resize the model's, or take the token out of the tokenizer"
+        )
     return tokenizer
+
+
+def eos_ids(tokenizer) -> tuple[int, ...]:
+    """The ids that end an answer: those of `load_tokenizer`, or the one that Tunix's adapter knows."""
+    return getattr(tokenizer, "eos_ids", (tokenizer.eos_id(),))
 
 
 # %% MaxText's side -----------------------------------------------------------------------------------------
@@ -206,11 +244,7 @@ def to_maxtext_config(
         rows: sequences in one forward pass, over all devices.
         prompt_tokens: P, the prompt's half of the KV cache.
         new_tokens: T, the answer's half.
-        dtype: of activations.
-        weight_dtype: of weights.
-        attention: MaxText's kernel.
-        scan_layers: stack all layers into one array per weight.
-        remat_policy: what the backward pass computes again.
+        dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
         machine: further MaxText settings: parallelism, another machine than this one.
 
     Raises:

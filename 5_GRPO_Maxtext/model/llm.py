@@ -123,7 +123,7 @@ class Llm:
     def __init__(self, c, cluster: RLCluster):
         self.c, self.cluster, self.temperature = c, cluster, c.TEMPERATURE
         self.rollout, self.actor = cluster.rollout, cluster.actor_trainer.model
-        self.pad_id, self.eos_id = self.rollout.pad_id(), self.rollout.eos_id()
+        self.pad_id, self.eos_ids = self.rollout.pad_id(), llama.eos_ids(cluster.tokenizer)
         self.reference = cluster.inference_worker.get_model("reference") if c.BETA else None
         trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
         self._graphdef, self.params, self._frozen = split(self.actor, trained)
@@ -173,7 +173,7 @@ class Llm:
             sampler_log_prob=right_padded(output.logprobs, T, 0.0, np.float32),
             turn=turns.turns_of(output, T),
             lengths=np.array([len(tokens) for tokens in output.tokens]),
-            ended=turns.ended(output, self.eos_id),
+            ended=turns.ended(output, self.eos_ids),
         )
 
     def ahead(self, saved: dict[str, Any] | None) -> "SampledAhead":

@@ -110,11 +110,9 @@ def product(a, b, shape: Iterable[int], scale: float):
 
 
 def merge(params: nnx.State, scale: float) -> nnx.State:
-    """The same parameters without A and B: W + scale * A B where they were, the others untouched.
+    """`nnx.Param` state of a model from `add_lora`, or of its `base`, as that of a plain model.
 
-    Args:
-        params: `nnx.Param` state of a model from `add_lora`, or of its `base`.
-        scale: alpha / r.
+    W + scale * A B takes W's place, where scale is alpha / r; the others stay as they are.
     """
     leaves = dict(nnx.to_flat_state(params))
     merged = {}
@@ -133,14 +131,7 @@ def merge(params: nnx.State, scale: float) -> nnx.State:
 
 def count_parameters(hf, rank: int, targets: str) -> int:
     """Numbers in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
-    heads, kv_heads = (n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))
-    sizes = {  # in + out
-        "q_proj": hf.hidden_size + heads,
-        "k_proj": hf.hidden_size + kv_heads,
-        "v_proj": hf.hidden_size + kv_heads,
-        "o_proj": heads + hf.hidden_size,
-        "gate_proj": hf.hidden_size + hf.intermediate_size,
-        "up_proj": hf.hidden_size + hf.intermediate_size,
-        "down_proj": hf.intermediate_size + hf.hidden_size,
-    }
+    E, F = hf.hidden_size, hf.intermediate_size
+    q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))  # in + out
+    sizes = dict(q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F)
     return hf.num_hidden_layers * rank * sum(sizes[name] for name in lora_targets(targets))

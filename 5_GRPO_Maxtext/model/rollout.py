@@ -16,6 +16,8 @@ Three things differ from Tunix's vanilla sampler. Each of them would spoil learn
 """
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -190,7 +192,8 @@ class MaxTextRollout(BaseRollout):
         merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
         self._actor = rollout_actor
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.rows = maxtext_config.global_batch_size_to_load
         self._mesh = mesh
         self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
         self._config = maxtext_config
@@ -203,14 +206,14 @@ class MaxTextRollout(BaseRollout):
         self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
         self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
         self._rest = jax.tree.map(llama.unused_random_state, rest)
-        settings = [dict(temperature=rollout_config.temperature, top_p=rollout_config.top_p,
-                         top_k=rollout_config.top_k), *GENERATION_CONFIGS.values()]  # fmt: skip
-        self._methods = tuple(dict.fromkeys(method_of(**setting) for setting in settings))
+        own = {name: getattr(rollout_config, name) for name in ("temperature", "top_p", "top_k")}
+        self._methods = tuple(dict.fromkeys(method_of(**how) for how in (own, *GENERATION_CONFIGS.values())))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
-        self._decode = jax.jit(
-            self._decode_all, static_argnames=("methods", "max_tokens"), out_shardings=whole
-        )
+        self._decode = jax.jit(  # the cache is given away and handed back: no second copy beside it
+            self._decode_all, static_argnames=("methods", "max_tokens"), donate_argnames="cache",
+            out_shardings=(whole, whole, None),
+        )  # fmt: skip
         self._first = jax.jit(sample, static_argnames="methods")
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
@@ -305,29 +308,6 @@ class MaxTextRollout(BaseRollout):
         ]
         return self._spread(passes, rows.astype(np.int32))
 
-    def _begin(self, cache, logits, lengths, key, temperature, method, methods, max_tokens):
-        """The first token of each answer; what `_decode_step` carries.
-
-        Args:
-            cache: of the prompts.
-            logits: [B, V].
-            lengths: of the prompts, int32 [B].
-            key: PRNG key; token t is sampled with `fold_in(key, t)`.
-            temperature, method, methods: as in `sample`.
-            max_tokens: T, static.
-
-        Returns:
-            t, cache, token [B], done [B], tokens [B, T], their log-probs [B, T], prompt lengths [B].
-        """
-        pad_id = self.pad_id()
-        token, log_prob = sample(logits, 0, key, temperature, method, methods)
-        # A row of padding alone only fills up the batch: it is done before it starts.
-        token = jnp.where(lengths == 0, pad_id, token).astype(jnp.int32)
-        done = (token == self.eos_id()) | (lengths == 0)
-        tokens = jnp.full((len(lengths), max_tokens), pad_id, jnp.int32).at[:, 0].set(token)
-        log_probs = jnp.zeros(tokens.shape).at[:, 0].set(log_prob)
-        return jnp.int32(1), cache, token, done, tokens, log_probs, lengths
-
     def _column(self, params, rest, cache, token, lengths, t, key, temperature, method, methods):
         """Token t of each row and its log-prob, sampled after the tokens [B] of column t - 1; the cache."""
         positions = lengths[:, None] + t - 1  # [B, 1]
@@ -337,29 +317,48 @@ class MaxTextRollout(BaseRollout):
         )  # fmt: skip
         return *sample(logits, t, key, temperature, method, methods), cache
 
-    def _decode_step(self, params, rest, key, temperature, method, methods, carry):
-        """Token t of each answer that is not done; padding for the others. Arguments as in `_begin`."""
-        t, cache, token, done, tokens, log_probs, lengths = carry
-        token, log_prob, cache = self._column(
-            params, rest, cache, token, lengths, t, key, temperature, method, methods
-        )
-        token = jnp.where(done, self.pad_id(), token).astype(jnp.int32)  # [B]
-        tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(log_prob)
-        return t + 1, cache, token, done | (token == self.eos_id()), tokens, log_probs, lengths
-
     def _decode_all(
         self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
-    ) -> tuple[jax.Array, jax.Array]:
-        """Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; and their log-probs.
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """Whole answers, as one program.
 
-        Arguments as in `_begin`. The log-probs [B, T] are as `sampled_log_prob` has them.
+        Args:
+            params, rest: as in `_prompt_pass`.
+            cache: of the prompts.
+            logits: [B, V], of the first token.
+            lengths: of the prompts, int32 [B]; a row of padding alone only fills up the batch.
+            key: token t is sampled with `fold_in(key, t)`.
+            temperature, method, methods: as in `sample`.
+            max_tokens: T, static.
+
+        Returns:
+            Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their log-probs [B, T]
+            as `sampled_log_prob` has them; the cache, which was given away.
         """
-        *_, tokens, log_probs, _ = jax.lax.while_loop(
+        how = key, temperature, method, methods
+
+        def put(t, sampled, done, tokens, log_probs):
+            token = jnp.where(done, self.pad_id(), sampled[0]).astype(jnp.int32)  # [B]
+            tokens, log_probs = tokens.at[:, t].set(token), log_probs.at[:, t].set(sampled[1])
+            return token, done | self._ends(token), tokens, log_probs
+
+        def step(carry):
+            t, cache, token, *answers = carry
+            *sampled, cache = self._column(params, rest, cache, token, lengths, t, *how)
+            return t + 1, cache, *put(t, sampled, *answers)
+
+        shape = len(lengths), max_tokens
+        empty = lengths == 0, jnp.full(shape, self.pad_id(), jnp.int32), jnp.zeros(shape)
+        _, cache, _, _, tokens, log_probs = jax.lax.while_loop(
             lambda carry: (carry[0] < max_tokens) & ~jnp.all(carry[3]),
-            lambda carry: self._decode_step(params, rest, key, temperature, method, methods, carry),
-            self._begin(cache, logits, lengths, key, temperature, method, methods, max_tokens),
+            step,
+            (jnp.int32(1), cache, *put(0, sample(logits, 0, *how), *empty)),
         )
-        return tokens, log_probs
+        return tokens, log_probs, cache
+
+    def _ends(self, token):
+        """Whether these tokens end their answers; of any shape."""
+        return functools.reduce(operator.or_, (token == eos_id for eos_id in llama.eos_ids(self.tokenizer)))
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
@@ -375,7 +374,7 @@ class MaxTextRollout(BaseRollout):
 
     def encode(self, prompts: Sequence[str], P: int) -> np.ndarray:
         """Prompts as int32 [len(prompts), P], left-padded; raises ValueError if one is longer."""
-        ids_of = {p: self._tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
+        ids_of = {p: self.tokenizer.encode(p, add_special_tokens=False) for p in dict.fromkeys(prompts)}
         longest = max(len(ids) for ids in ids_of.values())
         if longest > P:
             raise ValueError(f"a prompt has {longest} tokens, max_prompt_length is {P}")
@@ -411,7 +410,7 @@ class MaxTextRollout(BaseRollout):
             for i, start in enumerate(range(0, len(padded), B)):
                 rows = self._fill_up(padded[start : start + B], B)
                 logits, cache = self._prompts_done(params, rows)
-                sampled = self._decode(
+                *sampled, _ = self._decode(
                     params, self._rest, cache, logits, self._lengths(rows), jax.random.fold_in(key, i),
                     **how, max_tokens=rollout_config.max_tokens_to_generate,
                 )  # fmt: skip
@@ -420,7 +419,7 @@ class MaxTextRollout(BaseRollout):
         lengths = (tokens != self.pad_id()).sum(axis=1)
         completions = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
         return RolloutOutput(
-            text=self._tokenizer.batch_decode(completions, skip_special_tokens=True),
+            text=self.tokenizer.batch_decode(completions, skip_special_tokens=True),
             logits=None,
             tokens=completions,
             left_padded_prompt_tokens=padded,
@@ -439,8 +438,8 @@ class MaxTextRollout(BaseRollout):
             token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)
             tokens.append(int(token[0]))
             # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
-            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            over = tokens[-1] == self.eos_id() or len(tokens) == rollout_config.max_tokens_to_generate
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            over = self._ends(tokens[-1]) or len(tokens) == rollout_config.max_tokens_to_generate
             if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
                 yield text[len(said) :]
                 said = text
@@ -506,23 +505,13 @@ class MaxTextRollout(BaseRollout):
     def update_params(self, params, filter_types=None) -> None:
         """Nothing to do: the model that decodes is the actor itself."""
 
-    @property
-    def rows(self) -> int:
-        """B, rows of one call."""
-        return self._config.global_batch_size_to_load
-
-    @property
-    def tokenizer(self):
-        """Tunix's adapter of the tokenizer."""
-        return self._tokenizer
-
     def pad_id(self) -> int:
         """Id of the padding token."""
-        return self._tokenizer.pad_id()
+        return self.tokenizer.pad_id()
 
     def eos_id(self) -> int:
         """Id of the end-of-sequence token."""
-        return self._tokenizer.eos_id()
+        return self.tokenizer.eos_id()
 
     def model(self):
         """The model whose weights generate: the actor itself."""

@@ -5,13 +5,16 @@ it the trained weights by MaxText's map: it unstacks the scanned layers, applies
 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What the map does
 not name, Tunix only logs: the engine would go on with random numbers in that place. Here that is an error.
 
+An engine in bfloat16 gets its weights by `stochastic_round`: rounded to nearest, most would stay as they were
+early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
+
 `VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,15 +64,77 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
         return [".".join(map(str, path)) for path, _ in state.flat_state()]
 
     reached = build_flat_dict(target.flat_state(), names)
-    filled = []
-    for _, path, _ in reached.values():
-        filled += path if isinstance(path, list) else [path]
+    filled = [p for _, path, _ in reached.values() for p in (path if isinstance(path, list) else [path])]
     odd = set(paths(source)) ^ set(reached) | set(paths(target)) ^ set(filled)
     if odd or len(filled) != len(set(filled)):
         raise ValueError(f"MaxText's map to vLLM misses {len(odd)} weights: {', '.join(sorted(odd)[:4])}")
 
 
-def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+@jax.jit
+def stochastic_round(x: jax.Array) -> jax.Array:
+    """Rounds each weight to one of its two bfloat16 neighbours, at random: on average it's the weight itself.
+
+    The upper 16 bits of a float32 are a bfloat16. We add 16 random bits to the lower half, and the nearer the
+    weight is to its upper neighbour, the more often that carries. A weight on the grid stays as it is.
+
+    The random key is the sum of the weights. So the same weights always round the same way, also in a resumed
+    run, and each layer and step gets noise of its own.
+
+    Returns:
+        bfloat16, in the shape of x.
+    """
+    x = x.astype(jnp.float32)
+    key = jax.random.key(jax.lax.bitcast_convert_type(x.sum(), jnp.uint32))
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+
+
+def rounded(mapping: MappingConfig) -> MappingConfig:
+    """The same map to an engine in bfloat16: each weight is rounded stochastically, after its hook."""
+
+    def then_round(hook):
+        return lambda weight: stochastic_round(hook(weight) if hook else weight)
+
+    hooks = {name: then_round(mapping.to_hf_hook_fns.get(name)) for name in mapping.to_hf_mappings}
+    return dataclasses.replace(mapping, to_hf_hook_fns=hooks)
+
+
+def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine: nnx.State) -> float:
+    """How much of the LoRA update W' - W arrived in the engine's weights H: 1 is all of it, 0 nothing.
+
+        sum (H - W) (W' - W) / sum (W' - W)^2        W' = W + scale * A B
+
+    That's a regression through the origin, over the middle layer as a sample of all. Weights that the engine
+    pads or repeats are left out.
+
+    Args:
+        params, merge: of the actor, and from `lora.add_lora`.
+        mapping, engine: from `engine_mapping`, and the engine's parameters.
+
+    Returns:
+        NaN while B is 0: nothing has to arrive.
+    """
+    held = build_flat_dict(engine.flat_state(), mapping.to_hf_mappings)
+    layer = {  # W [in, layer, ...], A [in, layer, r] and B [r, layer, out] without the layers
+        path: type(leaf)(leaf[...][:, leaf.shape[1] // 2])
+        for path, leaf in nnx.to_flat_state(params)
+        if "layers" in path
+    }
+    arrived = size = 0.0
+    for path, leaf in nnx.to_flat_state(merge(nnx.from_flat_state(layer))):
+        hook = mapping.to_hf_hook_fns.get(".".join(path), lambda weight: weight)
+        old, new = hook(layer[path][...]), hook(leaf[...])
+        weights = held[".".join(path)][0]
+        now = weights[len(weights) // 2][...]
+        if now.shape == old.shape:
+            update, moved = new - old, jax.device_put(now, old.sharding) - old
+            arrived += float(jnp.vdot(moved, update))
+            size += float(jnp.vdot(update, update))
+    return arrived / size if size else math.nan
+
+
+def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tuple[int, ...]) -> dict:
     """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
 
     No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
@@ -79,6 +144,7 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
         c: the constants of the run.
         folder: of the checkpoint.
         rollout_mesh: devices that generate, ("data", "model").
+        eos_ids: what ends an answer.
     """
     return dict(
         return_logprobs=True,  # unasked, vLLM returns none
@@ -92,7 +158,10 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh) -> dict[str,
             "seed": c.SEED,
             "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
         },
-        rollout_vllm_sampling_kwargs={"prompt_logprobs": None},  # Tunix asks for them and throws them away
+        rollout_vllm_sampling_kwargs={
+            "prompt_logprobs": None,  # Tunix asks for them and throws them away
+            "stop_token_ids": list(eos_ids),  # Tunix names the tokenizer's own alone
+        },
     )
 
 
@@ -109,6 +178,9 @@ class VllmRollout(BaseRollout):
         maxtext_config: the actor's MaxText config.
         merge: makes the plain model's parameters of the actor's, where that has LoRA matrices: the engine's
             model has none. A whole copy of the weights lives while they are sent.
+
+    Attributes:
+        metrics: of the newest weights, for the log: with LoRA `sync_gain`.
 
     Raises:
         ValueError: a weight that the map does not reach.
@@ -128,19 +200,23 @@ class VllmRollout(BaseRollout):
         from tunix.rl.rollout import vllm_rollout
 
         self._actor, self._tokenizer = rollout_actor, tokenizer
-        self._merge = jax.jit(merge) if merge else None
+        self._merge, self.metrics = merge, {}
         head_dim = get_padded_head_dim(maxtext_config.head_dim)
-        mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
-        mapping = dataclasses.replace(mapping, preprocess_src_state=self._merge)
+        self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
+        mapping = dataclasses.replace(self._mapping, preprocess_src_state=jax.jit(merge) if merge else None)
+        if rollout_config.rollout_vllm_kwargs["dtype"] == "bfloat16":
+            mapping = rounded(mapping)
         config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
         self._engine = vllm_rollout.VllmRollout(
             rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config
         )
         weights = nnx.state(rollout_actor, nnx.Param)
         weights = nnx.eval_shape(merge, weights) if merge else weights
-        # without the engine's random keys; Tunix has no public name for its state
-        parameters = self._engine._sampler.transformer_state.filter(nnx.Param)
-        check_mapping(mapping.to_hf_mappings, weights, parameters)
+        check_mapping(mapping.to_hf_mappings, weights, self._parameters())
+
+    def _parameters(self) -> nnx.State:
+        """The engine's, without its random keys; Tunix has no public name for its state."""
+        return self._engine._sampler.transformer_state.filter(nnx.Param)
 
     def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
         """Samples one completion for each prompt.
@@ -155,7 +231,11 @@ class VllmRollout(BaseRollout):
 
     def update_params(self, params, filter_types: tuple | None = None) -> None:
         """Sends the engine the weights of the actor; with LoRA they are more than `params`."""
-        self._engine.update_params(nnx.state(self._actor, nnx.Param), filter_types)
+        params = nnx.state(self._actor, nnx.Param)
+        self._engine.update_params(params, filter_types)
+        if self._merge:
+            gain = sync_gain(params, self._merge, self._mapping, self._parameters())
+            self.metrics = {"sync_gain": gain}
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """The trainer computes log-probs; Tunix's engine would return those of the last generation."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from model import devices
+from model import devices, llama
 from run.run_files import read_lines
 from settings import write_whole
 from task.questions import GRADED_COLUMNS
@@ -108,7 +108,7 @@ def question_rows(
             "correct": bool(correct[i]),
             "correct_lenient": bool(lenient[i]),
             "format_ok": grader.format_right(text),
-            "cut_off": not getattr(text, "terminated", tokenizer.eos_id() in tokens),
+            "cut_off": not getattr(text, "terminated", not set(llama.eos_ids(tokenizer)).isdisjoint(tokens)),
             "counts": bool(counts[i]),
         }
         for name in ("log_prob", "log_prob_after", "log_prob_reference"):

@@ -17,6 +17,8 @@ from run import answers, page
 from run.plain_text import shown
 from task.grading import grade, grade_lenient
 
+WRITTEN = ("completion", "completions", "vote", "before", "correct", "correct_lenient")  # by `write_rows`
+
 
 def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
     """Whether a completion is right as the run grades it, and whether its last number is right.
@@ -36,9 +38,9 @@ def judged(grader, completion: str, row: dict[str, Any]) -> str:
     return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
 
 
-def vote(grader, completions: list[str]) -> tuple[str, str]:
+def vote(grader, completions: list[str], data_source: str | None = None) -> tuple[str, str]:
     """The completion with the most frequent answer, and that answer in words with its count."""
-    winner, votes = grader.majority(completions), grader.votes(completions)
+    winner, votes = grader.majority(completions, data_source), grader.votes(completions, data_source)
     count = f"{votes[winner]} ({votes.count(votes[winner])} of {len(completions)})"
     return completions[winner], "no answer" if votes[winner] is None else count
 
@@ -57,12 +59,13 @@ def show(rows: list[dict[str, Any]], grader) -> None:
             for name, text in zip(names if len(names) > 1 else ["answer"], texts):
                 print(shown(f"{name + ':':9} {text}{judged(grader, text, row)}"))
         if len(row["after"]) > 1:
-            winners = [vote(grader, row[name]) for name in names]
+            winners = [vote(grader, row[name], row["data_source"]) for name in names]
             words = f"before {winners[0][1]}, after " if len(names) > 1 else ""
             winner, last = winners[-1]
             print(shown(f"vote:     {words}{last}{judged(grader, winner, row)}"))
     if known := [row for row in rows if row["gold"] is not None]:
-        right = np.array([[is_right(grader, vote(grader, row[n])[0], row) for n in names] for row in known])
+        winners = [[vote(grader, row[n], row["data_source"])[0] for n in names] for row in known]
+        right = np.array([[is_right(grader, w, row) for w in each] for each, row in zip(winners, known)])
         for words, counts in zip(("\nright:    ", "by the last number: "), right.sum(axis=0).T):
             print(words + ", after ".join(f"{count} of {len(known)}" for count in counts))
 
@@ -70,16 +73,18 @@ def show(rows: list[dict[str, Any]], grader) -> None:
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
     """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. Arguments as in `show`.
+    `completion` is that of the vote; `correct_lenient` goes by its last number. Where INPUT is an earlier
+    OUTPUT, none of its columns stays beside the new ones. Arguments as in `show`.
     """
     lines = []
     for row in rows:
-        completion, words = vote(grader, row["after"])
-        out = row["row"] | {"completion": completion}
+        completion, words = vote(grader, row["after"], row["data_source"])
+        out = {name: value for name, value in row["row"].items() if name not in WRITTEN}
+        out["completion"] = completion
         if len(row["after"]) > 1:
             out |= {"completions": row["after"], "vote": words}
         if "before" in row:
-            out["before"] = vote(grader, row["before"])[0]
+            out["before"] = vote(grader, row["before"], row["data_source"])[0]
         if row["gold"] is not None:
             out["correct"], out["correct_lenient"] = is_right(grader, completion, row)
         lines.append(json.dumps(out, ensure_ascii=False, default=str) + "\n")  # str: dates of a Parquet file

@@ -1,16 +1,16 @@
 """A run's checkpoints, written by Orbax's `CheckpointManager`; none of them holds a NaN.
 
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
-    run.json            the id of the run that they belong to
     <step>/weights      what is trained: all weights, or LoRA's A and B
     <step>/moments      the optimizer's state
     <step>/loop         JSON: the weight of the KL, and answers that were drawn one step ahead
+    run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
 Orbax writes while the training goes on, under another name until a checkpoint is complete: a kill leaves no
 half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
 """
 
-import json
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from run.run_files import read_object
 from settings import UserError
 
 MAX_REASON = 160  # characters of a library's message
@@ -40,29 +41,58 @@ def saved(root: str) -> list[int]:
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdigit()) if place.exists() else []
 
 
-def claim(root: str, run_id: str, folder: Path, checkpoint_dir: str) -> None:
-    """Makes the folder of the checkpoints, or checks that it belongs to the run `run_id` in RUN_DIR `folder`.
+def root_of_run(checkpoint_dir: str, folder: Path) -> str:
+    """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed.
 
     Raises:
-        UserError: another run's folder, or one that can't be made.
+        UserError: that folder in CHECKPOINT_DIR is another run's, or one cannot tell.
     """
-    place, mark = epath.Path(root), epath.Path(root) / "run.json"
-    named = f"CHECKPOINT_DIR={checkpoint_dir}" if checkpoint_dir else f"RUN_DIR={folder}"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        if not mark.exists() and not saved(root):
-            mark.write_text(json.dumps({"run_id": run_id, "RUN_DIR": str(folder)}) + "\n")
-            return
-        owner = json.loads(mark.read_text()) if mark.exists() else {}
-    except OSError as error:
-        raise UserError(f"{named}: {root}: {error.strerror or error}; choose another folder") from None
-    except ValueError:
-        raise UserError(f"{named}: {mark} is damaged; copy the run.json of its RUN_DIR over it") from None
-    if owner.get("run_id", "") != run_id:
+    root = root_of(checkpoint_dir, folder)
+    if not checkpoint_dir:
+        return root
+    mine = read_object(folder / "run.json") or {"RUN_DIR": str(folder)}
+    key = "run_id" if "run_id" in mine else "RUN_DIR"  # a lost run.json leaves only its name
+    note = epath.Path(root) / "run.json"
+    for other in itertools.chain([note], note.parent.parent.glob("*/run.json")):
+        if (read_object(other) or {}).get(key) == mine[key]:
+            return str(other.parent)
+    owner, named = read_object(note), f"CHECKPOINT_DIR={checkpoint_dir}"
+    if owner is None and note.exists():
+        raise UserError(f"{named}: {note} is damaged; copy the run.json of its RUN_DIR over it")
+    if owner or saved(root):
+        name = (owner or {}).get("RUN_DIR", "unknown")
         raise UserError(
-            f"{named}: {root} holds the checkpoints of another run ({owner.get('RUN_DIR', 'unknown')}); "
-            "choose another folder, or another name for RUN_DIR"
+            f"{named}: {root} holds the checkpoints of another run ({name}); choose another folder, or "
+            "another name for RUN_DIR"
         )
+    return root
+
+
+def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
+    """Copies the files of a run, without its checkpoints, from or to a folder or gs:// address.
+
+    Args:
+        source: RUN_DIR, or where the checkpoints are; there need not be one.
+        target: the other.
+        again: whether files that `target` has are written again.
+
+    Returns:
+        The names of those copied. Each is whole or not there, as with `settings.write_whole`.
+    """
+    source, target = epath.Path(source), epath.Path(target)
+    copied = []
+    for pattern in ("*.*", "tensorboard/*"):
+        for path in source.glob(pattern):
+            name = str(path.relative_to(source))
+            place = target / name
+            if path.suffix == ".partial" or path.is_dir() or (place.exists() and not again):
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            partial = place.with_name(f"{place.name}.partial")
+            partial.write_bytes(path.read_bytes())
+            partial.replace(place)
+            copied.append(name)
+    return copied
 
 
 # %% Writing and reading ------------------------------------------------------------------------------------

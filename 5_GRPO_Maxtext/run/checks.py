@@ -9,11 +9,11 @@ import importlib.util
 import itertools
 
 from constants import Machine, lora_targets
+from run.machine import CARDS, named
 from settings import UserError
 from task import questions, run_grader
 
 VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
-FLASH_BLOCK = 512  # tokens; a longer sequence has to be a multiple of it
 
 
 def refuse(c) -> None:
@@ -39,7 +39,6 @@ def combinations(c) -> None:
     vllm, ahead = c.ROLLOUT_ENGINE == "vllm", c.ROLLOUTS == "one-step-ahead"
     listed = run_grader.reward_names(c.REWARDS)
     targets, known = lora_targets(c.LORA_TARGETS), lora_targets(Machine.LORA_TARGETS)
-    length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS
     faults = {
         f"LORA_TARGETS={c.LORA_TARGETS}: name each weight once, of {','.join(known)}":
             not set(targets) <= set(known) or len(set(targets)) < len(targets),
@@ -79,10 +78,10 @@ def combinations(c) -> None:
         f"TEMPERATURE={c.TEMPERATURE}, TEMPERATURE_END={c.TEMPERATURE_END}: vLLM takes at most "
         f"{VLLM_TEMPERATURE}; lower it, or set ROLLOUT_ENGINE=maxtext":
             vllm and max(c.TEMPERATURE, c.TEMPERATURE_END) > VLLM_TEMPERATURE,
-        f"TOTAL_GENERATION_STEPS={c.TOTAL_GENERATION_STEPS}: flash attention has blocks of {FLASH_BLOCK} "
-        f"tokens, with MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH} it is {length}; make the sum a multiple of "
-        f"{FLASH_BLOCK}, or set ATTENTION=dot_product":
-            c.ATTENTION == "flash" and length > FLASH_BLOCK and length % FLASH_BLOCK,
+        f"MACHINE={c.MACHINE}: no such machine; {', '.join(CARDS)}, several of them (8xh100), or a TPU slice "
+        "(v6e-8)": c.MACHINE and not named(c.MACHINE),
+        f"MACHINE={c.MACHINE}: is what a dry run plans for, a run takes what is here; set DRY_RUN=True":
+            c.MACHINE and not c.DRY_RUN,
     }  # fmt: skip
     alone = {"ROLLOUT_ENGINE": "maxtext", "DISTRIBUTED": False, "OVERLONG_BUFFER": 0}
     faults |= {

@@ -43,12 +43,7 @@ def dry_run(c, course: ModuleType) -> None:
         UserError: the first thing that would stop the run.
     """
     with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(devices.all_hosts(c))  # first: jax cannot join them after it saw its devices
-        except UserError as error:
-            if on_target(c):
-                raise
-            print(f"hosts    unchecked ({error})")
+        stack.enter_context(devices.all_hosts(c))
         if on_target(c):
             checks.rollout_engine(c)
         print(
@@ -65,8 +60,6 @@ def dry_run(c, course: ModuleType) -> None:
             f"{c.DTYPE} over {c.WEIGHT_DTYPE}"
         )
         checks.model(c, hf)
-        if on_target(c):
-            devices.check_attention(c)
         tokenizer = llama.load_tokenizer(folder) if folder else None
         if tokenizer:
             llama.check_teacher(c, tokenizer)
@@ -98,7 +91,7 @@ def say_cost(c, parameters: int, fits: str) -> None:
 
 def on_target(c) -> bool:
     """Whether this machine could be the one that trains: any for a small model, else one with TPU or GPU."""
-    return settings.is_small(c.MODEL) or jax.default_backend() != "cpu"
+    return not c.MACHINE and (settings.is_small(c.MODEL) or jax.default_backend() != "cpu")
 
 
 def find_model(model: str, weights: bool):
@@ -151,6 +144,8 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
         print(f"data     unchecked ({error})")
     rows = [row for read, _ in data.values() for row in read]
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, rows)
+    if tokenizer:
+        prompts.check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
         print(f"world    {c.ENVIRONMENT}, at most {c.MAX_TURNS} turns")

@@ -1,19 +1,16 @@
 """Does it fit: a step into a chip's memory, the checkpoints onto a disk.
 
-Nothing here needs a TPU. Where `make fit-check` compiled the run's own programs (FIT_FILES), the TPU
-compiler's figure decides. Elsewhere `estimate` gives a bound below which the run can't fit, and whether it
-does fit is unknown (tools/tpu_fit_check.py compiles it):
-
-    bytes per chip >= (weights of actor and reference + moments + gradients) / chips
+Nothing here needs the machine. `make fit-check` compiled the programs of a run (FIT_FILES); what it found
+holds for every run of the same kind whose batch is no larger. Of other runs only `estimate` is known: what
+lies in memory whatever the batch, below which a run can't fit.
 
 In every function `c` is the constants of the run, `hf` the checkpoint's config, and `parameters` how many
 numbers the model's weights have.
 """
 
-import csv
-import dataclasses
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +21,29 @@ import transformers
 
 import settings
 from model import devices, lora
+from run.machine import CARDS, rows_of
 from settings import HERE, UserError
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}  # per number
 
 
+# %% Machines -----------------------------------------------------------------------------------------------
 class Chip(NamedTuple):
-    """A kind of chip that a run can be planned for without having one."""
+    """A kind of TPU chip that a run can be planned for without having one."""
 
-    gib: float  # memory that a program may use; for a TPU, what the compiler enforces
+    gib: float  # memory that a program may use, as the compiler enforces it
     kinds: tuple[str, ...]  # jax's device_kind
     counts: int = 1  # how often a slice's name counts a chip: v5p-8 has 8 cores on 4 chips
+
+
+class Machine(NamedTuple):
+    """What a run is planned for."""
+
+    name: str  # of a slice, "v6e-8", or of one or more cards, "t4", "8xh100"
+    kind: str  # key of CHIPS or CARDS
+    chips: int
+    gib: float  # per chip
 
 
 CHIPS = {
@@ -45,19 +53,48 @@ CHIPS = {
 }
 SLICES = ("v5p-8", "v6e-8", "v5p-64", "v6e-4", "v6e-1", "v5e-8", "v5e-4", "v5e-1")  # planned without a TPU
 
+
+CARD_RESERVE = 1.0  # GiB of a card that no program gets: CUDA's context and libraries, a screen
+
+
+def machine_of(name: str) -> Machine:
+    """A TPU slice or NVIDIA cards by name; raises UserError if there's no such kind."""
+    count, card = re.fullmatch(r"(?:([1-9]\d*)x)?(.*)", name).groups()
+    if card in CARDS:
+        gib = int(CARDS[card]["device_memory_size"]) / GIB - CARD_RESERVE
+        return Machine(name, card, int(count or 1), round(gib, 2))
+    family, _, cores = name.partition("-")
+    if family not in CHIPS or not cores.isdigit() or int(cores) < CHIPS[family].counts:
+        raise UserError(f"{name!r}: no such machine; {', '.join(SLICES)}, {', '.join(CARDS)}, or 8xh100 are")
+    return Machine(name, family, int(cores) // CHIPS[family].counts, CHIPS[family].gib)
+
+
+def machines(c) -> list[Machine]:
+    """MACHINE, or the TPU or GPUs that are here, or else all SLICES."""
+    if c.MACHINE:
+        return [machine_of(c.MACHINE)]
+    count, device = jax.device_count(), jax.devices()[0]
+    if jax.default_backend() == "gpu":
+        kind = next((card for card, row in CARDS.items() if row["name"] == device.device_kind), "")
+        name = f"{count}x" * (count > 1) + (kind or device.device_kind)
+        return [Machine(name, kind, count, device.memory_stats()["bytes_limit"] / GIB)]
+    if jax.default_backend() == "tpu":
+        family = next((name for name, chip in CHIPS.items() if device.device_kind in chip.kinds), "v6e")
+        return [machine_of(f"{family}-{count * CHIPS[family].counts}")]
+    print("devices  no TPU here: planned for " + ", ".join(SLICES))
+    return [machine_of(name) for name in SLICES]
+
+
+# %% Models -------------------------------------------------------------------------------------------------
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
 # What the config.json of some models say, by Hugging Face's name, for machines that can't reach the hub.
 PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text())
-NO_SIZES = {"rms_norm_eps", "max_position_embeddings", "rope_parameters"}  # of PUBLISHED; take no memory
 
-FIT_FILES = ("fit_check.csv", "fit_rungs.csv")  # in assets/
-MEMORY_CONSTANTS = (  # a row of FIT_FILES is about a run that has the same values
-    "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS", "BATCH_SIZE", "NUM_GENERATIONS", "NUM_ITERATIONS", "BETA",
-    "REFERENCE_OFFLOAD", "TRAIN_MICRO_BATCH_SIZE", "DTYPE", "WEIGHT_DTYPE", "SCAN_LAYERS", "REMAT_POLICY",
-    "ATTENTION", "ROLLOUT_ENGINE", "TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION",
-    "TRAINER_TENSOR_PARALLEL", "SAMPLER_DATA_PARALLEL", "LORA_RANK",
-)  # fmt: skip
-FEW_SEQUENCES = 16  # up to here the gradient that accumulation keeps is larger than the activations it saves
+
+def published_config(model: str = LLAMA_3_1_8B):
+    """The config of a model in PUBLISHED (its commit, name@hash, doesn't matter), None of any other."""
+    sizes = PUBLISHED.get(model.partition("@")[0])
+    return transformers.AutoConfig.for_model(**sizes) if sizes else None
 
 
 # %% Disk ---------------------------------------------------------------------------------------------------
@@ -104,13 +141,7 @@ def existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-# %% A chip's memory ----------------------------------------------------------------------------------------
-def published_config(model: str = LLAMA_3_1_8B):
-    """The config of a model in PUBLISHED (its commit, name@hash, doesn't matter), None of any other."""
-    sizes = PUBLISHED.get(model.partition("@")[0])
-    return transformers.AutoConfig.for_model(**sizes) if sizes else None
-
-
+# %% What is known without compiling ------------------------------------------------------------------------
 def has_passes(c) -> bool:
     """Whether a step has several gradient passes, and so a sum of gradients beside the gradient of one."""
     return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
@@ -122,108 +153,92 @@ def weight_copies(c) -> int:
 
 
 class Estimate(NamedTuple):
-    """What can be calculated without compiling anything, in GiB per chip.
+    """GiB per chip. vLLM starts when actor and reference are in memory and the optimizer isn't yet.
 
-    vLLM starts when actor and reference are in memory and the optimizer isn't yet. It counts those two
-    against its share, and fills the rest of the share with KV cache, whatever training needs later.
+    It counts those two against its share, and fills the rest with KV cache, whatever training needs later.
     """
 
-    training: float  # weights, reference, moments, gradients: a lower bound, activations come on top
+    training: float  # weights, reference, moments: a lower bound, gradients and activations come on top
     taken: float = 0.0  # weights and reference, where vLLM starts beside them; 0 if it has its own chips
     weights: float = 0.0  # vLLM's
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
-        """What HBM_UTILIZATION_VLLM may be, from what vLLM needs to what training leaves.
-
-        Args:
-            limit: GiB per chip.
-            peak: GiB per chip that training takes.
-        """
+        """What HBM_UTILIZATION_VLLM may be, where a chip has `limit` GiB and training takes `peak` of it."""
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
         return least, math.floor(100 * (self.taken + limit - peak) / limit) / 100 if self.taken else 1.0
 
 
 def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     """What a run takes of each chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
-    per_chip = BYTES[c.WEIGHT_DTYPE] / len(trainer) / GIB
-    kept = weight_copies(c) * parameters  # before the optimizer is there
-    training = (kept + (3 + has_passes(c)) * trained_parameters(c, hf, parameters)) * per_chip
+    a_number = BYTES[c.WEIGHT_DTYPE] / GIB
+    taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer is there
+    # Each chip has all of LoRA's A and B and of their two moments, and its piece of what is split.
+    moments = (3 if c.LORA_RANK else 2 / len(trainer)) * trained_parameters(c, hf, parameters) * a_number
     if rollout_mesh is None:
-        return Estimate(training)
+        return Estimate(taken + moments)
     tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
     heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them where chips are more
     tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
-    taken = kept * per_chip if rollout_mesh.devices.flat[0] in trainer else 0.0
-    return Estimate(training, taken, parameters * itemsize / tensor / GIB, cache)
-
-
-def memory_remedy(c) -> str:
-    """The constant to change when memory is short: of those with room left, the least harmful."""
-    larger = "or take a larger slice"
-    if has_passes(c) and c.BATCH_SIZE * c.NUM_GENERATIONS <= FEW_SEQUENCES:
-        name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
-    elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
-        name, change = "TRAINER_DEVICES_FRACTION", f"set it and SAMPLER_DEVICES_FRACTION to 1.0, {larger}"
-    elif c.BATCH_SIZE > 1:
-        name, change = "BATCH_SIZE", f"lower it, {larger}"
-    elif c.WEIGHT_DTYPE == "float32":
-        name, change = "WEIGHT_DTYPE", "take a larger slice, or bfloat16 (which loses small updates)"
-    else:
-        name, change = "NUM_GENERATIONS", f"lower it, {larger}"
-    return f"{name}={getattr(c, name)}, {change}"
+    beside = taken if rollout_mesh.devices.flat[0] in trainer else 0.0
+    return Estimate(taken + moments, beside, parameters * itemsize / tensor / GIB, cache)
 
 
 # %% What was compiled --------------------------------------------------------------------------------------
+# In assets/, and whether the batch is searched for.
+FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
+MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+               "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
+
+
 def fit_rows(file: str) -> Iterator[dict[str, str]]:
-    """The rows of a file in FIT_FILES; tools/tpu_fit_check.py has their columns."""
-    with open(HERE / "assets" / file, newline="") as opened:
-        yield from csv.DictReader(opened)
+    """The rows of a file in FIT_FILES; tools/fit_check.py has their columns."""
+    return rows_of(HERE / "assets" / file)
 
 
-def committed_peak(c, hf, name: str) -> float | None:
-    """GiB per chip of the run's largest program on a slice, by the compiler; None if it wasn't compiled."""
-    defaults, peaks = settings.defaults(type(c), "tpu"), []
-    ours = {constant: str(getattr(c, constant)) for constant in MEMORY_CONSTANTS}
-    for row in (row for file in FIT_FILES for row in fit_rows(file)):
-        theirs = {constant: str(defaults[constant]) for constant in MEMORY_CONSTANTS}
-        theirs |= dict(argument.split("=") for argument in row["constants"].split())
-        sizes = PUBLISHED[theirs.pop("MODEL", LLAMA_3_1_8B)]
-        same_model = all(getattr(hf, size) == sizes[size] for size in sizes.keys() - NO_SIZES)
-        if same_model and theirs == ours and (row["topology"], row["algorithm"]) == (name, "GRPO"):
-            peaks.append(float(row["peak"]))
-    return max(peaks, default=None)
+def kind_of(c) -> tuple:
+    """What a compiled run must have in common with another one to tell of it."""
+    return (
+        c.BETA > 0, c.NUM_ITERATIONS > 1, c.REFERENCE_OFFLOAD, c.LORA_RANK, c.DTYPE, c.WEIGHT_DTYPE,
+        c.SCAN_LAYERS, c.REMAT_POLICY, c.ATTENTION, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION,
+        c.SAMPLER_DEVICES_FRACTION, c.TRAINER_TENSOR_PARALLEL, c.SAMPLER_DATA_PARALLEL,
+    )  # fmt: skip
 
 
-# %% Machines -----------------------------------------------------------------------------------------------
-class Machine(NamedTuple):
-    """What a run is planned for."""
-
-    name: str  # of the slice, such as "v6e-8", or of the GPU
-    chips: int
-    gib: float  # per chip
-
-
-def slice_of(name: str) -> Machine:
-    """A TPU slice by its name. Raises KeyError or ValueError if its chips aren't in CHIPS, or it has none."""
-    family, _, count = name.partition("-")
-    return Machine(name, int(count) // CHIPS[family].counts, CHIPS[family].gib)
+def batch_of(c) -> tuple:
+    """What memory grows with."""
+    of_pass = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE
+    return (
+        c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS, c.BATCH_SIZE, c.BATCH_SIZE * c.NUM_GENERATIONS,
+        of_pass * c.NUM_GENERATIONS, has_passes(c),
+    )  # fmt: skip
 
 
-def machines() -> list[Machine]:
-    """The TPU or the GPUs of this machine, or else all SLICES."""
-    count, device = jax.device_count(), jax.devices()[0]
-    if jax.default_backend() == "gpu":
-        return [Machine(device.device_kind, count, device.memory_stats()["bytes_limit"] / GIB)]
-    if jax.default_backend() == "tpu":
-        family = next((name for name, chip in CHIPS.items() if device.device_kind in chip.kinds), "v6e")
-        return [slice_of(f"{family}-{count * CHIPS[family].counts}")]
-    print("devices  no TPU here: planned for " + ", ".join(SLICES))
-    return [slice_of(name) for name in SLICES]
+def committed_peaks(c, hf, name: str) -> tuple[float, float]:
+    """GiB per chip of a run's largest program on a machine, by the compiler: at least and at most.
+
+    Runs with a batch no larger and no smaller were compiled: 0 and infinity if there is none.
+    """
+    found: dict[str, list[float]] = {}
+    for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
+        if (row["machine"], row["algorithm"]) == (name, "GRPO") and row["program"] != "vllm":
+            found.setdefault(row["constants"], []).append(float(row["peak"]))
+    least, most = 0.0, math.inf
+    for constants, peaks in found.items():
+        other = settings.read(type(c), [f"MODEL={LLAMA_3_1_8B}", *constants.split()])
+        sizes = PUBLISHED.get(other.MODEL) or json.loads(settings.config_path(other.MODEL).read_text())
+        if kind_of(other) == kind_of(c) and all(getattr(hf, size) == sizes[size] for size in MODEL_SIZES):
+            pairs = list(zip(batch_of(c), batch_of(other)))
+            if all(ours >= theirs for ours, theirs in pairs):
+                least = max(least, *peaks)
+            if all(ours <= theirs for ours, theirs in pairs):
+                most = min(most, max(peaks))
+    return least, most
 
 
+# %% Will it fit --------------------------------------------------------------------------------------------
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints who trains and who generates, and whether it fits.
 
@@ -233,13 +248,13 @@ def plan_memory(c, hf, parameters: int) -> str:
     Raises:
         UserError: it fits none of the machines; the reason is the first one's.
     """
-    if settings.is_small(c.MODEL):
+    if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
         kind = jax.devices()[0].device_kind
         print(f"devices  {len(trainer)} x {kind}, generation by {c.ROLLOUT_ENGINE}")
         return "memory was not checked"
     faults, found = [], {"fits": [], "unknown": [], "does not fit": []}
-    for machine in machines():
+    for machine in machines(c):
         try:
             fits, verdict = planned(c, hf, parameters, machine)
         except UserError as error:
@@ -253,28 +268,37 @@ def plan_memory(c, hf, parameters: int) -> str:
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
-    """How a run fits a machine, by what was compiled earlier or, failing that, by the lower bound.
-
-    Returns:
-        "fits" or "unknown", and the same in words.
+    """Whether a run "fits" a machine, or that it's "unknown", and the same in words.
 
     Raises:
         UserError: it doesn't fit.
     """
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
-    peak, alone = needs.training, "weights, moments and gradients alone take"
-    compiled = committed_peak(c, hf, machine.name) if peak <= machine.gib else None
-    if compiled is not None:
-        return "fits", "yes: " + verdict(c, machine, len(trainer), needs, compiled, "compiled earlier")
-    if has_passes(c):  # one pass compiled as a whole step has no sum of gradients: a lower bound, too
-        one = dataclasses.replace(c, BATCH_SIZE=c.TRAIN_MICRO_BATCH_SIZE, TRAIN_MICRO_BATCH_SIZE=0)
-        if (of_one := committed_peak(one, hf, machine.name) or 0) > peak:
-            peak, alone = of_one, "one gradient pass alone takes"
+    least, most = committed_peaks(c, hf, machine.name)
+    if most <= machine.gib:
+        said = "compiled earlier" if least == most else "compiled earlier for a larger batch"
+        return "fits", "yes: " + verdict(c, machine, len(trainer), needs, most, said)
+    said = "compiled earlier" if least == most else "a smaller batch takes"
+    if least < needs.training:
+        least, said = needs.training, "not compiled; weights and moments alone take"
     # What's too much for vLLM beside a lower bound is too much beside the true peak.
-    verdict(c, machine, len(trainer), needs, peak, "at least")
-    alone = verdict(c, machine, len(trainer), Estimate(peak), peak, f"not compiled; {alone}")
-    return "unknown", f"unknown: {alone}"
+    verdict(c, machine, len(trainer), needs, least, said)
+    return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, said)
+
+
+def memory_remedy(c) -> str:
+    """The constant to change when memory is short: of those with room left, the least harmful."""
+    larger = "or take a larger machine"
+    if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
+        name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
+    elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
+        name, change = "TRAINER_DEVICES_FRACTION", f"set it and SAMPLER_DEVICES_FRACTION to 1.0, {larger}"
+    elif c.BATCH_SIZE > 1:
+        name, change = "BATCH_SIZE", f"lower it, {larger}"
+    else:
+        name, change = "NUM_GENERATIONS", f"lower it, {larger}"
+    return f"{name}={getattr(c, name)}, {change}"
 
 
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:

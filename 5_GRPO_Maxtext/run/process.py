@@ -18,6 +18,7 @@ import psutil
 from tqdm import tqdm
 
 import settings
+from run.plain_text import shown
 from settings import UserError
 
 COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
@@ -27,8 +28,15 @@ PROFILED_STEP = 3  # of a process: the first two compile
 
 def keep_compiled() -> None:
     """Keeps compiled programs from run to run, in COMPILED or where JAX_COMPILATION_CACHE_DIR says."""
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(COMPILED)
+    try:
+        if "://" not in folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder, ".lockfile").open("a").close()  # jax locks it even to read
+    except OSError as error:
+        print(shown(f"note: compiled programs are not kept: {folder}: {error.strerror}"))
+        return jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -41,7 +49,8 @@ def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwa
     if not damaged:
         return show(message, *where)
     for path in Path(jax.config.jax_compilation_cache_dir).glob(f"{damaged[1]}-*-cache"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -115,13 +124,17 @@ def seconds_since_start() -> float:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a TPU or GPU: what the runtime has given out, and its largest value so far. A CPU's runtime keeps no
-    such count: there it is the live arrays, without the temporaries inside a program.
+    On a TPU or GPU: what the runtime has given out, and its largest value so far. Where the runtime keeps no
+    such count (a CPU's) it is the live arrays, without the temporaries inside a program; NaN, not measured,
+    where it refuses the question: Pathways' devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():
-        stats = device.memory_stats()
-        if stats is None:
+        try:
+            stats = device.memory_stats()
+        except jax.errors.JaxRuntimeError:
+            stats = {"bytes_in_use": math.nan}
+        if not stats:
             arrays = [x for x in jax.live_arrays() if not x.is_deleted() and device in x.devices()]
             sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays]
             stats = {"bytes_in_use": sum(sizes)}

@@ -10,11 +10,11 @@ from settings import UserError
 
 
 def newest_run() -> Path | None:
-    """The run anywhere under runs/ that wrote a checkpoint last; None if there is none."""
-    folders = [path.parent / "checkpoints" for path in Path("runs").rglob("constants.json")]
-    steps = [step for folder in folders for step in folder.glob("[0-9]*")]
-    newest = max(steps, key=lambda step: step.stat().st_mtime, default=None)
-    return newest.parents[1] if newest else None
+    """The run anywhere under runs/ that noted a checkpoint last, wherever that is; None if there is none."""
+    notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
+    first = [path for path in notes if not path.parent.name.startswith("host_")]
+    saved = [path for path in first if "saved" in (read_object(path) or {})]
+    return max(saved, key=lambda path: path.stat().st_mtime).parent if saved else None
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -38,7 +38,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if there is no such file, or no such object in it."""
+    """The object in a JSON file, or one in a bucket; None if there is no such file, or no object in it."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else None
@@ -68,6 +68,11 @@ class Checkpoint(NamedTuple):
     run: Path  # RUN_DIR
     step: int | None
     constants: dict[str, Any]  # of the run, from constants.json
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """Its run.json; empty if that is lost."""
+        return read_object(self.run / "run.json") or {}
 
 
 def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:

@@ -1,19 +1,22 @@
 """The folder of a run: its constants, its lock, what was asked before and after training.
 
 RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
-RUN_DIR/run.json          its number, its command, and the checksum of its questions
+RUN_DIR/run.json          its number, command and identity (identity.py), and the newest checkpoint
 RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
 RUN_DIR/tensorboard/      the same figures
 RUN_DIR/evaluations.jsonl the evaluations during training, one per line
 RUN_DIR/answers.jsonl     every answer of some steps (answers.py)
 RUN_DIR/before.json       the evaluation before training; after.json the one after it
 RUN_DIR/checkpoints/      Orbax's (checkpoints.py)
+
+With CHECKPOINT_DIR the files are copied there, too, before each checkpoint: a run survives the loss of its
+machine.
 """
 
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -24,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 
 import settings
 from model import devices
-from run import checkpoints
+from run import checkpoints, identity
 from run.run_files import read_constants, read_object
 from run.train_log import in_words
 from settings import UserError
-from task.questions import GRADED_COLUMNS
 
 FREE_TO_CHANGE = {"RUN_DIR", "DRY_RUN", "PROFILE_DIR"}  # when a run is resumed
 
@@ -52,28 +55,35 @@ class Run:
     checkpoints: str
     done: int = 0
 
-    def same_questions(self, data: Mapping[str, tuple[Sequence[Mapping[str, str]], str]]) -> None:
-        """Checks by their SHA-256 that the questions are those the run was started with.
+    def note(self, **more: Any) -> dict[str, Any]:
+        """Adds to run.json; returns all of it."""
+        mine = (read_object(self.logs / "run.json") or {}) | more
+        settings.write_whole(self.logs / "run.json", json.dumps(mine) + "\n")
+        return mine
 
-        Args:
-            data: from `read_data`; the names and places of the files may change.
+    def keep(self) -> None:
+        """Notes the newest checkpoint, and copies to CHECKPOINT_DIR what a resume and the report need."""
+        steps = checkpoints.saved(self.checkpoints)
+        self.note(RUN_DIR=str(self.folder), **({"saved": steps[-1]} if steps else {}))
+        if self.checkpoints != checkpoints.root_of("", self.folder):
+            checkpoints.copy_files(self.logs, self.copy, again=True)
+
+    @property
+    def copy(self) -> epath.Path:
+        """Where `keep` copies the files to, if there is a CHECKPOINT_DIR."""
+        return epath.Path(self.checkpoints) / self.logs.relative_to(self.folder)
+
+    def same(self, now: Mapping[str, str], c) -> None:
+        """Notes the identity of a new run, or checks that this is what the run was started with.
 
         Raises:
-            UserError: they are others.
+            UserError: names what has changed.
         """
-        asked = {
-            split: [[row[name] for name in GRADED_COLUMNS] for row in rows]
-            for split, (rows, _) in data.items()
-        }
-        found = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        path = self.logs / "run.json"
-        mine = read_object(path) or {}
-        if mine.setdefault("questions_sha256", found) != found:
-            raise UserError(
-                f"RUN_DIR={self.folder}: its run was started with other questions than DATASET and "
-                "TEST_DATASET have now; put the files back, or choose another RUN_DIR"
-            )
-        settings.write_whole(path, json.dumps(mine) + "\n")
+        kept = self.note().get("identity", {})
+        if said := identity.changes(kept, now, c, f"RUN_DIR={self.folder}"):
+            raise UserError(f"{said}; put it back, or choose another RUN_DIR")
+        self.note(identity=now | kept)
+        self.keep()
 
     def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
         """The evaluation "before" or "after" training: `ask()`, kept in `name`.json for a resumed run.
@@ -94,6 +104,7 @@ class Run:
         result = ask()
         print(f"{name} training: {in_words(result)}")
         settings.write_whole(path, json.dumps(result) + "\n")
+        self.keep()
         return result
 
 
@@ -112,27 +123,43 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """
     folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
-    root = checkpoints.root_of(c.CHECKPOINT_DIR, folder)
     mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
     with contextlib.ExitStack() as stack:
+        named = f"RUN_DIR={folder}"
         try:
             logs.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(logs, folder))
-            new = not (logs / "constants.json").exists()
-            command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
-            run = {"run_id": secrets.token_hex(8), "command": command}
-            if not new and "run_id" not in (run := read_object(logs / "run.json") or {}):
-                raise UserError(
-                    f"RUN_DIR={logs}: its run.json is lost or damaged; copy {root}/run.json over it"
-                )
-            if devices.is_first():
-                checkpoints.claim(root, run["run_id"], folder, c.CHECKPOINT_DIR)
-            if new:
-                settings.write_whole(logs / "run.json", json.dumps(run) + "\n")
+            named = f"CHECKPOINT_DIR={c.CHECKPOINT_DIR}" if c.CHECKPOINT_DIR else named
+            run = Run(folder, logs, checkpoints.root_of_run(c.CHECKPOINT_DIR, folder))
+            steps = checkpoints.saved(run.checkpoints)
+            epath.Path(run.checkpoints).mkdir(parents=True, exist_ok=True)
+            if c.CHECKPOINT_DIR:
+                if devices.is_first() and not run.checkpoints.startswith("gs://"):
+                    stack.enter_context(locked(Path(run.checkpoints), folder))
+                if "constants.json" in checkpoints.copy_files(run.copy, logs, again=False):
+                    print(f"{named}: RUN_DIR={folder} is taken over from {run.copy}")
+            if not (logs / "constants.json").exists():
+                if steps or (logs / "before.json").exists():
+                    raise UserError(
+                        f"RUN_DIR={folder}: the constants.json of the run in it is lost; put it back, or "
+                        "choose another RUN_DIR"
+                    )
+                command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
+                note = {"run_id": secrets.token_hex(8), "command": command}
+                settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
                 settings.write_whole(logs / "constants.json", json.dumps(mine, indent=1) + "\n")
+            note = read_object(logs / "run.json") or {}
+            if "run_id" not in note:
+                raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
+            if note.get("saved") and not steps:
+                raise UserError(
+                    f"{named}: {run.checkpoints} is empty, and the run in RUN_DIR={folder} has saved a "
+                    f"checkpoint after step {note['saved']}; put the checkpoints back, or choose another "
+                    "RUN_DIR to start anew"
+                )
             (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
         except OSError as error:
-            raise UserError(f"RUN_DIR={folder}: {error.strerror}; choose another folder") from None
+            raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
@@ -143,12 +170,13 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
                 f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
                 "it had fallen to 0"
             )
-            for name in ("after.json", "result.json"):
-                (logs / name).unlink(missing_ok=True)
+            for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
+                (place / name).unlink(missing_ok=True)
             longer = saved | {"NUM_BATCHES": c.NUM_BATCHES}
             settings.write_whole(logs / "constants.json", json.dumps(longer, indent=1) + "\n")
+        run.keep()
         try:
-            yield Run(folder, logs, root)
+            yield run
         except KeyboardInterrupt:
             raise settings.Stopped(folder) from None
 
@@ -201,7 +229,8 @@ def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
         )
     for name, value in mine.items():
         old = saved[name]
-        if name == "MODEL" and ("@" in old) != ("@" in value):  # a dry run doesn't know the hub's commit
+        # A dry run doesn't know the hub's commit.
+        if name in ("MODEL", "TEACHER") and ("@" in old) != ("@" in value):
             old, value = old.partition("@")[0], value.partition("@")[0]
         if old != value and not (name == "NUM_BATCHES" and value > old):
             raise UserError(

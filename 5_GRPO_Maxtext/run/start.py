@@ -1,7 +1,6 @@
 """From the constants to a run that can begin: check everything, then load model and data."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,10 +13,11 @@ from model import devices, llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from model.versions import check_versions
-from run import checkpoints, checks, health, memory, process, run_folder
+from run import checkpoints, checks, health, identity, memory, process, run_folder
 from run import report as reports
+from run.machine import picked
 from task import questions, run_grader, task_rewards, turns
-from task.prompts import make_prompts, read_data
+from task.prompts import check_form, make_prompts, read_data
 from task.task import Task, make_task
 
 
@@ -34,11 +34,54 @@ def dry_run(c, arguments: Sequence[str], course, tables) -> None:
     """DRY_RUN=True: checks everything that can be checked and says what would happen."""
     from run import dry_run
 
+    try:
+        devices.find_devices(c)
+    except settings.UserError as error:
+        if dry_run.on_target(c):
+            raise
+        print(f"hosts    unchecked ({error})")
     with contextlib.suppress(settings.UserError):  # the dry run names what's wrong with MODEL
         llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    devices.check_machine(c)
     dry_run.dry_run(c, course)
+
+
+def read_questions(c):
+    """The questions that the constants `c` of a run name, by split; as from `read_data`."""
+    return read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+
+
+def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
+    """The questions with their prompts as a run asks them, and where they came from, by split.
+
+    Args:
+        c: the constants of the run.
+        data: from `read_questions`, or a part of it.
+        grader: of the run.
+        tokenizer: of MODEL.
+        too_long: CSV file, as `make_prompts` takes it.
+    """
+    limits = {"test": c.NUM_TEST_QUESTIONS}
+    rows = {
+        split: make_prompts(c, part[: limits.get(split)], source, tokenizer, grader.think_tags, too_long)
+        if part else [] for split, (part, source) in data.items()
+    }  # fmt: skip
+    sources = {split: source for split, (_, source) in data.items()}
+    if c.EVAL_EVERY and "train" in rows:
+        rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
+            rows["train"], rows["validation"], c.EVAL_QUESTIONS
+        )
+    return rows, sources
+
+
+def for_this_machine(c, arguments: Sequence[str]):
+    """The constants with the defaults of MODEL, whose config.json is here now, and of the machine."""
+    machine = devices.machine_for(c)
+    if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
+        print(said)
+    return settings.read(type(c), arguments, machine=machine)
 
 
 @contextlib.contextmanager
@@ -54,40 +97,31 @@ def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, L
     Raises:
         UserError: something in the constants, the files or the machine doesn't fit.
     """
+    devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)
-    c = settings.read(type(c), arguments)  # config.json is here now: the column that fits MODEL
+    c = for_this_machine(c, arguments)
     prepare(c, tables)
+    checks.rollout_engine(c)
+    devices.check_machine(c)
     folder, hf = llama.load_hf_config(c.MODEL)
     c = replace(c, MODEL=llama.pinned(c.MODEL, folder))
     tokenizer = llama.load_tokenizer(folder)
-    data = read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
+    data = read_questions(c)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(checks.rewards_of(c), c.REWARD_FUNC, course, everything)
-    checks.rollout_engine(c)
     checks.model(c, hf)
     llama.check_teacher(c, tokenizer)
+    if c.TEACHER:
+        c = replace(c, TEACHER=llama.pinned(c.TEACHER, llama.load_hf_config(c.TEACHER)[0]))
+    check_form(c, tokenizer, grader)
     if c.ENVIRONMENT:
         turns.load(c.ENVIRONMENT)
 
     with devices.all_hosts(c):
         devices.plan_devices(c, hf, jax.devices())  # refuses before anything is written
-        devices.check_attention(c)
         with run_folder.open_run(c, arguments) as run:
-            run.same_questions(data)
-            prompts = functools.partial(
-                make_prompts,
-                c,
-                tokenizer=tokenizer,
-                think_tags=grader.think_tags,
-                too_long=run.logs / "too_long.csv",
-            )
-            data["test"] = data["test"][0][: c.NUM_TEST_QUESTIONS], data["test"][1]
-            rows = {split: prompts(*part) if part[0] else [] for split, part in data.items()}
-            sources = {split: source for split, (_, source) in data.items()}
-            if c.EVAL_EVERY:
-                rows["validation"], rows["train"], sources["validation"] = questions.hold_out(
-                    rows["train"], rows["validation"], c.EVAL_QUESTIONS
-                )
+            rows, sources = as_asked(c, data, grader, tokenizer, run.logs / "too_long.csv")
+            run.same(identity.of(c, rows, grader.names, course.__file__), c)
             llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
             parameters = llama.count_parameters(llm.actor)
             memory.check_disk(c, memory.trained_parameters(c, hf, parameters), run.checkpoints)
@@ -101,3 +135,4 @@ def report(c, task: Task, run: run_folder.Run, before, after, log) -> None:
     """The report of a run that's over."""
     lines = health.history(log, asdict(c))
     reports.write(c, run, before, after, log, task.sources["test"], lines, run.done)
+    run.keep()

@@ -23,7 +23,7 @@ from run.run_files import read_log
 from settings import UserError, write_whole
 from task.task import GRADED
 
-COLUMNS = (  # then, in the order in which they turn up: `reward_<function>`, `memory_...`
+COLUMNS = (  # then, in the order in which they turn up: `sync_gain`, `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
     "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
     "temperature", "correct_lenient", "held_out_correct", "held_out_correct_lenient", "held_out_format_ok",

@@ -1,5 +1,7 @@
 """Loads what a run trained, to ask or export it: its constants, its checkpoint, its weights."""
 
+from types import SimpleNamespace
+
 import jax
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
@@ -7,7 +9,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from model import llama, lora
 from model.rollout import MaxTextRollout, rollout_config
-from run import checkpoints
+from run import checkpoints, identity
 from run.run_files import Checkpoint
 from settings import UserError
 
@@ -24,7 +26,9 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
     Raises:
         UserError: there is none, or not this one.
     """
-    root = checkpoints.root_of(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
+    root = str(checkpoint.run.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
+    if not checkpoints.saved(root):
+        root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
     named = f"{constant}={checkpoint.run}"
     if not (steps := checkpoints.saved(root)):
         raise UserError(f"{named}: no checkpoint in {root}; train further, or name another run")
@@ -32,6 +36,20 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
         known = ", ".join(map(str, steps))
         raise UserError(f"{named}/{checkpoint.step}: no such checkpoint; there are {known}")
     return root, steps[-1] if checkpoint.step is None else checkpoint.step
+
+
+def changed_model(model: str, checkpoint: Checkpoint) -> str:
+    """What of MODEL isn't as the run had it, in a sentence; "" if nothing.
+
+    Raises:
+        UserError: the same, where the run's LoRA would be added to other weights.
+    """
+    kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
+    if (said := identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))) and (
+        checkpoint.constants.get("LORA_RANK")
+    ):
+        raise UserError(f"{said}, and its A and B fit no other weights; put it back, or name it in MODEL")
+    return said
 
 
 def sampling(c, how: dict[str, float], seed: jax.Array | None = None) -> RolloutConfig:

@@ -36,6 +36,7 @@ class TrainingRun:
     def __enter__(self) -> "TrainingRun":
         with contextlib.ExitStack() as stack:
             stack.enter_context(process.full_disk(self.folder.folder))
+            stack.callback(self.folder.keep)  # when the last checkpoint is whole
             self._manager = stack.enter_context(
                 contextlib.closing(checkpoints.open_manager(self.folder.checkpoints, self.c.MAX_TO_KEEP))
             )
@@ -70,6 +71,7 @@ class TrainingRun:
         """A checkpoint after `done` steps."""
         carried = {name: value() if callable(value) else value for name, value in self.carried.items()}
         carried["beta"] = self.beta
+        self.folder.keep()  # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
         checkpoints.save(self._manager, done, self._params, self._opt_state, carried, self.c)
 
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
@@ -100,7 +102,7 @@ class TrainingRun:
         old_log_prob = metrics.pop("old_log_prob")
         row = {"step": done, "beta": self.beta, "temperature": self.llm.temperature}
         row |= {name: metrics.pop(name) for name in ("loss", "grad_norm")}
-        row |= mean_metrics(metrics) | process.memory_gib()
+        row |= mean_metrics(metrics) | getattr(self.llm.rollout, "metrics", {}) | process.memory_gib()
         if not c.BETA:
             row["kl"] = math.nan  # not measured isn't zero
         seconds = time.perf_counter() - self._started

@@ -41,14 +41,7 @@ HELPERS = (
     *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
     *("fractions", "decimal", "datetime", "statistics", "typing"),
 )
-OF_PACKAGES = {
-    "approx",
-    "np",
-    "pd",
-    "pytest",
-    "raises",
-    "torch",
-}  # never the answer's, and not installed here
+OF_PACKAGES = {"approx", "np", "pd", "pytest", "raises", "torch"}  # never the answer's; not installed here
 
 # ---------------------------------------------------------------- the answer and its tests
 

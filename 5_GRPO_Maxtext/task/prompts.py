@@ -1,12 +1,19 @@
 """Questions become prompts: read, put into the template and the tokenizer's chat template, cut to a limit."""
 
 import csv
+import datetime
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from settings import UserError
+from task.grading import TAGS
 from task.questions import read_questions, read_validation
+from task.run_grader import THINK_TAGS
+
+DAY = datetime.date(2024, 7, 26)  # for chat templates that print today's; Llama 3.1's own default
+WORD_JOINER = "\u2060"  # has no width
 
 
 def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]], str]]:
@@ -48,6 +55,11 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
         UserError: no question of a source is short enough.
     """
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
+    if broken := [row for row in rows if as_letters(tokenizer, row["question"]) != row["question"]]:
+        print(
+            f"note: {source}: {len(broken):,} of {len(rows):,} questions have a control token of the model in"
+            f" their text, the first in row {broken[0]['line']}; it's read as letters and not obeyed"
+        )
     kept, left_out = with_prompts(
         rows, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
     )
@@ -60,7 +72,7 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
             f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
         )
     if left_out and too_long:
-        with open(too_long, "a", newline="") as file:
+        with open(too_long, "a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(left_out)
     for lost in {file for file, _, _ in left_out} - {row["source"] for row in kept}:
         shortest = min(tokens for file, _, tokens in left_out if file == lost)
@@ -76,17 +88,40 @@ def think_prompt(system_prompt: str) -> str:
     return system_prompt.replace("reasoning>", "think>")
 
 
+@functools.lru_cache(8)
+def control_tokens(tokenizer) -> re.Pattern:
+    """Finds the texts that a tokenizer reads as control tokens, such as <|eot_id|>."""
+    controls = [re.escape(t.content) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    return re.compile("|".join(controls) or "$^")
+
+
+def as_letters(tokenizer, text: str) -> str:
+    """`text` in which nothing is a control token: a character without width splits each.
+
+    Otherwise a question could end the user's turn and begin the answer.
+    """
+    return control_tokens(tokenizer).sub(lambda token: token[0][0] + WORD_JOINER + token[0][1:], text)
+
+
+def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    """`messages` in the tokenizer's chat template, on DAY: the same tomorrow, and after a resume."""
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=False, strftime_now=DAY.strftime
+    )
+
+
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
     """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
+
+    The question is text: control tokens in it are not obeyed. TEMPLATE's and SYSTEM_PROMPT's are.
 
     Raises:
         UserError: the chat template, a program that comes with MODEL, fails, or drops the question.
     """
+    question = as_letters(tokenizer, question)
     content = template.format(system_prompt=system_prompt, question=question)
     try:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
+        prompt = chat(tokenizer, [{"role": "user", "content": content}])
         fault = "" if question.strip() in prompt else "leaves the question out"  # many strip the message
     except Exception as error:  # whatever a program can raise
         fault = f"fails ({type(error).__name__}: {' '.join(str(error).split()):.200})"
@@ -122,3 +157,69 @@ def with_prompts(
         else:
             too_long.append((row["source"], int(row["line"]), length))
     return kept, too_long
+
+
+def check_form(c, tokenizer, grader) -> None:
+    """Whether an answer in the right form is still paid after MODEL's tokenizer and chat template.
+
+    Formats one prompt, writes the answer "1" in the rewards' form behind it, encodes, decodes and grades it.
+    Prints what else looks wrong: a turn that ends with another token, a text that begins without one.
+
+    Args:
+        c: the constants of the run.
+        tokenizer: of MODEL.
+        grader: of the run; only its built-in rewards are asked.
+
+    Raises:
+        UserError: a reward gives less than for the same answer as it was written.
+    """
+    tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
+    prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
+    form = "{}1{}{}1{}".format(*tags)
+    opened = prompt.rstrip().endswith(tags[0])
+    ids = tokenizer.encode(form.removeprefix(tags[0]) if opened else form, add_special_tokens=False)
+    read = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
+    texts = {"prompts": [prompt] * 2, "question": ["1"] * 2, "completions": [form, read], "answer": ["1"] * 2}
+    texts |= {"data_source": ["gsm8k"] * 2, "extra_info": [""] * 2, "completion_ids": [ids] * 2}
+    for name, file, reward in zip(grader.names, grader.files, grader.functions, strict=True):
+        if file != "built in" or name == "episode_return":
+            continue
+        written, paid = reward(**texts)
+        if paid < written:
+            dropped = [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]
+            why = f"its tokenizer makes {read!r} of it"
+            if opened:
+                why = f"its chat template already writes {tags[0]}; take it out of chat_template"
+            elif dropped:
+                why = f"{dropped[0]} is a special token, which decoding drops; set its special to false in"
+                why += " tokenizer.json and tokenizer_config.json"
+            raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
+    for note in oddities(tokenizer, prompt):
+        print(f"note: {at}: {note}")
+
+
+def oddities(tokenizer, prompt: str) -> list[str]:
+    """What in tokenizer and chat template is unusual and need not be wrong, in words.
+
+    Args:
+        tokenizer: the model's.
+        prompt: formatted.
+    """
+    notes, special = [], tokenizer.added_tokens_decoder
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    try:
+        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<answer>"}]
+        end = encode(chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2])[:1]
+    except Exception:  # a template for one message
+        end = []
+    if end and end[0] in special and special[end[0]].special and end[0] != tokenizer.eos_token_id:
+        notes.append(
+            f"its chat template ends an answer with {special[end[0]].content}, its tokenizer's eos_token is "
+            f"{tokenizer.eos_token}: answers may go on to the limit"
+        )
+    begin = tokenizer.encode("1")[:1]
+    if begin == [tokenizer.bos_token_id] != encode(prompt)[:1]:
+        notes.append(f"its tokenizer begins a text with {tokenizer.bos_token}, its chat template doesn't")
+    if "strftime_now" in str(tokenizer.chat_template):
+        notes.append(f"its chat template prints the day; every prompt of a run has {DAY:%d %b %Y}")
+    return notes

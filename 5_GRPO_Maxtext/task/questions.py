@@ -11,13 +11,15 @@ columns and defaults to "gsm8k". `extra_info` is optional and is passed to the r
 A DATASET is one source, or several with their shares of the training questions:
 
     DATASET=tiny_gsm8k                       a folder with train.jsonl and test.jsonl (and validation.jsonl)
-    DATASET=gsm8k                            tensorflow-datasets, prepared in TFDS_DATA_DIR
+    DATASET=gsm8k                            your folder of that name; or else from tensorflow-datasets
     DATASET=mine.parquet
     DATASET=sums.jsonl:0.7,code.jsonl:0.3    7 questions of the first to 3 of the second
 """
 
+import decimal
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +130,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def checked_object(row: Any) -> dict[str, Any]:
-    """A row from `read_file` without its nulls: Parquet has one in every column that a row lacks.
+    """A row from `read_file` without its nulls, None or NaN: Parquet has one where a row lacks a column.
 
     Raises:
         ValueError: it is no object, or holds half a character ("\\ud800"), which has no encoding.
@@ -138,7 +140,7 @@ def checked_object(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError("not an object with named columns")
     json.dumps(row, ensure_ascii=False, default=str).encode()
-    return {name: value for name, value in row.items() if value is not None}
+    return {name: value for name, value in row.items() if value is not None and value == value}  # not NaN
 
 
 def checked_text(row: dict[str, Any], column: str) -> str:
@@ -155,6 +157,22 @@ def as_json(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def truth_text(value: Any) -> str:
+    """A ground truth as text: bytes decoded, 3.0 as 3 (pandas writes whole numbers so), lists as JSON."""
+
+    def plain(value):
+        if isinstance(value, list):
+            return list(map(plain, value))
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, (float, decimal.Decimal)) and float(value).is_integer():
+            return int(value)
+        return value if isinstance(value, (bool, int, float, dict)) or value is None else str(value)
+
+    value = plain(value)
+    return value if isinstance(value, str) else as_json(value)
+
+
 def to_question(row: Any) -> dict[str, str]:
     """The columns of a run, from a row with either set of columns.
 
@@ -162,7 +180,7 @@ def to_question(row: Any) -> dict[str, str]:
         row: from `read_file`.
 
     Returns:
-        `question`, `answer` (the ground truth; lists and objects as JSON), `data_source`, `extra_info` (JSON,
+        `question`, `answer` (the ground truth, as `truth_text`), `data_source`, `extra_info` (JSON,
         or empty), all texts.
 
     Raises:
@@ -176,7 +194,7 @@ def to_question(row: Any) -> dict[str, str]:
         row = {"data_source": "gsm8k"} | row
     else:
         question, answer = checked_text(row, "prompt"), row.get("ground_truth")
-        answer = checked_text(row, "ground_truth") if isinstance(answer, str | None) else as_json(answer)
+        answer = checked_text(row, "ground_truth") if isinstance(answer, str | None) else truth_text(answer)
     return {
         "question": question,
         "answer": answer,
@@ -245,7 +263,7 @@ def read_questions(
     """
     parts, names, bad, total = [], [], [], 0
     for name, weight in parse_sources(dataset, constant):
-        if name == "gsm8k":
+        if name == "gsm8k" and not find_path(name).exists():
             rows, source = read_tfds_gsm8k(split, constant)
         else:
             source = str(source_file(name, split))
@@ -316,7 +334,7 @@ def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
 
 def validation_file(source: str) -> Path | None:
     """The file `validation.jsonl` (.json, .parquet) beside a source's `train.jsonl`; None without one."""
-    file = Path(source).with_name(f"validation{Path(source).suffix}")
+    file = source_file(str(Path(source).parent), "validation")
     return file if Path(source).stem == "train" and file.exists() else None
 
 
@@ -337,6 +355,13 @@ def read_validation(
     return interleave([part for part, _ in parts]), ", ".join(source for _, source in parts)
 
 
+def group_of(row: Mapping[str, str]) -> str:
+    """What questions that ask the same have in common: `group` in their `extra_info`, or else their words."""
+    extra_info = json.loads(row.get("extra_info") or "null")
+    group = extra_info.get("group") if isinstance(extra_info, dict) else None
+    return " ".join(row["question"].split()).casefold() if group is None else as_json([group])
+
+
 def hold_out(
     rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
@@ -344,8 +369,9 @@ def hold_out(
 
     Args:
         rows: the training questions.
-        validation: from `read_validation`. A source that has none there gives the end of its training
-            questions, at most a tenth of them, which are then not trained on.
+        validation: from `read_validation`. A source that has none there gives some of its training
+            questions, drawn by a fixed seed, at most a tenth of them, which are then not trained on.
+            Questions of the same words stay together, and those of one `group` in `extra_info`.
         count: how many are wanted.
 
     Returns:
@@ -364,10 +390,15 @@ def hold_out(
             held.append(read[file][:share])
             names.append(file)
         else:
-            size = min(share, len(own) // 10)
-            held.append(own[len(own) - size :])
-            own = own[: len(own) - size]
-            names.append(f"the last {size:,} of {source}, not trained on")
+            groups, drawn, most = {}, set(), min(share, len(own) // 10)
+            for i, row in enumerate(own):
+                groups.setdefault(group_of(row), []).append(i)
+            for group in random.Random(0).sample(list(groups.values()), len(groups)):
+                if len(drawn) + len(group) <= most:
+                    drawn.update(group)
+            held.append([row for i, row in enumerate(own) if i in drawn])
+            own = [row for i, row in enumerate(own) if i not in drawn]
+            names.append(f"{len(drawn):,} of {source}, not trained on")
         left.append(own)
     return interleave(held)[:count], interleave(left), ", ".join(names)
 
@@ -391,20 +422,16 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
     for number, row in read_file(find_path(name), constant):
         try:
             given = checked_object(row)
-            column = "question" if given.get("question") else "prompt"
-            texts = {"question": checked_text(given, column), "data_source": given.get("data_source")}
-            if texts["data_source"] is not None:
-                checked_text(given, "data_source")
+            question = checked_text(given, "question" if given.get("question") else "prompt")
+            task = checked_text(given, "data_source") if "data_source" in given else None
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
             ) from None
-        gold = given.get("ground_truth", "")
-        gold = gold if isinstance(gold, str) else as_json(gold)
-        gold = gold or extract_hash_answer(str(given.get("answer", "")))
-        extra = as_json(given.get("extra_info"))
-        place = {"source": name, "line": str(number), "row": row}
-        rows.append(texts | {"gold": gold, "answer": gold, "extra_info": extra} | place)
+        gold = truth_text(given.get("ground_truth", "")) or extract_hash_answer(str(given.get("answer", "")))
+        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task}
+        asked |= {"extra_info": as_json(given.get("extra_info")), "source": name, "line": str(number)}
+        rows.append(asked | {"row": row})
     if not rows:
         raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
     return rows

@@ -21,7 +21,6 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -184,20 +183,27 @@ class Grader:
         """Whether the completion has the form that the prompt asks for."""
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
 
-    def votes(self, completions: Sequence[str]) -> list[Fraction | str | None]:
-        """The answer of each completion: a number; else, where `compute_score` grades, a text; else None."""
-        found = [parse_number(extract_answer(completion) or "") for completion in completions]
-        if "compute_score" not in self.names:
-            return found
-        texts = [
-            task_rewards.normalize_text(task_rewards.final_answer(completion)) or None
-            for completion in completions
-        ]
-        return [text if number is None else number for number, text in zip(found, texts, strict=True)]
+    def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
+        """The answer of each completion as the first wrote it that gives the same answer; None without one.
 
-    def majority(self, completions: Sequence[str]) -> int:
+        Two answers are the same if each would be right were the other the ground truth. Where `compute_score`
+        grades, that is by `data_source` (one it doesn't know, or code: as a number or else as a text).
+        """
+        by_task, tasks = "compute_score" in self.names, ("gsm8k",)
+        if by_task:
+            graded = task_rewards.GRADERS.get(data_source) in task_rewards.NEEDED
+            tasks = (data_source,) if graded else ("gsm8k", "qa")
+        votes = []
+        for completion in completions:
+            answer = task_rewards.final_answer(completion) if by_task else extract_answer(completion)
+            known = [*dict.fromkeys(filter(None, votes)), answer] if answer else []
+            same = (o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks))
+            votes.append(next(same, None))
+        return votes
+
+    def majority(self, completions: Sequence[str], data_source: str | None = None) -> int:
         """Index of the first completion that gives the most frequent answer; 0 if none gives one."""
-        cast = self.votes(completions)
+        cast = self.votes(completions, data_source)
         given = [vote for vote in cast if vote is not None]
         return cast.index(max(given, key=given.count)) if given else 0
 

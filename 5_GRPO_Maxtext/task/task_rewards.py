@@ -9,7 +9,7 @@ code_grading.py):
 | math                     | an equal expression, by math-verify: \frac{1}{2} equals 0.5, 3*4 equals 12   |
 | code, code_generation    | code that passes the tests in `ground_truth`                                 |
 | qa, trivia               | the text, or one of a JSON list of texts, normalized as in SQuAD: without    |
-|                          | case, punctuation, and a, an, the                                            |
+|                          | case, punctuation, and a, an, the, unless nothing else is left               |
 | classification           | the label, without case and surrounding punctuation                          |
 
 The last <answer>...</answer> is graded; without one the last \boxed{...}; without that the text after the
@@ -26,7 +26,15 @@ import string
 import unicodedata
 
 from task import code_grading
-from task.grading import MAX_EQUATION, MAX_LENGTH, arithmetic, extract_answer, parse_number
+from task.grading import (
+    MAX_EQUATION,
+    MAX_LENGTH,
+    SOLUTION_END,
+    SOLUTION_START,
+    arithmetic,
+    extract_answer,
+    parse_number,
+)
 
 # %% Finding the answer ----------------------------------------------------------------------------------
 BOXED = r"\boxed{"
@@ -89,19 +97,21 @@ _KEPT = re.compile(  # punctuation without which it is another answer: -5, 3.5, 
 def normalize_text(text: str) -> str:
     """SQuAD's normal form (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
 
-    Other than there, _KEPT stays. Text longer than MAX_LENGTH, which is no short answer, becomes empty
-    (to normalize a long run of combining marks takes quadratic time).
+    Other than there, _KEPT stays, and so does what would leave nothing: the answers "A" and "?". Text longer
+    than MAX_LENGTH, which is no short answer, becomes empty (to normalize a long run of combining marks takes
+    quadratic time).
     """
     if len(text) > MAX_LENGTH:
         return ""
     text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
     kept = {i for found in _KEPT.finditer(text) for i in range(*found.span())}
-    text = "".join(
+    bare = "".join(
         c
         for i, c in enumerate(text)
         if i in kept or not (unicodedata.category(c)[0] == "P" or c in string.punctuation)
     )
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    forms = (" ".join(form.split()) for form in (_ARTICLES.sub(" ", bare), bare, text))
+    return next(filter(None, forms), "")
 
 
 def text_score(solution_str: str, ground_truth: str) -> float:
@@ -111,12 +121,17 @@ def text_score(solution_str: str, ground_truth: str) -> float:
 
 
 def aliases(ground_truth: str) -> list[str]:
-    """The right texts: the items of `ground_truth` if it is a JSON list, else itself."""
+    """The right texts: the items of `ground_truth` if it is a JSON list, else itself.
+
+    None for an object, and for a list of anything but texts and numbers.
+    """
     try:
         items = json.loads(ground_truth)
-    except ValueError:
-        items = None
-    return list(map(str, items)) if isinstance(items, list) else [ground_truth]
+    except (ValueError, RecursionError):
+        return [ground_truth]
+    if isinstance(items, list) and all(isinstance(item, (str, int, float)) for item in items):
+        return list(map(str, items))
+    return [] if isinstance(items, (list, dict)) else [ground_truth]
 
 
 def label_score(solution_str: str, ground_truth: str) -> float:
@@ -196,6 +211,12 @@ GRADERS = {
 }  # fmt: skip
 
 
+NEEDED = {
+    number_score: "one number", math_score: "what math-verify can read, and finds equal to itself",
+    text_score: "a text, or a list of texts", label_score: "one label",
+}  # fmt: skip
+
+
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info=None) -> float:
     """Grades one answer by its task, from 0.0 to 1.0; see the table at the top.
 
@@ -224,13 +245,26 @@ def unknown_data_source(data_source: str) -> str:
     )
 
 
+def same_answer(data_source: str, answer: str, ground_truth: str) -> bool:
+    """Whether `answer` is right, by the data_source's own comparison, if `ground_truth` is."""
+    with contextlib.suppress(ValueError):  # math-verify cannot read it
+        return compute_score(data_source, f"{SOLUTION_START}{answer}{SOLUTION_END}", ground_truth) == 1
+    return False
+
+
 def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
-    """Why no answer could be right, or None; the arguments are texts, as in a question's row."""
+    """Why `ground_truth` given as the answer is not paid, or None; for code, why its tests grade nothing.
+
+    The arguments are texts, as in a question's row.
+    """
     grader = GRADERS.get(data_source)
-    if grader is number_score and parse_number(ground_truth) is None:
-        return f"ground_truth {ground_truth!r:.60} is not one number, as data_source {data_source!r} needs it"
-    if grader is math_score and not read_gold(ground_truth):
-        return f"ground_truth {ground_truth!r:.60} is nothing that math-verify can read"
     if grader is code_grading.compute_score:
         return code_grading.tests_fault(ground_truth, json.loads(extra_info or "null"))
-    return None
+    if grader is None:
+        return None
+    answers = aliases(ground_truth) if grader is text_score else [ground_truth]
+    several = grader is label_score and aliases(ground_truth) != answers
+    if answers and not several and all(same_answer(data_source, a, ground_truth) for a in answers):
+        return None
+    needed = f"data_source {data_source!r} needs {NEEDED[grader]}"
+    return f"ground_truth {ground_truth!r:.60} is not paid when it is given as the answer; {needed}"

@@ -32,7 +32,9 @@ import jax
 import numpy as np
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
+from model import llama
 from settings import UserError, find_path
+from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, load_file, place_of
 
 WORLD_SECONDS = 10  # that a world may take for one answer
@@ -146,7 +148,7 @@ def around_observation(tokenizer) -> tuple[str, str]:
         UserError: it drops what was said.
     """
     said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
-    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    text = chat(tokenizer, said)
     if not all(word in text for word in WORDS):
         raise UserError(
             "ENVIRONMENT: MODEL's chat template leaves messages out; take another model, or give the "
@@ -203,7 +205,7 @@ class Walker:
         self.turn.append(len(self.rewards) if mine else -1)
         if mine:
             self.action.append(token)
-            ends = token == self.tokenizer.eos_id()
+            ends = token in llama.eos_ids(self.tokenizer)
             if ends or (self.stop and self.stop in self.tokenizer.decode(self.action)):
                 self.act(ends)
         self.over |= len(self.tokens) == self.limit
@@ -221,7 +223,8 @@ class Walker:
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
         self.over |= bool(self.stop and ends)
         if not self.over:
-            self.hear(observation, observation if self.stop else observation.join(self.around))
+            text = observation if self.stop else as_letters(self.tokenizer, observation).join(self.around)
+            self.hear(observation, text)
 
     def hear(self, observation: str, text: str) -> None:
         """Queues the world's tokens; one too many for the row cuts the episode off."""
@@ -307,7 +310,7 @@ def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
     return turns
 
 
-def ended(output: RolloutOutput, eos_id: int) -> np.ndarray:
+def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
     """Whether the world ended an episode, or an answer has an end-of-sequence token: bool [N]."""
     pairs = zip(output.text, output.tokens, strict=True)
-    return np.array([getattr(text, "terminated", eos_id in tokens) for text, tokens in pairs])
+    return np.array([getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs])

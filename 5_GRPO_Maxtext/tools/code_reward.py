@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     files = []
     for name, path in {"ANSWER": c.ANSWER, "TESTS": c.TESTS}.items() if c.ANSWER else ():
         try:
-            files.append(Path(path).read_text())
+            files.append(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise settings.UserError(f"{name}={path}: cannot be read ({error}); give a text file") from None
     try:

@@ -76,6 +76,7 @@ from model import llama, lora
 from model.versions import check_versions
 from run import checkpoints, run_files, trained
 from run.memory import refuse_full_disk
+from run.plain_text import shown
 from tools import model_card
 
 SHARD = "2GB"  # of one *.safetensors file
@@ -199,6 +200,8 @@ def gguf_to_huggingface(c: Constants, source: Path, target: Path) -> str:
 
 def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | None, target: Path) -> str:
     """Orbax -> a Hugging Face folder: weights, config, tokenizer; with a model card if it's a run's."""
+    if run and (said := trained.changed_model(c.MODEL or run.constants["MODEL"], run)):
+        print(shown(f"note: {said}"))
     stored = from_orbax(checkpoint)
     scanned = any(name.startswith("params-decoder-layers-") for name in stored)
     adapted = [name.removesuffix("_lora_a") for name in stored if name.endswith("_lora_a")]

@@ -21,7 +21,7 @@ from settings import UserError
 PRE_TOKENIZERS = {  # tokenizer.ggml.pre: how a text is cut before byte pairs are merged
     "smollm": lambda: pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    ),
+    )
 }
 
 

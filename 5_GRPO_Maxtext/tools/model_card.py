@@ -85,7 +85,7 @@ def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
-        c=c, name=name, model=model, step=step, code=code,
+        c=c, name=name, model=model, step=step, code=code, run_id=checkpoint.note.get("run_id", "unknown"),
         constants=shown(json.dumps(c, indent=1, ensure_ascii=False)),
         table=comparison_table(result["before"], after, c["EVAL_CONFIG"]) if after else "",
         content=repr(c["TEMPLATE"].format(system_prompt=system_prompt, question=QUESTION)),

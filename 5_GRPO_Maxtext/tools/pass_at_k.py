@@ -57,9 +57,10 @@ import inference
 import reward_func
 from model import llama
 from model.versions import check_versions
-from run import process, run_files
+from run import identity, process, run_files, start
 from run import trained as runs
-from task import prompts, run_grader, task_rewards
+from run.plain_text import shown
+from task import run_grader
 
 
 # %% Estimate -----------------------------------------------------------------------------------------------
@@ -81,18 +82,11 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 # %% Answers ------------------------------------------------------------------------------------------------
-def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]]:
-    """Asks each test question n times; returns how many answers are right, by reading and question.
+def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenizer) -> dict[str, list[int]]:
+    """Asks each question n times; returns how many answers are right, by reading and question.
 
     `ask` and `checkpoint` are from `inference.read_arguments`; with step 0 the untrained model answers.
     """
-    run = SimpleNamespace(**checkpoint.constants)  # questions and rewards are read as the run read them
-    data = prompts.read_data(run, None if run.REWARD_FUNC else task_rewards.ground_truth_fault)
-    everything = [row for rows, _ in data.values() for row in rows]
-    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
-    rows, source = data["test"]
-    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
-    rows = prompts.make_prompts(ask, rows[: c.NUM_QUESTIONS], source, tokenizer, grader.think_tags, None)
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
         runs.restore(rollout, *runs.place_of(checkpoint))
@@ -100,9 +94,9 @@ def count_right(c: Constants, ask, checkpoint, step: int) -> dict[str, list[int]
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
-    for start in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
-        part = asked[start : start + ask.BATCH_SIZE]
-        how = runs.sampling(ask, runs.POLICY, jax.random.fold_in(jax.random.key(c.SEED), start))
+    for first in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
+        part = asked[first : first + ask.BATCH_SIZE]
+        how = runs.sampling(ask, runs.POLICY, jax.random.fold_in(jax.random.key(c.SEED), first))
         texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
@@ -123,14 +117,30 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
     step = runs.place_of(checkpoint)[1] if trained else 0
-    asked = {name: checkpoint.constants[name] for name in ("DATASET", "TEST_DATASET", "BAD_ROWS")}
-    mine = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asked | asdict(ask) | {"CHECKPOINT": ""}}
-    mine |= {"step": step, "run": str(checkpoint.run.resolve()) if trained else ""}
-    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:12]
+    if step and "run_id" not in checkpoint.note:
+        raise UserError(f"CHECKPOINT={run}: its run.json, with the number of the run, is lost; put it back")
+    made = SimpleNamespace(**checkpoint.constants)  # questions are read and asked as the run did
+    data = start.read_questions(made)
+    everything = [row for rows, _ in data.values() for row in rows]
+    grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
+    tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
+    mine = SimpleNamespace(**vars(made) | {"REWARD_FUNC": ask.REWARD_FUNC, "METHOD": "", "TEACHER": ""})
+    found = []
+    for count in (made.NUM_TEST_QUESTIONS, c.NUM_QUESTIONS):
+        mine.NUM_TEST_QUESTIONS = count
+        rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
+        found.append(identity.of(mine, rows, grader.names, reward_func.__file__))
+    if trained:
+        runs.changed_model(ask.MODEL, checkpoint)
+        if said := identity.changes(checkpoint.note.get("identity", {}), found[0], mine, f"CHECKPOINT={run}"):
+            print(shown(f"note: {said}; counted as it is now"))
+    known = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asdict(ask) | {"CHECKPOINT": ""}}
+    known |= {"step": step, "run": checkpoint.note["run_id"] if step else "", "identity": found[1]}
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
     path = Path(c.RUN_DIR) / f"counts_{digest}.json"
     kept = run_files.read_object(path)
     if kept is None or "counts" not in kept:
-        kept = mine | {"counts": count_right(c, ask, checkpoint, step)}
+        kept = known | {"counts": count_right(c, ask, checkpoint, step, rows["test"], grader, tokenizer)}
         settings.write_whole(path, json.dumps(kept) + "\n")
     return kept["counts"]
 

@@ -1,36 +1,33 @@
-"""The drawings of the course, and a dark twin of every picture of its pages.
+"""The drawings of the course: what explains, and isn't measured.
 
-    python tools/drawings.py
+    python -m measure.drawings
 
 Draws the map of the course, agent and environment, values that crawl back, actor and critic, surprises that
 become an advantage, the ratios of one update, eight answers, their advantages and where these push, the
-programs that train the language model, what they keep in memory, and eight chips as a mesh. Then every
-`name.png` or `name.gif` that a page shows in a `<picture>` gets its `name_dark`: the same picture, or film,
-with its lightness turned round.
+programs that train the language model, what they keep in memory, and eight chips as a mesh.
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image, ImageSequence
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from figures import read_csv
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from measure.columns import read_csv
+from measure.pictures import darken
+
 ROOT = Path(__file__).resolve().parent.parent
 BLUE, ORANGE, GREEN, RED, GREY = "#1f77b4", "#d9730d", "#2a8f3c", "#c73a3a", "#6b7280"
-PAGE = np.array([13, 17, 23])  # the background of GitHub's dark pages
 Point = tuple[float, float]
 
 
-# %% Boxes and arrows -------------------------------------------------------------------------------------
+# %% Boxes and arrows -----------------------------------------------------------------------------------
 def sheet(width: float, height: float) -> tuple[plt.Figure, Axes]:
     """An empty picture whose unit is an inch."""
     figure = plt.figure(figsize=(width, height), dpi=150)
@@ -58,7 +55,7 @@ def arrow(axes: Axes, start: Point, end: Point, text: str = "", at: Point | None
         axes.text(x, y, text, ha="center", va="center", fontsize=9)
 
 
-# %% The drawings -----------------------------------------------------------------------------------------
+# %% The drawings ---------------------------------------------------------------------------------------
 def course_map() -> plt.Figure:
     """Five chapters: what each learns, who says whether an action was good, and what that costs."""
     figure, axes = sheet(10, 4.6)
@@ -411,52 +408,14 @@ DRAWINGS = {
 }
 
 
-# %% Dark twins -------------------------------------------------------------------------------------------
-def darkened(pixels: np.ndarray) -> np.ndarray:
-    """A picture with its lightness turned round and its hues kept; white becomes the dark page.
-
-    Lightness is HSL's, (max + min) / 2: adding 1 - 2 * lightness to every channel turns it round and leaves
-    hue and chroma as they are. Where a colour stands for a value, as in a map of V(s), it would say something
-    else: such a picture has no twin.
-
-    Args:
-        pixels: [height, width, 3], uint8.
-
-    Returns:
-        [height, width, 3], uint8.
-    """
-    colours = pixels / 255.0
-    lightness = (colours.max(axis=2, keepdims=True) + colours.min(axis=2, keepdims=True)) / 2  # [H, W, 1]
-    turned = np.clip(colours + 1 - 2 * lightness, 0, 1)
-    return np.round(PAGE + turned * (255 - PAGE)).astype(np.uint8)
-
-
-def twins() -> list[Path]:
-    """Every dark picture that a page names."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]
-    return sorted(
-        {
-            (page.parent / name).resolve()
-            for page in pages
-            for name in re.findall(r'srcset="([^"]+_dark\.(?:png|gif))"', page.read_text())
-        }
-    )
-
-
+# %% Main -----------------------------------------------------------------------------------------------
 def main() -> None:
     """Draws everything."""
     for name, draw in DRAWINGS.items():
-        draw().savefig(ROOT / name)
-    for path in twins():
-        light = Image.open(path.with_stem(path.stem.removesuffix("_dark")))
-        first, *others = (
-            Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(
-                16 if light.is_animated else 256
-            )
-            for frame in ImageSequence.Iterator(light)
-        )
-        film = {"save_all": True, "append_images": others, "duration": light.info.get("duration"), "loop": 0}
-        first.save(path, optimize=True, **(film if others else {}))
+        figure = draw()
+        figure.savefig(ROOT / name)
+        plt.close(figure)
+        darken(ROOT / name)
 
 
 if __name__ == "__main__":

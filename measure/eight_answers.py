@@ -1,10 +1,10 @@
 """A question, its eight answers in the first step of the main job, and the answers after training.
 
-    python tools/eight_answers.py              # runs the main job first: about two minutes
-    python tools/eight_answers.py RUN=folder   # takes a run of it with its default constants
+    python measure/eight_answers.py              # runs the main job first: about two minutes
+    python measure/eight_answers.py RUN=folder   # takes a run of it with its default constants
 
 Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README shows, and which
-tools/drawings.py draws.
+measure/drawings.py draws.
 """
 
 import json

@@ -1,0 +1,145 @@
+"""The variance of each gradient estimate of REINFORCE, from the same episodes, along one training.
+
+    python 3_Pendulum/gradient_variance.py    # writes gradient_variance.csv: half a minute
+
+Constants are those of reinforce.py.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.flatten_util import ravel_pytree
+from tqdm import tqdm
+
+import reinforce
+import runs
+import settings
+
+VARIANCE_BATCHES = 256  # batches played with each frozen policy
+NUM_POLICIES = 8  # frozen along one training, nearer to each other early, where learning is fast
+ESTIMATORS = [  # (return to go, baseline). No critic for whole returns: this one has learned returns to go
+    (False, "no_baseline"),
+    (False, "batch_mean"),
+    (True, "no_baseline"),
+    (True, "batch_mean"),
+    (True, "critic_baseline"),
+]
+
+
+# %% Variance of the gradient ---------------------------------------------------------------------------
+def frozen_networks(c: reinforce.Constants) -> tuple[list[tuple[reinforce.MLP, reinforce.MLP]], list[int]]:
+    """Actor and critic of the first seed's training as they were at each row of the log; the steps so far."""
+    rng = jax.random.key(c.SEED)
+    *_, learning_rng = jax.random.split(rng, 4)
+
+    @jax.jit
+    def learn(agent: reinforce.Agent, until: jax.Array) -> reinforce.Agent:
+        def update(agent):
+            return reinforce.update(c, agent, jax.random.fold_in(learning_rng, agent.num_updates))[0]
+
+        return jax.lax.while_loop(lambda agent: agent.env_step < until, update, agent)
+
+    agent, frozen, steps = reinforce.make_agent(c, rng), [], []
+    for until in range(c.EVAL_INTERVAL, c.NUM_STEPS + 1, c.EVAL_INTERVAL):
+        agent = learn(agent, until)
+        frozen.append((agent.actor, agent.critic))
+        steps.append(int(agent.env_step))
+    return frozen, steps
+
+
+def gradient_estimates(
+    c: reinforce.Constants, actor: reinforce.MLP, critic: reinforce.MLP, rngs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What every estimator makes of the same episodes.
+
+    Args:
+        c: the constants.
+        actor, critic: frozen.
+        rngs: keys [M], one for each batch of NUM_ENVS episodes.
+
+    Returns:
+        Estimates of grad J, float32 [M, len(ESTIMATORS), weights of the actor]; mean returns [M].
+    """
+
+    def one_batch(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # nnx differentiates only what belongs to the same trace: a copy, made inside the loop
+        frozen = nnx.clone(actor)
+        rollout = reinforce.collect(c, frozen, rng)
+
+        def estimate(reward_to_go: bool, baseline: str) -> jax.Array:
+            credit = reinforce.discounted_returns if reward_to_go else reinforce.whole_return
+            returns = rollout.alive * credit(rollout.reward, c.GAMMA)
+            advantage = returns - reinforce.BASELINES[baseline](rollout, returns, critic)
+            batch = reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
+            return -ravel_pytree(nnx.grad(reinforce.actor_loss)(frozen, batch))[0]
+
+        return jnp.stack([estimate(*which) for which in ESTIMATORS]), rollout.reward.sum(axis=1).mean()
+
+    return jax.lax.map(one_batch, rngs)
+
+
+def spread_of(estimates: np.ndarray) -> dict[str, float]:
+    """How far independent estimates [M, P] stray, and how long the vector is that they stray from.
+
+    Returns:
+        trace: of the covariance matrix, the mean squared distance of one estimate from the mean.
+        squared_norm: of the expected gradient. The mean of M estimates is longer by trace / M: subtracted.
+        *_error: standard errors. ratio: trace / squared_norm, nan where the noise hides the mean (2 errors).
+    """
+    estimates = estimates.astype(np.float64)
+    m, average = len(estimates), estimates.mean(axis=0)
+    squares = ((estimates - average) ** 2).sum(axis=1) * m / (m - 1)  # [M]
+    trace = squares.mean()
+    squared_norm = (average**2).sum() - trace / m
+    squared_norm_error = 2 * (estimates @ average).std(ddof=1) / np.sqrt(m)
+    return {
+        "trace": trace,
+        "trace_error": squares.std(ddof=1) / np.sqrt(m),
+        "squared_norm": squared_norm,
+        "squared_norm_error": squared_norm_error,
+        "ratio": trace / squared_norm if squared_norm > 2 * squared_norm_error else np.nan,
+    }
+
+
+def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
+    """The variance of every estimator at policies from early to late in the first seed's training.
+
+    Returns:
+        Lines of gradient_variance.csv.
+    """
+    frozen, steps = frozen_networks(c)
+    rows = np.unique(np.geomspace(1, len(steps), NUM_POLICIES).astype(int)) - 1
+    estimate_all = jax.jit(functools.partial(gradient_estimates, c))
+    lines = []
+    for row in tqdm(rows, unit="policy", leave=False, disable=None):
+        rngs = jax.random.split(jax.random.fold_in(jax.random.key(c.SEED), row), VARIANCE_BATCHES)
+        estimates, returns = estimate_all(*frozen[row], rngs)
+        lines += [
+            {
+                "env_step": steps[row],
+                "episode_return": np.asarray(returns).mean().item(),
+                "reward_to_go": reward_to_go,
+                "baseline": baseline,
+                **spread_of(np.asarray(estimates[:, i])),
+            }
+            for i, (reward_to_go, baseline) in enumerate(ESTIMATORS)
+        ]
+    return lines
+
+
+# %% Main -----------------------------------------------------------------------------------------------
+def main(arguments: list[str]) -> None:
+    """Writes gradient_variance.csv into the run's folder; raises settings.UserError."""
+    c = reinforce.configure(arguments)
+    runs.start_jax()
+    run_dir = runs.open_run("gradient_variance", c)
+    runs.write_csv(run_dir / "gradient_variance.csv", measure_variance(c))
+    print(f"everything of this study is in {run_dir}")
+
+
+if __name__ == "__main__":
+    settings.run(main)

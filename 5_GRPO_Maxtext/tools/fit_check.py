@@ -1,0 +1,508 @@
+"""Will it fit, before you rent it: compiles every program of a run for a TPU or a GPU that isn't here.
+
+The TPU's compiler (libtpu) and XLA's for NVIDIA cards are Python packages that run on any Linux machine and
+say how much memory of a chip a program takes. They compile what the main script runs, with its constants:
+
+    prefill     the prompts through the model; with ROLLOUT_ENGINE=maxtext, as the next three
+    spread      the prompts' KV cache, a row for each answer; on one chip
+    decode      the answers, token by token
+    merge       W + (alpha / r) A B for the next answers; with LoRA
+    update      an optimizer update with all its gradient passes
+    reference   log-probs of the answers under the reference; with BETA
+    old         log-probs under the policy that answered; with NUM_ITERATIONS above 1
+    sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
+    vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
+
+Each is compiled beside whatever else then lies in memory: optimizer, reference, merged weights. The compiler
+doesn't tell speed, numerics, or what the runtime itself takes. ALGORITHM=PPO adds a critic as large as the
+actor, and its optimizer, to what is in memory beside the update: what GRPO saves.
+
+    make fit-setup                              # .venv-fit and .venv-fit-cards, with the two compilers
+    make fit-check                              # the three files in assets/ anew
+    .venv-fit-cards/bin/python 5_GRPO_Maxtext/tool.py fit_check CARDS=t4 MODEL=Qwen/Qwen3-0.6B DTYPE=float32
+    .venv-fit/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8 BATCH_SIZE=1
+    .venv-vllm/bin/python 5_GRPO_Maxtext/tool.py fit_check TOPOLOGIES=v6e-8     # with vLLM's engine
+
+Takes every constant of the main script. To add a case to a file in assets/, add its row (machine, algorithm,
+constants) and write the file. A program takes 2 to 20 s for a card and about a minute for a TPU, on one core.
+"""
+
+import contextlib
+import csv
+import datetime
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Before jax is imported: run on the CPU, and let the compilers work without looking for a chip or a cloud.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.update(
+    CUDA_VISIBLE_DEVICES="-1",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_ACCELERATOR_TYPE="v5p-8",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_WORKER_ID="0",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    TPU_LOG_DIR="disabled",
+)
+
+import settings  # before jax: sets XLA's flags  # isort: skip
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.linen import partitioning as nn_partitioning
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
+from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation_utils
+from tunix.generate.utils import transfer_state_with_mappings
+
+import grpo_llama3_1_8b_demo as demo
+import grpo_variants
+from model import devices, llama, lora, versions
+from model.llm import Model, split
+from model.log_probs import log_probs_of_states
+from model.rollout import MaxTextRollout, sampling
+from run import checks, dry_run, memory
+from settings import UserError
+
+
+# %% Constants ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Constants(demo.Constants):
+    """This tool's own; it takes all of the main script's, too."""
+
+    MODEL: str = memory.LLAMA_3_1_8B  # Hugging Face name or folder; those in memory.PUBLISHED need no network
+    TOPOLOGIES: str = "v5p-8,v6e-8"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
+    CARDS: str = ""  # in place of TOPOLOGIES: t4, l4, rtx3090, ..., 8xh100; run/cards.csv describes them
+    ALGORITHM: Literal["GRPO", "PPO"] = "GRPO"  # PPO: with a critic and its optimizer; the update alone
+    LARGEST: bool = False  # True: the largest batch that fits, in place of the one that's asked for
+    WRITE: Literal["", "fit_check.csv", "fit_rungs.csv", "fit_cards.csv"] = ""  # compiles its rows anew
+    SINCE: str = ""  # with WRITE: rows compiled on this day (2026-11-25) or later stay as they are
+
+
+OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "LARGEST=", "WRITE=", "SINCE=")
+SEARCHED = ("BATCH_SIZE=", "NUM_GENERATIONS=")  # by `largest`
+BEFORE = {"decode": ("prefill", "spread")}  # whose results are its arguments
+MOST_PER_CHIP = 64  # answers of a pass with which the search begins on a TPU
+MOST_QUESTIONS = 64  # of a step, on a card
+IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_id=lambda: 128_009)  # Llama 3.1's; any take as much
+COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
+           "limit", "left", "vllm_least", "vllm_most", "seconds", "compiled")  # fmt: skip
+
+
+# %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
+def page_programs(c, policy, plain, mesh, config, pad_id: int):
+    """The main script's update and both log-probs: all that this tool knows of their calls.
+
+    Returns:
+        The trained params, opt_state; function and arguments of `update`, `reference` and `old`.
+    """
+    trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
+    graphdef, params, frozen = split(policy, trained)
+    optimizer = demo.make_optimizer(c)
+    opt_state = optax.tree_map_params(  # `zeros_like` keeps a parameter's sharding
+        optimizer, lambda moment, param: param, jax.eval_shape(optimizer.init, params), params
+    )
+    passes = c.BATCH_SIZE // (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE)
+    N, T = c.BATCH_SIZE * c.NUM_GENERATIONS // passes, c.TOTAL_GENERATION_STEPS
+
+    def array(dtype, width):
+        sharding = NamedSharding(mesh, P(None, "fsdp"))  # a pass's answers are divided among the chips
+        return jax.ShapeDtypeStruct((passes, N, width), dtype, sharding=sharding)
+
+    batch = demo.Batch(
+        prompt_ids=array(jnp.int32, c.MAX_PROMPT_LENGTH),
+        completion_ids=array(jnp.int32, T),
+        mask=array(bool, T),
+        weight=array(jnp.float32, T),
+        advantage=array(jnp.float32, 1),
+        beta=array(jnp.float32, 1),
+        sampler_log_prob=array(jnp.float32, T),
+        ref_log_prob=array(jnp.float32, T) if c.BETA else None,
+        old_log_prob=array(jnp.float32, T) if c.NUM_ITERATIONS > 1 else None,
+    )
+    temperature = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))
+    rules = tuple(map(tuple, config.logical_axis_rules))
+    model = Model(graphdef, frozen, temperature, pad_id, c.LOGITS_CLIP, c.NUM_GENERATIONS, mesh, rules)
+    use = grpo_variants.choose(c, demo.TABLES)
+    update = functools.partial(demo.update.__wrapped__, use=use, optimizer=optimizer)
+    log_probs = functools.partial(
+        log_probs_of_states, pad_id=pad_id, temperature=c.TEMPERATURE, logits_clip=c.LOGITS_CLIP,
+        num_generations=c.NUM_GENERATIONS,
+    )  # fmt: skip
+    tokens = batch.prompt_ids, batch.completion_ids
+    structure, *states = split(plain, trained)
+    reference = log_probs, (structure, tuple(states), *tokens)
+    old = log_probs, (graphdef, (params, frozen), *tokens)
+    return params, opt_state, (update, (params, opt_state, model, batch)), reference, old
+
+
+def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
+    """What rollout.py runs for the answers of a step.
+
+    Returns:
+        `prefill`, `spread` (None on several chips) and `decode`, each a function and its arguments. The last
+        two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
+    """
+    single = mesh.size == 1
+    rollout = MaxTextRollout(
+        plain, IDS, mesh, sampling(c), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
+        prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE, **machine) if single else None,
+    )  # fmt: skip
+    everywhere = NamedSharding(mesh, P())
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
+    def outputs(compiled):
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            compiled.out_info, compiled.output_shardings,
+        )  # fmt: skip
+
+    def of_decode(compiled):
+        logits, cache = outputs(compiled["spread" if single else "prefill"])
+        key = array(jax.random.key(0).dtype)
+        return params, rest, cache, logits, array(jnp.int32, rollout.rows), key, array(jnp.float32), 0
+
+    params = nnx.state(plain.base, nnx.Param)
+    rest = jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
+    rows = c.BATCH_SIZE if single else rollout.rows
+    prefill = rollout._prompt_pass, (params, rest, array(jnp.int32, rows, c.MAX_PROMPT_LENGTH))
+    spread = (
+        rollout._spread_rows,
+        lambda compiled: ([outputs(compiled["prefill"])], array(jnp.int32, rollout.rows)),
+    )
+    decode = functools.partial(
+        rollout._decode_all, methods=rollout._methods, max_tokens=c.TOTAL_GENERATION_STEPS
+    )
+    return prefill, spread if single else None, (decode, of_decode)
+
+
+def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
+    """What a run executes on the chips that train.
+
+    Args:
+        trainer: the devices that train, of a topology or real ones.
+        algorithm: "PPO" keeps a critic and its optimizer in memory, too; its update alone is compiled.
+        machine: MaxText settings for the machine to compile for; none for this one.
+
+    Returns:
+        Of each program its name, a `jax.jit`, and its arguments: first what lies in memory beside the others,
+        or a function that makes them from the programs compiled before; how many parameters the model has.
+    """
+    config = llama.to_run_config(c, hf, **machine)
+    mesh = maxtext_utils.get_mesh_from_config(config, trainer)
+    _, base = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+    llama.use_rope_scaling(base, hf)
+    plain = TunixMaxTextAdapter(base, pad_id=pad_id)
+    plain.config = None  # as MaxText's own `from_pretrained` leaves it
+    model = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else plain
+    merge = functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1))
+
+    def sync(params):
+        vllm_state = abstract_vllm_state(plain, mesh, jnp.dtype(c.DTYPE))  # it is filled in place
+        return transfer_state_with_mappings(
+            merge(params) if c.LORA_RANK else params,
+            vllm_state,
+            key_mappings=plain.to_hf_mappings(),
+            key_mapping_hook_fns=plain.to_hf_hook_fns(),
+            transpose_keys=plain.to_hf_transpose_keys(),
+            reshard_fn=lambda new, place: {
+                k: jax.lax.with_sharding_constraint(v, place[k]) for k, v in new.items()
+            },
+        )
+
+    programs = []
+
+    def add(name, program, *beside, donated=(), out=None):
+        function, arguments = program
+        later = callable(arguments)
+
+        def traced(beside, *arguments):
+            with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
+                return function(*arguments)
+
+        jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)
+        programs.append((
+            name, jitted,
+            (lambda compiled: (beside, *arguments(compiled))) if later else (beside, *arguments),
+        ))  # fmt: skip
+
+    params, opt_state, update, log_probs, old = page_programs(c, model, plain, mesh, config, pad_id)
+    weights, everything = nnx.to_pure_dict(nnx.state(plain, nnx.Param)), nnx.state(model, nnx.Param)
+    reference = weights if memory.weight_copies(c) > 1 else ()
+    critic = (weights, params, opt_state) if algorithm == "PPO" else ()
+    add("update", update, reference, critic, donated=(1, 2))  # params, opt_state
+    if algorithm == "GRPO":
+        if c.BETA:  # LoRA's frozen weights are the reference's own
+            add("reference", log_probs, params if c.LORA_RANK else weights, opt_state)
+        if c.NUM_ITERATIONS > 1:
+            add("old", old, opt_state, reference)
+        if c.ROLLOUT_ENGINE == "vllm":
+            add("sync", (sync, (everything,)), opt_state, reference)
+        else:
+            beside = opt_state, reference, everything if c.LORA_RANK else ()  # rollout.py decodes W + A B
+            if c.LORA_RANK:
+                add("merge", (merge, (nnx.state(model.base, nnx.Param),)), *beside[:2])
+            prefill, spread, decode = sampler_programs(c, hf, plain, mesh, config, **machine)
+            add("prefill", prefill, *beside)
+            if spread:
+                add("spread", spread, *beside, weights if c.LORA_RANK else ())  # the merged ones
+            whole = NamedSharding(mesh, P())
+            add("decode", decode, *beside, donated=3, out=(whole, whole, None))  # the cache
+    return programs, sum(x.size for x in jax.tree.leaves(weights))
+
+
+def abstract_lora(c, plain: TunixMaxTextAdapter, mesh, config) -> TunixMaxTextAdapter:
+    """`lora.add_lora` on an abstract model: another one, abstract too."""
+
+    def add(plain):
+        return lora.add_lora(plain, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)[0]
+
+    shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(plain))}
+    graphdef, state = nnx.split(nnx.eval_shape(add, plain))
+    placed = []
+    for path, leaf in nnx.to_flat_state(state):
+        x, sharding = leaf.get_value(), shardings.get(path, NamedSharding(mesh, P()))  # P(): A and B
+        placed.append((path, leaf.replace(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))))
+    return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+
+def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
+    """vLLM's weights by MaxText's own map: one array per layer, its "model" axes sharded over "fsdp"."""
+    flat = {}
+    for path, param in nnx.state(model, nnx.Param).flat_state():
+        name, axes = model.to_hf_mappings()[".".join(map(str, path))]
+        sizes = list(zip(axes, param.get_value().shape))
+        kept = [(axis, n) for axis, n in sizes if axis != "layer"]
+        spec = P(*("fsdp" if axis == "model" and n % mesh.shape["fsdp"] == 0 else None for axis, n in kept))
+        value = jax.ShapeDtypeStruct([n for _, n in kept], dtype, sharding=NamedSharding(mesh, spec))
+        for layer in range(dict(sizes).get("layer", 1)):  # without an axis of layers the name has no *
+            key = name.replace("*", str(layer))
+            flat[tuple(int(k) if k.isdigit() else k for k in key.split("."))] = nnx.Param(value)
+    return nnx.State.from_flat_path(flat)
+
+
+# %% Compiling, and what the compiler says ------------------------------------------------------------------
+TARGET = """gpu_device_info {{
+ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+ block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+ registers_per_core_limit: 65536 registers_per_block_limit: 65536
+ cuda_compute_capability {{ major: {major} minor: {minor} }} {numbers} }}
+platform_name: "CUDA" dnn_version_info {{ major: 9 }} runtime_version {{ major: 13 }}
+device_description_str: "{name}"
+"""  # XLA's stream_executor.GpuTargetConfigProto; what all cards since the T4 have in common is written out
+
+
+def devices_of(machine: memory.Machine) -> list:
+    """The devices of a TPU slice or of NVIDIA cards that aren't attached.
+
+    Raises:
+        UserError: MaxText knows no such slice, or the compiler isn't installed.
+    """
+    if card := memory.CARDS.get(machine.kind):
+        major, minor = card["capability"].split(".")
+        numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
+        target = TARGET.format(major=major, minor=minor, numbers=numbers, name=card["name"])
+        description = dict(
+            platform="cuda", topology_name="", target_config=target, topology=f"1x1x{machine.chips}"
+        )
+    else:
+        try:
+            spec = accelerator_to_spec_map.get_system_characteristics(machine.name)
+        except (KeyError, ValueError):
+            raise UserError(f"TOPOLOGIES={machine.name}: MaxText's list has no such TPU slice") from None
+        description = dict(
+            platform="tpu", topology_name=spec.topology_name, chip_config_name=spec.chip_config_name,
+            chips_per_host_bounds=spec.chips_per_host_bounds,
+        )  # fmt: skip
+    try:
+        return list(topologies.get_topology_desc(**description).devices)
+    except Exception as error:  # jax has no type of its own for a plugin that is not there
+        constant, python = ("CARDS", ".venv-fit-cards") if card else ("TOPOLOGIES", ".venv-fit")
+        raise UserError(
+            f"{constant}={machine.name}: its compiler does not start ({str(error).splitlines()[0]}); run "
+            f"`make fit-setup`, then {python}/bin/python"
+        ) from None
+
+
+def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
+    """Compiles a program of `make_programs`, unless its arguments alone take more than a chip has.
+
+    Args:
+        limit: GiB per chip.
+        card: it's for a GPU, where arguments, results and temporaries are allocated one by one.
+
+    Returns:
+        `arguments`, `temporaries`, `peak` in GiB per chip, and the program; where it doesn't fit, the `peak`
+        that was asked for, and None.
+    """
+    taken = sum(
+        np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize / memory.GIB
+        for x in jax.tree.leaves(arguments)
+        if getattr(x, "sharding", None) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    )
+    if taken > limit:
+        return {"peak": float(taken)}, None
+    try:
+        compiled = jitted.lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
+        return {"peak": max(wanted, default=float("nan"))}, None
+    said = compiled.memory_analysis()
+    given, temporaries = said.argument_size_in_bytes, said.temp_size_in_bytes
+    together = given + temporaries + said.output_size_in_bytes - said.alias_size_in_bytes
+    sizes = dict(
+        arguments=given, temporaries=temporaries, peak=together if card else said.peak_memory_in_bytes
+    )
+    return {name: n / memory.GIB for name, n in sizes.items()}, compiled
+
+
+def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -> tuple[list[dict], str]:
+    """Compiles the programs of one configuration, prints as it goes, and stops at one that doesn't fit.
+
+    Args:
+        name: of the slice or of the cards.
+        algorithm: "GRPO" or "PPO".
+        arguments: constants of the main script; without MODEL it is Llama 3.1 8B.
+        only: one program, and those that its arguments come from; "" is all.
+
+    Returns:
+        One row of COLUMNS per program; the verdict, a line.
+    """
+    c, machine = settings.read(Constants, arguments), memory.machine_of(name)
+    checks.refuse(c)
+    hf = memory.published_config(c.MODEL) or dry_run.find_model(c.MODEL, weights=False)[1]
+    chips, card = devices_of(machine), machine.kind in memory.CARDS
+    trainer, rollout_mesh = devices.plan_devices(c, hf, chips)
+    target = dict(hardware="gpu") if card else dict(
+        hardware="tpu", compile_topology=name, compile_topology_num_slices=1,
+        per_device_batch_size=c.BATCH_SIZE * c.NUM_GENERATIONS / len(chips),
+    )  # fmt: skip
+    programs, parameters = make_programs(c, hf, trainer, IDS.pad_id(), algorithm, **target)
+    if rollout_mesh and hf.model_type == "llama" and importlib.util.find_spec("tpu_inference"):
+        from tools import vllm_step  # imports vLLM
+
+        step, of_step = vllm_step.step_program(c, hf, rollout_mesh, machine.kind)
+        programs.append(("vllm", jax.jit(step, donate_argnums=1), of_step))
+    needs = memory.estimate(c, hf, parameters, trainer, rollout_mesh if algorithm == "GRPO" else None)
+    case = f"{name} {algorithm} {' '.join(arguments)}".strip()
+    rows, done = [], {}
+    for program, jitted, of_program in programs:
+        if only and program not in (only, *BEFORE.get(only, ())):
+            continue
+        started = time.perf_counter()
+        given = of_program(done) if callable(of_program) else of_program
+        with jax.set_mesh(rollout_mesh) if program == "vllm" else contextlib.nullcontext():
+            sizes, done[program] = compile_program(jitted, given, machine.gib, card)
+        peak, seconds = sizes["peak"], time.perf_counter() - started
+        rows.append(dict(
+            machine=name, algorithm=algorithm, constants=" ".join(arguments), program=program,
+            chips=f"{len(trainer)} of {len(chips)}", limit=machine.gib, left=machine.gib - peak,
+            seconds=seconds, compiled=f"{datetime.date.today()} {pins(card)}", **sizes,
+        ))  # fmt: skip
+        if program == "update" and needs.weights:
+            rows[-1]["vllm_least"], rows[-1]["vllm_most"] = needs.shares(machine.gib, peak)
+        print(f"{case}: {program} takes {peak:.2f} of {machine.gib:.2f} GiB, {seconds:.0f} s", flush=True)
+        if peak > machine.gib:
+            break  # the other programs would not save it
+    worst = max((row for row in rows if row["program"] != "vllm"), key=lambda row: row["peak"])
+    try:
+        said = f"compiled, {worst['program']}"
+        return rows, f"{case}: yes: {memory.verdict(c, machine, len(trainer), needs, worst['peak'], said)}"
+    except UserError as error:
+        critic = "ALGORITHM=PPO, take GRPO, which has no critic; or " if algorithm == "PPO" else ""
+        return rows, f"{case}: no: {critic}{error}"
+
+
+def pins(card: bool) -> str:
+    """The versions that a row holds for."""
+    packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")
+    return " ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+
+
+def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
+    """The largest batch that fits, by halving: for a slice the answers of a pass, for cards the questions.
+
+    Args:
+        name, algorithm: as in `check`.
+        arguments: without BATCH_SIZE and, for a slice, NUM_GENERATIONS; there with TRAIN_MICRO_BATCH_SIZE=0.
+
+    Returns:
+        As `check`: rows of what fits, if anything does, and the last of a batch twice as large. For a slice,
+        where vLLM has memory of its own, the update alone is compiled; for cards all programs.
+    """
+    machine = memory.machine_of(name)
+    card, found = machine.kind in memory.CARDS, []
+    for i in reversed(range((MOST_QUESTIONS if card else MOST_PER_CHIP).bit_length())):
+        if card:
+            sizes = (f"BATCH_SIZE={2**i}",)
+        else:
+            answers = machine.chips * 2**i
+            group = min(answers, settings.defaults(demo.Constants, "tpu")["NUM_GENERATIONS"])
+            if group < 2:  # one answer has no group to be compared with
+                continue
+            sizes = f"BATCH_SIZE={answers // group}", f"NUM_GENERATIONS={group}"
+        case, larger = (name, algorithm, (*arguments, *sizes)), found[-1:]
+        found, verdict = check(*case, only="decode" if card else "update")
+        if card and found[-1]["left"] >= 0:
+            found, verdict = check(*case)
+        if found[-1]["left"] >= 0:
+            break
+    return found + larger, verdict
+
+
+# %% Main ---------------------------------------------------------------------------------------------------
+def committed_cases(file: str) -> dict[tuple, list[dict]]:
+    """Rows of a file in assets/ by case: machine, algorithm, and the constants that aren't searched for."""
+    found = {}
+    for row in memory.fit_rows(file):
+        searched = SEARCHED if memory.FIT_FILES[file] else ()
+        constants = tuple(text for text in row["constants"].split() if not text.startswith(searched))
+        found.setdefault((row["machine"], row["algorithm"], constants), []).append(row)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Compiles; prints a line per program and a verdict per configuration."""
+    c = settings.read(Constants, arguments)
+    given = tuple(text for text in arguments if not text.startswith(OWN))
+    if c.WRITE and (given or c.LARGEST):
+        raise UserError(f"WRITE={c.WRITE}: compiles what's in it; leave out all else but SINCE, or WRITE")
+    settings.quiet()
+    versions.check_versions()
+    search = memory.FIT_FILES.get(c.WRITE, c.LARGEST)
+    asked = ((name, c.ALGORITHM, given) for name in (c.CARDS or c.TOPOLOGIES).split(","))
+    table = committed_cases(c.WRITE) if c.WRITE else dict.fromkeys(asked, ())
+    for case, old in table.items():
+        if c.SINCE and old and min(row["compiled"] for row in old) >= c.SINCE:
+            continue
+        rows, verdict = (largest if search else check)(*case)
+        print(verdict, flush=True)
+        if c.WRITE:
+            table[case] = [  # two decimals for GiB and seconds
+                {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in row.items()} for row in rows
+            ]
+            with open(settings.HERE / "assets" / c.WRITE, "w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(row for rows in table.values() for row in rows)
+
+
+if __name__ == "__main__":
+    settings.run(main)

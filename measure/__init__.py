@@ -1,0 +1,1 @@
+"""What is measured for the pages: the runner, the lock, the tables, the pictures."""

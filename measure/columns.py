@@ -1,0 +1,309 @@
+"""What a finished run adds to a committed table, and tables that follow from other tables.
+
+Each function named under `columns` in a study.toml takes the folders of a row's runs (one, or one per seed)
+and yields lines; each named under `derive` takes tables' paths.
+"""
+
+import csv
+import json
+import runpy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+Lines = Iterator[dict[str, Any]]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file."""
+    return json.loads(path.read_text())
+
+
+def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
+    """The columns of log.csv, float32 as the script had them; of one seed, or of the only one."""
+    rows = [row for row in read_csv(run / "log.csv") if seed is None or int(row["seed"]) == seed]
+    return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0] if name != "method"}
+
+
+def seeds_of(run: Path) -> list[int]:
+    """The seeds that the run trained side by side."""
+    constants = read_json(run / "constants.json")
+    return [constants["SEED"] + i for i in range(constants["NUM_SEEDS"])]
+
+
+# %% Folder 1 -------------------------------------------------------------------------------------------
+def q_learning_facts(run: Path) -> dict[str, Any]:
+    """What the tables of folder 1 choose from: constants, log, table and optimum, and figures of them."""
+    constants, result = read_json(run / "constants.json"), read_json(run / "result.json")
+    rows = read_csv(run / "log.csv")
+    log = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
+    copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
+    folder = copy if copy.exists() else Path(__file__).resolve().parent.parent / "1_Q_Learning"
+    grid, c = runpy.run_path(str(folder / "grid.py")), SimpleNamespace(**constants)
+    error = np.abs(Q - grid["value_iteration"](c))
+    last = log["return"][log["episode"] > constants["NUM_EPISODES"] - 1000].mean()
+    moves = grid["greedy_moves"](c, Q, grid["START"])
+    return {
+        "seed": constants["SEED"],
+        "result": result,
+        "log": log,
+        "error": error,
+        "last": last,
+        "moves": moves,
+    }
+
+
+def q_learning_seed(runs: Sequence[Path]) -> Lines:
+    """seeds.csv."""
+    for run in runs:
+        facts = q_learning_facts(run)
+        yield {
+            "seed": facts["seed"],
+            "max_abs_error": facts["result"]["max_abs_error"],
+            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
+            "return_of_last_1000_episodes": round(facts["last"], 3),
+            "seconds": round(facts["result"]["seconds"], 3),
+        }
+
+
+def q_learning_study(runs: Sequence[Path]) -> Lines:
+    """compare.csv."""
+    for run in runs:
+        facts = q_learning_facts(run)
+        close = facts["log"]["episode"][facts["log"]["max_abs_error"] < 1e-6]
+        yield {
+            "seed": facts["seed"],
+            "max_abs_error": facts["result"]["max_abs_error"],
+            "pairs_off_by_0.01": int((facts["error"] > 0.01).sum()),
+            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
+            "episodes_to_1e-6": int(close[0]) if len(close) else "never",
+            "return_of_last_1000_episodes": facts["last"],
+        }
+
+
+def q_learning_mistake(runs: Sequence[Path]) -> Lines:
+    """mistakes.csv and exercises.csv; the goal's row of the table is left out."""
+    for run in runs:
+        facts = q_learning_facts(run)
+        error = facts["error"][:-1]  # [15, 4]
+        yield {
+            "seed": facts["seed"],
+            "max_abs_error": error.max(),
+            "pairs_off_by_0.01": int((error > 0.01).sum()),
+            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
+            "moves_from_start": facts["moves"] or "never",
+            "return_of_last_1000_episodes": round(facts["last"], 3),
+        }
+
+
+def q_learning_curves(runs: Sequence[Path]) -> Lines:
+    """compare_curves.csv: geometric mean of the errors, mean of the returns, and extremes over the seeds."""
+    logs = [q_learning_facts(run)["log"] for run in runs]
+    errors = np.maximum([log["max_abs_error"] for log in logs], 1e-14)  # 0 isn't on a logarithmic axis
+    returns = np.array([log["return"] for log in logs])
+    lines = {
+        "error_mean": np.exp(np.log(errors).mean(axis=0)), "error_min": errors.min(axis=0),
+        "error_max": errors.max(axis=0), "return_mean": returns.mean(axis=0),
+        "return_min": returns.min(axis=0), "return_max": returns.max(axis=0),
+    }  # fmt: skip
+    for i, episode in enumerate(logs[0]["episode"]):
+        yield {"episode": int(episode)} | {name: f"{values[i]:.4g}" for name, values in lines.items()}
+
+
+# %% Folders 2 and 3: seeds side by side ----------------------------------------------------------------
+def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    """By seed: its number and its last policy's return, and its log."""
+    for run in runs:
+        returns = read_json(run / "result.json")["eval_return"]
+        for seed, eval_return in zip(seeds_of(run), returns, strict=True):
+            yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
+
+
+def first_step(log: dict[str, np.ndarray], name: str, value: str) -> int | str:
+    """The environment step at which a column has a value for the first time."""
+    reached = log["env_step"][log[name] == float(value)]
+    return int(reached[0]) if len(reached) else "never"
+
+
+FIGURES = {
+    "first": first_step,
+    "last": lambda log, name: log[name][-1],
+    "count": lambda log, name: int(log[name][-1]),
+    "max": lambda log, name: log[name].max(),
+    "mean": lambda log, name: log[name].mean(),
+}
+
+
+def seeds_side_by_side(runs: Sequence[Path], **figures: str) -> Lines:
+    """A line per seed: its last policy's return, and figures of its log, such as kl="mean kl"."""
+    for line, log in with_logs(runs):
+        specs = {name: spec.split() for name, spec in figures.items()}
+        yield line | {name: FIGURES[kind](log, *rest) for name, (kind, *rest) in specs.items()}
+
+
+def band(runs: Sequence[Path], value: Any) -> Lines:
+    """Mean, lowest and highest seed of a function of the log, at each row."""
+    logs = [log for _, log in with_logs(runs)]
+    values = np.stack([value(log) for log in logs])  # [seeds, rows]
+    steps = np.mean([log["env_step"] for log in logs], axis=0)
+    for step, at in zip(steps, values.T):
+        yield {"env_step": f"{step:g}", "mean": at.mean(), "low": at.min(), "high": at.max()}
+
+
+def overestimation(runs: Sequence[Path]) -> Lines:
+    """Folder 2's promises.csv: what the network promises for first states less what comes of them."""
+    yield from band(runs, lambda log: log["max_q"] - log["discounted_return"])
+
+
+def learning_curve(runs: Sequence[Path]) -> Lines:
+    """The greedy policy's return."""
+    yield from band(runs, lambda log: log["eval_return"])
+
+
+def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
+    """Last policies of one row less those of another, seed by seed.
+
+    Returns:
+        The mean difference; its 95 % interval by the percentile bootstrap (10,000 resamples of the seeds),
+        which makes no guess at the shape of the differences, most of them 0, and with ten seeds is a little
+        narrow; how many seeds are lower and higher.
+    """
+    import scipy.stats
+
+    rows = [[float(x["eval_return"]) for x in lines if x["changed"] == label] for label in (changed, against)]
+    difference = np.subtract(*rows)
+    interval = scipy.stats.bootstrap(
+        (difference,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return {
+        "changed": changed, "against": against, "mean_difference": difference.mean(), "low": interval.low,
+        "high": interval.high, "lower": int((difference < 0).sum()), "higher": int((difference > 0).sum()),
+    }  # fmt: skip
+
+
+def paired_rows(table: Path) -> Lines:
+    """Each row against the first, and against the row that differs by DOUBLE_DQN=False only."""
+    lines = read_csv(table)
+    labels = list(dict.fromkeys(line["changed"] for line in lines))
+    pairs = [(label, labels[0]) for label in labels[1:]]
+    pairs += [(label, label.removesuffix(" DOUBLE_DQN=False")) for label in labels]
+    for changed, against in dict.fromkeys(pairs):
+        if changed != against and against in labels:
+            yield paired(lines, changed, against)
+
+
+def best_of_tune(table: Path) -> list[dict[str, Any]]:
+    """Each learner's best setting by the mean of its last policies; of equals, by that while learning."""
+    best: dict[str, tuple] = {}
+    lines = read_csv(table)
+    for key in dict.fromkeys((x["learner"], x["learning_rate"], x["target_sync_interval"]) for x in lines):
+        mine = [x for x in lines if (x["learner"], x["learning_rate"], x["target_sync_interval"]) == key]
+        score = [np.mean([float(x[name]) for x in mine]) for name in ("eval_return", "mean_while_learning")]
+        best[key[0]] = max(best.get(key[0], ([], "", "")), (score, *key[1:]))
+    rows = []
+    for learner, (_, rate, interval) in best.items():
+        words = [] if learner == "ours" else ["N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False"]
+        words += [f"LEARNING_RATE={rate}"] + ([] if learner == "ours" else [f"LEARNING_RATE_END={rate}"])
+        rows.append({"learner": learner, "changed": " ".join([*words, f"TARGET_SYNC_INTERVAL={interval}"])})
+    return rows
+
+
+# %% Folder 4 -------------------------------------------------------------------------------------------
+def mnist_study(runs: Sequence[Path]) -> Lines:
+    """Folder 4's compare.csv: the last accuracies, and means over the whole training."""
+    for run in runs:
+        result = read_json(run / "result.json")
+        for row in read_csv(run / "accuracy.csv"):
+            log = log_of(run, int(row["seed"]))
+            line = {name: value for name, value in row.items() if name not in ("method", "seed")}
+            means = {name: log[name].mean().item() for name in log if name not in ("seed", "images", *line)}
+            yield {
+                "seed": row["seed"], **line, "images": int(log["images"][-1]), **means,
+                "seconds_of_all_seeds": result["seconds"] - result["compile_seconds"],
+            }  # fmt: skip
+
+
+def mnist_tuning(runs: Sequence[Path]) -> Lines:
+    """Folder 4's tune.csv: without the test images."""
+    for line in mnist_study(runs):
+        yield {name: value for name, value in line.items() if not name.startswith("test")}
+
+
+def mnist_accuracy(runs: Sequence[Path]) -> Lines:
+    """Folder 4's seeds.csv and exercises.csv: the test images."""
+    for run in runs:
+        result = read_json(run / "result.json")
+        for row in read_csv(run / "accuracy.csv"):
+            line = {name: row[name] for name in ("seed", "test_accuracy", "test_sampled_accuracy")}
+            yield line | {name: result[name] for name in ("seconds", "compile_seconds")}
+
+
+def mnist_log(runs: Sequence[Path]) -> Lines:
+    """Folder 4's log.csv: every method's log."""
+    for run in runs:
+        yield from read_csv(run / "log.csv")
+
+
+# %% Folder 5 -------------------------------------------------------------------------------------------
+def measured(run: Path) -> dict[str, str]:
+    """Machine and date."""
+    return {name: read_json(run / "measured.json")[name] for name in ("machine", "date")}
+
+
+def language_model(runs: Sequence[Path]) -> Lines:
+    """Folder 5's seeds.csv: one line per run."""
+    for run in runs:
+        result = read_json(run / "result.json")
+        shares = {
+            f"{when}_{name}": value for when in ("before", "after")
+            for name, value in result[when].items() if name.endswith("_accuracy")
+        }  # fmt: skip
+        more = {name: result.get(name, "") for name in ("seconds", "seconds_per_step", "steps")}
+        yield shares | {"questions": result["before"]["questions"]} | more | measured(run)
+
+
+def own_task(runs: Sequence[Path]) -> Lines:
+    """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has several."""
+    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    for run in runs:
+        result = read_json(run / "result.json")
+        before, after = (
+            {"all": result[w]} | result[w].get("by_data_source", {}) for w in ("before", "after")
+        )
+        for name, old in before.items():
+            line = {"data_source": name, "questions": old["questions"]}
+            for key in keys:
+                line |= {"before_" + key: old.get(key, ""), "after_" + key: after[name].get(key, "")}
+            yield line | {"seconds": result["seconds"]} | measured(run)
+
+
+def mismatch(runs: Sequence[Path]) -> Lines:
+    """Folder 5's mismatch.csv."""
+    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+    for run in runs:
+        result, about = read_json(run / "result.json"), read_json(run / "measured.json")
+        line = {"seed": read_json(run / "constants.json")["SEED"], "command": about["command"]}
+        line |= {f"{when}_{key}": result[when][key] for when in ("before", "after") for key in keys}
+        line["questions"] = result["before"]["questions"]
+        line["graded"] = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
+        yield line | {"seconds": result["seconds"]} | measured(run)
+
+
+def mismatch_curve(runs: Sequence[Path]) -> Lines:
+    """Folder 5's mismatch_curves.csv: a line per run and step."""
+    for run in runs:
+        graded, seed = 0, read_json(run / "constants.json")["SEED"]
+        for row in read_csv(run / "train_log.csv"):
+            graded += int(row["answers"])
+            names = ("step", "correct", "format_ok", "kl", "length", "entropy", "mismatch")
+            yield {"seed": seed, "graded": graded} | {name: row[name] for name in names}

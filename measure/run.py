@@ -1,0 +1,379 @@
+"""Makes the committed tables and pictures: `make figures`. Each chapter's study.toml says what is measured.
+
+    python -m measure.run STALE=True                                  # what's out of date, and the minutes
+    python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
+    python -m measure.run MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
+    python -m measure.run MARK=True                                   # marks in lock.json what's out of date
+
+A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
+mistake on purpose). Each runs as a process of its own in runs/measure. A finished run is found again by the
+hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
+"""
+
+import csv
+import functools
+import itertools
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+
+from machine import commit, processor, versions
+
+from measure import columns, lock, pictures
+
+PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
+PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
+NOT_COLUMNS = {"args", "script", "patches", "zh"}  # of a row
+
+
+# %% What study.toml says -------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Run:
+    """One process: a script, its constants, and what is replaced in a copy of its folder."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    edits: tuple[tuple[str, str, str], ...] = ()
+
+    def given(self) -> list[Any]:
+        """What tells it from another run of the same code: constants, patches, and what named files hold."""
+        values = [word.partition("=")[2] for word in self.arguments if word.endswith(".py")]
+        files = [path for value in values for place in PLACES if (path := place / value).exists()]
+        return [self.arguments, self.edits, *(lock.digest(path.read_text()) for path in files)]
+
+    def folder(self, runs: Path) -> Path:
+        """Where it is, or will be."""
+        code = lock.code_of(self.source(), self.edits)
+        return runs / f"{self.script.stem}_{lock.digest(code, self.given())}"
+
+    def source(self) -> Path:
+        """The file whose code decides: of `tool.py NAME` the tool."""
+        tool = self.script.name == "tool.py"
+        return self.script.parent / "tools" / f"{self.arguments[0]}.py" if tool else self.script
+
+    def command(self) -> str:
+        """As one would type it; patches aside."""
+        return shlex.join(["python", str(self.script.relative_to(ROOT)), *self.arguments])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A [[make]] of a study.toml: products, and how they're made."""
+
+    folder: Path
+    study: dict[str, Any]
+    make: dict[str, Any]
+
+    def products(self) -> list[Path]:
+        """The committed files."""
+        return [self.folder / "assets" / n if "/" not in n else ROOT / n for n in self.make["files"]]
+
+    def sources(self) -> list[Path]:
+        """The committed tables that this is made from."""
+        return [self.folder / "assets" / name for name in self.make.get("from", [])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table's rows: text becomes the column `changed`; a list means one row per value."""
+        if "rows_from" in self.make:
+            return getattr(columns, self.make["rows_from"])(*self.sources())
+        rows = []
+        for row in self.make.get("rows", []):
+            row = {"changed": row} if isinstance(row, str) else row
+            lists = [[(k, v) for v in (value if isinstance(value, list) and k != "patches" else [value])]
+                     for k, value in row.items()]  # fmt: skip
+            rows += [dict(pairs) for pairs in itertools.product(*lists)]
+        return rows
+
+    def runs_of(self, row: dict[str, Any]) -> list[Run]:
+        """A row's runs: one, or one per seed where the script takes one seed."""
+        form = row.get("args", self.make.get("args", "{constants}" if "constants" in row else "{changed}"))
+        patches = self.study.get("patch", {})
+        words = shlex.split(form.format_map(row).replace("unchanged", ""))
+        names = [*row.get("patches", []), *(word for word in words if word in patches)]
+        edits = tuple(tuple(edit) for name in names for edit in patches[name])
+        script = self.folder / row.get("script", self.make.get("script", self.study.get("script", "")))
+        arguments = [word for word in words if word not in patches]
+        seeds = [[f"SEED={seed}"] for seed in range(self.make["seeds"])] if "seeds" in self.make else [[]]
+        return [Run(script, (*arguments, *seed), edits) for seed in seeds]
+
+    def runs(self) -> list[Run]:
+        """All of them, in order."""
+        rows = [{"changed": self.make["run"]}] if "run" in self.make else self.rows()
+        return [run for row in rows for run in self.runs_of(row)]
+
+    def hashes(self) -> tuple[str, str]:
+        """Digests of the code, and of what it is given."""
+        name = self.make.get("columns") or self.make.get("derive") or self.make.get("draw") or ""
+        module = "pictures.py" if "draw" in self.make else "columns.py"
+        function = lock.function_of(ROOT / "measure" / module, name) if name else ""
+        given = [lock.digest(path.read_text()) if path.exists() else "absent" for path in self.sources()]
+        if "command" in self.make:  # the scripts are named under `code` where the command doesn't
+            words = shlex.split(self.make["command"])
+            scripts = self.make.get("code", words[1:2])
+            return lock.digest([lock.code_of(ROOT / name) for name in scripts]), lock.digest(words)
+        runs = self.runs()
+        code = sorted(lock.code_of(script) for script in {run.source() for run in runs})
+        return lock.digest(code, function, self.make.get("figures")), lock.digest(
+            given, [run.given() for run in runs]
+        )
+
+    def command(self) -> str:
+        """What one types to make this."""
+        return self.make.get("command") or f"make figures ONLY={self.products()[0].relative_to(ROOT)}"
+
+
+def jobs() -> list[Job]:
+    """Those of all chapters, and of what belongs to none (benchmarks/study.toml)."""
+    found = []
+    for path in [*sorted(ROOT.glob("[1-9]_*/study.toml")), ROOT / "benchmarks" / "study.toml"]:
+        study = tomllib.loads(path.read_text())
+        found += [Job(path.parent, study, make) for make in study["make"]]
+    return found
+
+
+# %% Running --------------------------------------------------------------------------------------------
+def filled(words: Sequence[str], places: dict[str, str]) -> list[str]:
+    """A command's words with this machine's paths for NAME=PATH.
+
+    Raises:
+        FileNotFoundError: a NAME=PATH that isn't given, or isn't there; or a NAME=a/path that isn't there.
+    """
+    new = []
+    for word in words:
+        name, _, value = word.partition("=")
+        value = places.get(name, value) if value == "PATH" else value
+        if value == "PATH" or (name.isupper() and "/" in value and not any(
+            (place / part.partition(":")[0]).exists()
+            for part in value.split(",")
+            for place in PLACES
+        )):  # fmt: skip
+            raise FileNotFoundError(f"{name}={value} isn't there; give {name}=path")
+        new.append(f"{name}={value}" if value else word)
+    return new
+
+
+def perform(run: Run, places: dict[str, str], runs: Path, core: int | None, started: list) -> Path:
+    """The run's folder; runs it, unless it has been. measured.json, written last, says that it's complete.
+
+    Its process joins `started`: in a session of its own, Ctrl-C doesn't reach it, or it would end early and
+    write a result.
+    """
+    folder = run.folder(runs)
+    if (folder / "measured.json").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    script = run.script
+    if run.edits:
+        copy = folder / "changed" / script.parent.name
+        shutil.copytree(script.parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__", "*.md"))
+        for path, text in lock.edited(script.parent, run.edits).items():
+            (copy / path.relative_to(run.script.parent)).write_text(text)
+        script = copy / script.name
+    words = [sys.executable, str(script), *filled(run.arguments, places), f"RUN_DIR={folder}"]
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))
+    begun = time.perf_counter()
+    with open(folder / "said.txt", "w") as said:
+        process = subprocess.Popen(
+            words, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
+            preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
+        )  # fmt: skip
+        started.append(process)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+    if status:
+        raise SystemExit(f"error: {run.command()}: failed; {folder / 'said.txt'} has the reason")
+    (folder / "measured.json").write_text(json.dumps({
+        "command": run.command(), "minutes": (time.perf_counter() - begun) / 60,
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1), "date": time.strftime("%Y-%m-%d"),
+        "machine": processor(), "commit": commit(), "versions": versions(*PACKAGES),
+    }))  # fmt: skip
+    return folder
+
+
+def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, workers: int) -> None:
+    """All runs, `workers` at a time, each then on a core of its own."""
+    cores, started = queue.Queue(), []
+    for core in sorted(os.sched_getaffinity(0))[:workers] if workers > 1 else [None]:
+        cores.put(core)
+
+    def one(run: Run) -> None:
+        core = cores.get()
+        try:
+            perform(run, places, store, core, started)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(cores.qsize()) as pool, tqdm(total=len(runs), unit="run", disable=None) as bar:
+        for future in [pool.submit(one, run) for run in runs]:
+            try:
+                future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in started:
+                    if process.returncode is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+                raise
+            bar.update()
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A table."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(
+            file, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a job's table, from its runs' folders."""
+    add = functools.partial(getattr(columns, job.make["columns"]), **job.make.get("figures", {}))
+    for row in job.rows():
+        runs = job.runs_of(row)
+        named = {k: v or "unchanged" if k == "changed" else v for k, v in row.items() if k not in NOT_COLUMNS}
+        if job.make.get("key") == "command":
+            named = {"command": runs[0].command()}
+        if "seeds" in job.make and job.make.get("key") == "command":  # a command per seed
+            yield from ({"command": r.command()} | line for r in runs for line in add([r.folder(store)]))
+        else:
+            yield from (named | line for line in add([run.folder(store) for run in runs]))
+
+
+def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int) -> float:
+    """Makes a job's products in `out` (a copy of the tree's paths); returns the minutes it took."""
+    targets = [out / path.relative_to(ROOT) for path in job.products()]
+    for target in targets:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    if "command" in job.make:
+        words = filled(shlex.split(job.make["command"]), places)
+        words = [sys.executable, *words[1:]] if words[0] == "python" else words
+        subprocess.run(words, cwd=ROOT, check=True)
+        return (time.perf_counter() - started) / 60
+    runs = job.runs()
+    perform_all(runs, places, store, workers)
+    if "run" in job.make:
+        for name, target in zip(job.make.get("names", job.make["files"]), targets):
+            shutil.copyfile(runs[0].folder(store) / Path(name).name, target)
+            if target.with_stem(f"{target.stem}_dark").exists():
+                pictures.darken(target)
+    elif "columns" in job.make:
+        write_csv(targets[0], list(table(job, store)))
+    else:
+        sources = [out / path.relative_to(ROOT) for path in job.sources()]
+        function = job.make.get("derive") or job.make["draw"]
+        made = getattr(columns if "derive" in job.make else pictures, function)(*sources)
+        if "derive" in job.make:
+            write_csv(targets[0], list(made))
+        else:
+            pictures.save(made, targets[0])
+    measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
+    return sum(measured) if runs else (time.perf_counter() - started) / 60
+
+
+# %% Command line ---------------------------------------------------------------------------------------
+def chosen(only: str) -> list[Job]:
+    """The jobs of a chapter or of a product, or all. Raises SystemExit if there are none."""
+    found = [job for job in jobs() if not only or any(
+        str(path.relative_to(ROOT)).startswith(only.rstrip("/")) for path in job.products())]  # fmt: skip
+    if not found:
+        raise SystemExit(f"error: ONLY={only}: no product's path begins like this; STALE=True lists them")
+    return found
+
+
+def stale(found: Sequence[Job]) -> list[tuple[Job, Path, str]]:
+    """The products among them that are out of date, and why. What's made from such a table is, too."""
+    entries, old = lock.read(), {}
+    for job in jobs():  # tables stand before what is made from them
+        hashes, tables = job.hashes(), [path.name for path in job.sources() if path in old]
+        for path in job.products():
+            why = lock.why_stale(entries.get(str(path.relative_to(ROOT))), *hashes)
+            if why or tables:
+                old[path] = why or f"{tables[0]} is out of date"
+    return [(job, path, old[path]) for job in found for path in job.products() if path in old]
+
+
+def listing(found: Sequence[tuple[Job, Path, str]]) -> str:
+    """What's out of date, its command and its minutes, and the minutes in all."""
+    entries, lines, minutes = lock.read(), [], {}
+    for job, path, why in found:
+        name = str(path.relative_to(ROOT))
+        known = entries.get(name, {}).get("minutes")
+        minutes[id(job.make)] = known or 0
+        lines.append(
+            f"{name}: {why}\n    {job.command()}  ({f'{known:g} minutes' if known else 'minutes unknown'})"
+        )
+    return "\n".join([*lines, f"{len(found)} products are out of date: {sum(minutes.values()):.0f} minutes"])
+
+
+def record(job: Job, minutes: float) -> None:
+    """Writes a job's entries in lock.json."""
+    entries, (code, given) = lock.read(), job.hashes()
+    for path in job.products():
+        entries[str(path.relative_to(ROOT))] = {
+            "command": job.command(), "code": code, "given": given, "commit": commit(),
+            "versions": versions(*PACKAGES), "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+            "minutes": round(minutes, 2),
+        }  # fmt: skip
+    lock.write(entries)
+
+
+def mark(found: Sequence[Job]) -> None:
+    """Says in lock.json, and so in the lab books, which products are out of date."""
+    entries, old = lock.read(), {str(path.relative_to(ROOT)): why for _, path, why in stale(found)}
+    for name, entry in entries.items():
+        entry.pop("stale", None)
+        if name in old:
+            entry["stale"] = old[name]
+    lock.write(entries)
+    print(f"{len(old)} products are marked as out of date; now `make pages`")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the top of the file."""
+    options = dict(argument.partition("=")[::2] for argument in arguments)
+    only = options.pop("ONLY", "")
+    found = chosen(only)
+    workers, out = int(options.pop("WORKERS", 1)), Path(options.pop("OUT", ROOT))
+    if options.pop("STALE", "") == "True":
+        print(listing(stale(found)))
+    elif options.pop("MARK", "") == "True":
+        mark(jobs())
+    else:
+        old = [job.make for job, _, _ in stale(found)]
+        for job in found if only else [job for job in found if job.make in old]:
+            print(f"{job.command()}\n  -> {', '.join(job.make['files'])}", flush=True)
+            try:
+                minutes = make(job, options, out, ROOT / "runs" / "measure", workers)
+            except FileNotFoundError as error:
+                print(f"  left out: {error}")
+                continue
+            if out == ROOT:
+                record(job, minutes)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit("\nstopped; the finished runs are kept: the same command goes on")

@@ -1,0 +1,343 @@
+"""The tables of measurements in the pages, from the committed CSV files: `make pages`.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; [page.NAME] in its chapter's study.toml
+describes it for both languages:
+
+    csv = "compare.csv"         # in assets/
+    by = ["changed"]            # a line of the table for each value of these columns
+    columns = [                 # heading in English and in Chinese; the cell
+      ["last policy", "最後的策略", "{mean_std eval_return .1f}"],
+    ]
+
+In a cell, {kind column format} is a figure of the line's rows. `@ column=value` at its end takes some of the
+rows, 100*column is in percent. "{words}" is what the table `words` says of the line's first key.
+"""
+
+import json
+import re
+import statistics
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import lock
+from measure.columns import paired, read_csv
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"<!-- table (\S+) -->\n\n(.*?)\n\n<!-- end -->", re.S)
+Rows = Sequence[dict[str, str]]
+
+
+def shown(value: float, form: str) -> str:
+    """A number with a real minus sign."""
+    text = f"{value + 0.0:{form}}"
+    if text == "nan":
+        return "–"
+    text = re.sub(r"^-(0\.?0*)$", r"\1", text)
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def values(rows: Rows, column: str) -> list[float]:
+    """A column's numbers; `100*column` in percent."""
+    factor, _, name = column.rpartition("*")
+    return [float(factor or 1) * float(row[name]) for row in rows]
+
+
+def spread(rows: Rows, column: str, form: str) -> str:
+    """Mean ± sample standard deviation."""
+    numbers = values(rows, column)
+    return f"{shown(statistics.mean(numbers), form)} ± {statistics.stdev(numbers):{form}}"
+
+
+def ends(rows: Rows, column: str, form: str) -> str:
+    """Lowest and highest, or the one value that all have; a word where it is no number."""
+    if any(not re.fullmatch(r"[-+\d.e]+", row[column]) for row in rows):
+        return " … ".join(sorted({row[column] for row in rows}))
+    numbers = values(rows, column)
+    texts = [shown(value, form) for value in (min(numbers), max(numbers))]
+    return " … ".join(dict.fromkeys(texts))
+
+
+def count(rows: Rows, column: str, wanted: str) -> str:
+    """How many rows of all have a value: `=500`, `>=475`, `=True`."""
+    if wanted.startswith(">="):
+        hits = sum(value >= float(wanted[2:]) for value in values(rows, column))
+    elif wanted == "=True":
+        hits = sum(row[column] == "True" for row in rows)
+    else:
+        hits = sum(value == float(wanted[1:]) for value in values(rows, column))
+    return f"{hits} / {len(rows)}"
+
+
+def label(rows: Rows, column: str, _: str) -> str:
+    """Constants as code; "unchanged" and nothing as they are."""
+    text = rows[0][column]
+    return text if text in ("", "unchanged") else f"`{text}`"
+
+
+KINDS: dict[str, Callable[[Rows, str, str], str]] = {
+    "label": label,
+    "text": lambda rows, column, _: rows[0][column],
+    "number": lambda rows, column, form: shown(values(rows, column)[0], form),
+    "yes": lambda rows, column, _: "yes" if rows[0][column] == "True" else "no",
+    "mean": lambda rows, column, form: shown(statistics.mean(values(rows, column)), form),
+    "max": lambda rows, column, form: shown(max(values(rows, column)), form),
+    "low": lambda rows, column, form: shown(min(values(rows, column)), form),
+    "mean_std": spread,
+    "range": ends,
+    "count": count,
+}  # fmt: skip
+
+
+def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
+    """The rows for which all of `column=value`, `column!=value` hold."""
+    for condition in conditions:
+        name, unequal, value = re.fullmatch(r"([^!=]+)(!?)=(.*)", condition).groups()
+        rows = [row for row in rows if (row[name] == value) != bool(unequal)]
+    return rows
+
+
+def cell(template: str, rows: Rows, words: str, number: str) -> str:
+    """A cell's text."""
+
+    def figure(found: re.Match) -> str:
+        spec, _, conditions = found[1].partition(" @ ")
+        kind, column, form = (*spec.split(), "", "")[:3]
+        if kind in ("words", "row"):
+            return words if kind == "words" else number
+        chosen = matching(rows, conditions.split())
+        return KINDS[kind](chosen, column, form) if chosen else "–"
+
+    return re.sub(r"\{([^}]*)\}", figure, template)
+
+
+def described(folder: Path, page: dict[str, Any], language: int) -> list[list[str]]:
+    """Heading and lines of the table of a [page.NAME]; language 0 is English, 1 Chinese."""
+    names = [page["csv"]] if isinstance(page["csv"], str) else page["csv"]
+    rows = [row for name in names for row in read_csv(folder / "assets" / name)]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in matching(rows, page.get("where", [])):
+        groups.setdefault(tuple(row[name] for name in page["by"]), []).append(row)
+    if "rows" in page:
+        groups = {(name,): groups[name,] for name in page["rows"]}
+    columns = [(c[language], c[3] if language and len(c) > 3 else c[2]) for c in page["columns"]]
+    lines = [[heading for heading, _ in columns]]
+    for i, (key, mine) in enumerate(groups.items(), start=1):
+        if "paired" in page:  # figures against the first line, from another table; the first has none
+            pairs = read_csv(folder / "assets" / page["paired"])
+            pair = [p for p in pairs if p["changed"] == key[0] and p["against"] == next(iter(groups))[0]]
+            mine = [row | pair[0] if pair else row for row in mine]
+        words = page.get("words", {}).get(key[0], ["", ""])[language]
+        texts = [template for _, template in columns]
+        if "paired" in page and not pair:
+            texts[-1] = ""
+        lines.append([cell(text, mine, words, f"{page.get('number', '')}{i}") for text in texts])
+    if language:
+        lines = [["從未" if text == "never" else text for text in line] for line in lines]
+    if "total" in page:
+        lines.append([page["total"][language], *(cell(t, rows, "", "") for t in page["totals"])])
+    return lines
+
+
+# %% Tables that are more than figures by row -----------------------------------------------------------
+def measured_when(folder: Path, language: int) -> list[list[str]]:
+    """What was measured when, from lock.json."""
+    heading = (
+        ["file", "date", "commit", "machine", "minutes", "state"],
+        ["檔案", "日期", "commit", "機器", "分鐘", "狀態"],
+    )[language]
+    lines = [heading]
+    for name, entry in lock.read().items():
+        if name.startswith(f"{folder.name}/") and name.endswith((".csv", ".json")):
+            state = (
+                "out of date" if "stale" in entry else "current",
+                "已過時" if "stale" in entry else "最新",
+            )
+            minutes = entry["minutes"]
+            lines.append([
+                f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
+                entry["date"], entry["commit"], entry["machine"] or "–",
+                f"{minutes:g}" if minutes is not None else "–", state[language],
+            ])  # fmt: skip
+    return lines
+
+
+def sixty_paired(folder: Path, language: int) -> list[list[str]]:
+    """Folder 2: sixty other seeds, each row against the first, seed by seed."""
+    heading = (("changed", "last policy less that of the first row"), ("改了什麼", "最後的策略減去第一列的"))
+    rows = [row | {"changed": row["command"]} for row in read_csv(folder / "assets" / "seeds.csv")]
+    first, *others = dict.fromkeys(row["command"] for row in rows if "EVAL_EPISODES=30" in row["command"])
+    lines = [list(heading[language])]
+    for other in others:
+        pair = paired(rows, other, first)
+        mean, low, high = (shown(pair[name], ".1f") for name in ("mean_difference", "low", "high"))
+        lines.append([f"`{other.removeprefix(first).strip()}`", f"{mean} [{low}, {high}]"])
+    return lines
+
+
+def group_sizes(folder: Path, language: int) -> list[list[str]]:
+    """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
+    heading = (
+        [
+            "G",
+            "changed",
+            "greedy",
+            "groups without signal",
+            "spread of the advantages",
+            "cosine, `group_std`",
+        ],
+        ["G", "改了什麼", "貪婪", "沒有訊號的群組", "優勢的離散程度", "餘弦，`group_std`"],
+    )[language]
+    compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
+    lines = [[*heading, "`group`", "`batch_mean`", "`leave_one_out`"]]
+    for size in dict.fromkeys(row["num_generations"] for row in gradient):
+        rows = [row for row in compare if row["changed"].startswith(f"NUM_GENERATIONS={size} ")]
+        cosine = {row["advantage"]: row["cosine"] for row in gradient if row["num_generations"] == size}
+        lines.append([
+            size, label(rows, "changed", ""), spread(rows, "100*test_accuracy", ".2f"),
+            *(KINDS["mean"](rows, name, ".2f") for name in ("zero_variance", "advantage_std")),
+            *(f"{float(cosine[n]):.2f}" for n in ("group_std", "group", "batch_mean", "leave_one_out")),
+        ])  # fmt: skip
+    return lines
+
+
+def memory(folder: Path, language: int) -> list[list[str]]:
+    """Folder 4: what has to be kept."""
+    heading = (
+        ["network, dtypes", "weights", "gradients", "Adam moments", "critic", "reference", "GRPO", "PPO",
+         "GRPO + reference", "PPO + reference"],
+        ["網路、型別", "權重", "梯度", "Adam 動差", "critic", "參考模型", "GRPO", "PPO", "GRPO + 參考模型",
+         "PPO + 參考模型"],
+    )[language]  # fmt: skip
+    lines = [heading]
+    for row in read_csv(folder / "assets" / "memory.csv"):
+        name, *sizes = row.values()
+        unit, text = (1e6, "{:.2f} MB") if float(sizes[0]) < 1e9 else (1e9, "{:.1f} GB")
+        lines.append([name, *(text.format(float(size) / unit) for size in sizes)])
+    return lines
+
+
+def peers(folder: Path, language: int) -> list[list[str]]:
+    """Ours beside other libraries, from benchmarks/*_against_peers.csv."""
+    import against_peers
+
+    name = "dqn" if folder.name.startswith("2") else "ppo"
+    heading = (
+        ["who", "environment steps", "seeds", "wall", "processor", "of it compiling", "last policy",
+         "95 % interval", "reach it", "steps to it", "seconds to it"],
+        ["誰", "環境步數", "種子", "實際經過時間", "處理器時間", "其中編譯", "最後的策略", "95 % 信賴區間",
+         "達標種子數", "達標步數", "達標秒數"],
+    )[language]  # fmt: skip
+    rows = read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv")
+    return [
+        heading,
+        *([part.strip() for part in line.strip("| ").split(" | ")] for line in against_peers.table(rows)),
+    ]
+
+
+def methods(folder: Path, language: int) -> list[list[str]]:
+    """Folder 5: every method."""
+    import methods as study
+
+    lines = study.table(*(study.read(folder / "assets" / f"methods{name}.csv") for name in ("", "_curves")))
+    heading = (lines[0], "| 方法 | 評過的回答 | pass@1 | pass@8 | pass@64 | 貪婪 | 熵 | 長度 "
+               "| 到最佳的 90 % 所需的回答 | pass@1 減去對照方法的 |")[language]  # fmt: skip
+    return [[part.strip() for part in line.strip("| ").split(" | ")] for line in [heading, *lines[2:]]]
+
+
+def learned_when(folder: Path, language: int) -> list[list[str]]:
+    """Folder 5: what the default run's log shows at three steps and over the last twenty."""
+    heading = (["step", "form right", "right by the last number", "groups without signal"],
+               ["步", "格式正確", "看最後一個數字答對", "沒有訊號的群組"])[language]  # fmt: skip
+    log = read_csv(folder / "assets" / "train_log.csv")
+    names = ("format_ok", "correct_lenient", "zero_variance")
+    parts = [(str(step), log[step - 1 : step]) for step in (1, 13, 25)]
+    parts.append((("81 to 100, mean", "81 到 100，平均")[language], log[80:100]))
+    means = [[text, *(f"{statistics.mean(values(rows, f'100*{name}')):.0f} %" for name in names)]
+             for text, rows in parts]  # fmt: skip
+    return [heading, *means]
+
+
+def mismatch(folder: Path, language: int) -> list[list[str]]:
+    """Folder 5: means over the seeds, of the first and the last ten steps, and of the test questions."""
+    heading = (["", "`mismatch`, first → last ten steps", "`entropy`", "answers right in training",
+                "in the test, sampled"],
+               ["", "`mismatch`，最初十步 → 最後十步", "`entropy`", "訓練中答對",
+                "測試中答對（抽樣）"])[language]  # fmt: skip
+    runs, curves = (read_csv(folder / "assets" / f"{name}.csv") for name in ("mismatch", "mismatch_curves"))
+    lines = [heading]
+    for variant in dict.fromkeys(row["variant"] for row in runs):
+        mine = [row for row in curves if row["variant"] == variant]
+        ten = [row for row in mine if int(row["step"]) <= 10], [row for row in mine if int(row["step"]) > 90]
+        cells = [" → ".join(KINDS["mean"](rows, name, form) for rows in ten)
+                 for name, form in (("mismatch", ".3f"), ("entropy", ".2f"),
+                                    ("100*correct", ".0f"))]  # fmt: skip
+        test = spread([row for row in runs if row["variant"] == variant], "100*after_answer_accuracy", ".1f")
+        lines.append([variant, *cells[:2], f"{cells[2]} %", f"{test} %"])
+    return lines
+
+
+def transcript(folder: Path, language: int) -> list[list[str]]:
+    """The front page: eight answers to one question, with their rewards and advantages."""
+    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
+    lines = [(["answer", "reward", "advantage"], ["回答", "獎勵", "優勢"])[language]]
+    for answer in group["before"]:
+        advantage = f"{answer['advantage']:+.2f}".replace("-", "−")
+        lines.append([f"`{answer['text']}`", f"{answer['reward']:.1f}", advantage])
+    return lines
+
+
+SPECIAL = {
+    f.__name__: f
+    for f in (
+        measured_when,
+        sixty_paired,
+        group_sizes,
+        memory,
+        peers,
+        methods,
+        learned_when,
+        mismatch,
+        transcript,
+    )
+}
+
+
+# %% Pages ----------------------------------------------------------------------------------------------
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    rule = "|" + "---|" * len(lines[0])
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([first, rule, *others]).replace("|  |", "| |")
+
+
+def filled(page: Path) -> str:
+    """A page's text with every marked table as its source has it."""
+    folder = ROOT / page.relative_to(ROOT).parts[0]
+    pages = tomllib.loads((folder / "study.toml").read_text()).get("page", {}) if folder.is_dir() else {}
+    language = int(page.stem.endswith("_ch"))
+
+    def table(found: re.Match) -> str:
+        name = found[1]
+        make = SPECIAL.get(name)
+        lines = make(folder, language) if make else described(folder, pages[name], language)
+        return f"<!-- table {name} -->\n\n{markdown(lines)}\n\n<!-- end -->"
+
+    return MARKED.sub(table, page.read_text())
+
+
+def all_pages() -> list[Path]:
+    """Every page of the course."""
+    return sorted(
+        path for pattern in ("*.md", "[1-9]_*/*.md", "[1-9]_*/docs/*.md") for path in ROOT.glob(pattern)
+    )
+
+
+if __name__ == "__main__":
+    sys.path.append(str(ROOT / "benchmarks"))
+    for path in all_pages():
+        if (text := filled(path)) != path.read_text():
+            path.write_text(text)
+            print(path.relative_to(ROOT))

@@ -1,0 +1,229 @@
+"""A run is its content: what it is made of, changed under its old name, is seen by whoever uses it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from short_runs import SHORT
+
+import grpo_llama3_1_8b_demo as demo
+import inference
+import reward_func
+import settings
+from model import llama
+from run import identity, start
+from settings import HERE, UserError
+from task import run_grader
+from tools import convert_checkpoint, pass_at_k
+
+USED = [
+    "MODEL=model", "TEACHER=teacher", "DATASET=data", "REWARD_FUNC=own.py", "REWARDS=own,check_numbers",
+    "METHOD=method.py", "ENVIRONMENT=world.py", "TEMPLATE={question}", "MAX_PROMPT_LENGTH=99",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    """All that USED names, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "teacher"):
+        shutil.copytree(HERE / "tiny_llama", name)
+    Path("data").mkdir()
+    for split, count in (("train", 40), ("validation", 8), ("test", 20)):
+        lines = (HERE / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()[:count]
+        Path("data", f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    Path("own.py").write_text("def own(completions, **columns):\n    return [1.0] * len(completions)\n")
+    for name in ("method.py", "world.py", "course.py"):
+        Path(name).write_text("X = 1  # one\n")
+
+
+def found():
+    """The identity of a run with these files."""
+    c = settings.read(demo.Constants, [*SHORT, *USED])
+    data = start.read_questions(c)
+    grader = run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, [])
+    rows, _ = start.as_asked(c, data, grader, llama.load_tokenizer(Path(c.MODEL)))
+    return identity.of(c, rows, grader.names, "course.py")
+
+
+def edit(path, old, new):
+    text = Path(path).read_text()
+    assert old in text
+    Path(path).write_text(text.replace(old, new))
+
+
+def move_one_weight(folder):
+    """One number of one tensor, by the smallest step; the file keeps its size."""
+    weights = safetensors.numpy.load_file(Path(folder, "model.safetensors"))
+    name = sorted(weights)[len(weights) // 2]
+    weights[name].flat[7] = np.nextafter(weights[name].flat[7], np.float32(9))
+    safetensors.numpy.save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+
+
+def lines(path, change, target=None):
+    """Rewrites a file by what `change` makes of its lines."""
+    text = change(Path(path).read_text().splitlines())
+    Path(path).unlink()
+    Path(target or path).write_text(text)
+
+
+def drop_last(path):
+    lines(path, lambda rows: "\n".join(rows[:-1]))
+
+
+CHANGED = {  # what is done to the files, and what is then another
+    "a weight": (lambda: move_one_weight("model"), {"MODEL"}),
+    "a weight of the teacher": (lambda: move_one_weight("teacher"), {"TEACHER"}),
+    "a number in the config": (lambda: edit("model/config.json", "1e-05", "2e-05"), {"MODEL"}),
+    "what ends an answer": (lambda: Path("model/generation_config.json").write_text("{}"), {"MODEL"}),
+    "the chat template": (
+        lambda: edit("model/chat_template.jinja", "<|assistant|>", "<answer>"),
+        {"MODEL", "DATASET", "TEST_DATASET"},
+    ),
+    "a reward": (lambda: edit("own.py", "1.0", "-1.0"), {"REWARD_FUNC"}),
+    "a reward of the course": (lambda: edit("course.py", "1 ", "2 "), {"reward_func.py"}),
+    "a method": (lambda: edit("method.py", "1 ", "2 "), {"METHOD"}),
+    "a world": (lambda: edit("world.py", "1 ", "2 "), {"ENVIRONMENT"}),
+    "the order of the training questions": (
+        lambda: lines("data/train.jsonl", lambda x: "\n".join(x[::-1])),
+        {"DATASET"},
+    ),
+    "right answers of the test": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), {"TEST_DATASET"}),
+    "held-out answers": (lambda: edit("data/validation.jsonl", "#### ", "#### 1"), {"DATASET"}),
+    "a question beyond NUM_TEST_QUESTIONS": (lambda: drop_last("data/test.jsonl"), set()),
+    "remarks": (lambda: [edit("method.py", "one", "uno"), edit("own.py", "def", "# points\ndef")], set()),
+    "ends of lines": (lambda: edit("data/train.jsonl", "\n", "\r\n"), set()),
+    "the kind of a file": (
+        lambda: lines("data/validation.jsonl", lambda x: f"[{','.join(x)}]", "data/validation.json"),
+        set(),
+    ),
+    "a copy": (lambda: [Path("model").rename("moved"), shutil.copytree("moved", "model")], set()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_has_changed_is_named_and_nothing_else(name):
+    change, names = CHANGED[name]
+    before, c = found(), settings.read(demo.Constants, USED)
+    change()
+    now = found()
+    assert before.keys() == now.keys() and {key for key in now if now[key] != before[key]} == names
+    said = identity.changes(before, now, c, "RUN_DIR=r")
+    for key in names:
+        value = getattr(c, key, None)
+        assert (f"{key}={value}" if value else {"TEST_DATASET": "DATASET=data"}.get(key, key)) in said
+    assert bool(said) == bool(names) and "\n" not in said
+    assert not identity.changes({}, now, c, "") and not identity.changes({"MODEL": "f" * 40}, now, c, "")
+
+
+def test_of_a_large_file_some_blocks_are_read(monkeypatch):
+    monkeypatch.setattr(identity, "WHOLE", 2**16)
+    monkeypatch.setattr(identity, "BLOCK", 2**10)
+    whole = bytearray(np.random.default_rng(0).bytes(2**20))
+    seen = []
+    for change in (None, 0, 9_000, 2**19 + 5, 2**20 - 1):  # the ends, and two places in between
+        data = whole.copy()
+        if change is not None:
+            data[change : change + 4096] = bytes(len(data[change : change + 4096]))
+        Path("large").write_bytes(data)
+        seen.append(identity.of_file(Path("large")))
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.fixture
+def run(finished):
+    """A run that is over, of MODEL=model."""
+    shutil.copytree(finished / "run", "run")
+    rewrite("run/constants.json", MODEL="model")
+
+
+def rewrite(path, **changes):
+    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
+
+
+def ask(*more):
+    inference.main(["CHECKPOINT=run", *more, "How many cards does Tom have?"])
+
+
+def count(*more):
+    pass_at_k.main(["CHECKPOINT=run", "SAMPLES=2", "NUM_QUESTIONS=2", "RUN_DIR=p", *more])
+
+
+def test_every_reader_of_a_checkpoint_says_that_its_base_is_another(run, capsys):
+    """With all weights trained the base is only compared with; LoRA's A and B fit no other."""
+    export = ["SOURCE=run", "TARGET=hf"]
+    readers = {ask: [], count: [], lambda: convert_checkpoint.main(export): []}
+    for read in readers:
+        read()
+    assert "the content" not in capsys.readouterr().out
+    shutil.rmtree("hf")
+    move_one_weight("model")
+    for read in readers:
+        read()
+        assert "note: MODEL=model: the content isn't what the run in" in capsys.readouterr().out
+    rewrite("run/constants.json", LORA_RANK=4)
+    shutil.rmtree("hf")
+    for read in readers:
+        with pytest.raises(UserError, match=r"^MODEL=model: the content isn't .*; put it back") as error:
+            read()
+        assert "\n" not in str(error.value) and not Path("hf").exists()
+    shutil.copytree(HERE / "tiny_llama", "original")
+    with pytest.raises(
+        UserError, match=r"checkpoint 8 in .* cannot be read"
+    ):  # it has no A and B: past the check
+        ask("MODEL=original")
+
+
+ASKED_AGAIN = {  # what is done to a run whose counts are kept, and how many models are then asked again
+    "nothing": (lambda: None, 0),
+    "trained anew under its name": (lambda: rewrite("run/run.json", run_id="another"), 1),
+    "a copy of it": (lambda: [Path("run").rename("r"), shutil.copytree("r", "run")], 0),
+    "the test questions": (lambda: edit("data/test.jsonl", "#### ", "#### 1"), 2),
+    "a question that is not asked": (lambda: drop_last("data/test.jsonl"), 0),
+    "the prompt": (lambda: rewrite("run/constants.json", TEMPLATE="Q: {question}"), 2),
+    "a limit": (lambda: rewrite("run/constants.json", TOTAL_GENERATION_STEPS=20), 2),
+    "the base": (lambda: move_one_weight("model"), 2),
+    "the last step": (lambda: shutil.rmtree("run/checkpoints/8"), 1),
+    "half of a file": (lambda: [cut(path) for path in Path("p").glob("counts*")], 2),
+}  # fmt: skip
+
+
+def cut(path):
+    path.write_text(path.read_text()[:-9])
+
+
+@pytest.mark.parametrize("name", ASKED_AGAIN)
+def test_kept_counts_are_those_of_the_same_run_questions_and_rewards(run, name, monkeypatch, capsys):
+    rewrite("run/constants.json", DATASET="data", MAX_PROMPT_LENGTH=99)
+    asked = []
+    monkeypatch.setattr(
+        pass_at_k, "count_right", lambda *a: asked.append(a) or {"strict": [0, 0], "lenient": [0, 0]}
+    )
+    count()
+    assert len(asked) == 2
+    happens, again = ASKED_AGAIN[name]
+    happens()
+    count()
+    assert len(asked) == 2 + again
+    count()
+    assert len(asked) == 2 + again
+    Path("run/run.json").unlink()
+    with pytest.raises(UserError, match=r"^CHECKPOINT=run: its run.json, .* is lost"):
+        count()
+
+
+def test_a_run_does_not_go_on_with_another_reward(capsys):
+    """Through the whole main script; and it does with the old one."""
+    arguments = [*SHORT, "NUM_BATCHES=2", "EVAL_EVERY=0", "REWARD_FUNC=own.py", "REWARDS=own", "RUN_DIR=r"]
+    demo.main(arguments)
+    edit("own.py", "1.0", "-1.0")
+    there = {path: path.read_bytes() for path in Path("r").rglob("*.json*")}
+    with pytest.raises(UserError, match=r"^REWARD_FUNC=own.py: the content isn't what the run in RUN_DIR=r"):
+        demo.main(arguments)
+    assert {path: path.read_bytes() for path in Path("r").rglob("*.json*")} == there
+    edit("own.py", "-1.0", "1.0")
+    demo.main(arguments)
+    assert "going on after step 2 of 2" in capsys.readouterr().out

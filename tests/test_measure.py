@@ -1,0 +1,301 @@
+"""What is measured, what was made from what, and the pages' tables: measure/."""
+
+import ast
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pages
+import pytest
+import scipy.stats
+from folders import load
+from measure import columns, lock, run, tables
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = run.jobs()
+MADE = [path for job in JOBS for path in job.products()]
+NEW = {"failures.csv", "reinforce_curves.csv", "pull.csv"}  # for pictures that are older than these tables
+
+
+def name_of(job):
+    return "/".join(job.products()[0].parts[-3:])
+
+
+# --- study.toml
+
+
+def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
+    assert len(MADE) == len(set(MADE))
+    there = {path for path in ROOT.glob("[1-9]_*/assets/*") if not path.stem.endswith("_dark")}
+    there |= set(ROOT.glob("benchmarks/*.csv"))
+    assert there == {path for path in MADE if path.name not in NEW or path.exists()}
+
+
+@pytest.mark.parametrize("job", [j for j in JOBS if "command" not in j.make], ids=name_of)
+def test_every_row_is_accepted_and_every_patch_fits(job):
+    for one in job.runs():
+        assert one.script.exists()
+        texts = lock.edited(one.script.parent, one.edits)
+        for path, text in texts.items():
+            assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(path.read_text()))
+        if job.folder.name[0] in "1234":
+            script = load(job.folder.name, one.script.stem)
+            names = [word for word in one.arguments if word != "MNIST_PATH=PATH"]
+            getattr(script, "configure", getattr(script, "variants", script).configure)(names)
+
+
+@pytest.mark.parametrize("job", [j for j in JOBS if "columns" in j.make], ids=name_of)
+def test_the_committed_table_has_the_rows_of_the_study(job):
+    [path] = job.products()
+    if path.name in NEW and not path.exists():
+        pytest.skip("not made yet")
+    lines = columns.read_csv(path)
+    for i, (row, found) in enumerate(zip(job.rows(), keys_of(job, lines), strict=True)):
+        wanted = {k: str(v) for k, v in row.items() if k not in run.NOT_COLUMNS}
+        if job.make.get("key") == "command":
+            wanted = {"command": [r.command() for r in job.runs_of(row)]}
+            found = {"command": [line["command"] for line in lines if line["command"] in wanted["command"]]}
+            assert list(dict.fromkeys(found["command"])) == wanted["command"], i
+        else:
+            assert {k: v or "unchanged" if k == "changed" else v for k, v in wanted.items()} == found, i
+
+
+def keys_of(job, lines):
+    """The distinct rows of a committed table, by the columns that its study's rows give."""
+    if job.make.get("key") == "command":
+        return [{}] * len(job.rows())
+    names = [k for k in job.rows()[0] if k not in run.NOT_COLUMNS]
+    return [dict(pairs) for pairs in dict.fromkeys(tuple((n, line[n]) for n in names) for line in lines)]
+
+
+# --- the lock
+
+
+def test_what_is_out_of_date_is_marked_as_such():
+    """If this fails: remake what it names, or say so in the lab books: make figures MARK=True; make pages."""
+    entries = lock.read()
+    old = {str(path.relative_to(ROOT)): why for _, path, why in run.stale(JOBS) if path.exists()}
+    marked = {name for name, entry in entries.items() if "stale" in entry}
+    hidden = {name: why for name, why in old.items() if name not in marked}
+    assert not hidden, run.listing([x for x in run.stale(JOBS) if str(x[1].relative_to(ROOT)) in hidden])
+    assert marked <= old.keys(), "marked, but up to date"
+    assert entries.keys() == {str(path.relative_to(ROOT)) for path in MADE if path.exists()}
+
+
+def test_words_change_no_hash_and_code_does(tmp_path):
+    files = {
+        "script.py": '"""Doc."""\nimport other\nX = 1  # a remark\n',
+        "other.py": "def f():\n    return 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def after(name, old, new):
+        (tmp_path / name).write_text(files[name].replace(old, new))
+        code = lock.code_of(tmp_path / "script.py", root=tmp_path)
+        (tmp_path / name).write_text(files[name])
+        return code
+
+    before = after("script.py", "", "")
+    assert after("script.py", '"""Doc."""', '"""Others."""') == before
+    assert after("script.py", "  # a remark", "") == before
+    assert after("script.py", "X = 1", "X = 2") != before
+    assert after("other.py", "return 2", "return 3") != before
+    edits = [("other.py", "return 2", "return 3")]
+    assert lock.code_of(tmp_path / "script.py", edits, root=tmp_path) == after(
+        "other.py", "return 2", "return 3"
+    )
+    with pytest.raises(SystemExit):
+        lock.edited(ROOT / "1_Q_Learning", [("grid.py", "no such text", "")])
+
+
+def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
+    """As if TARGET_SYNC_INTERVAL were another: everything of the script, and the pictures of its tables."""
+    entries = {name: dict(entry) for name, entry in lock.read().items()}
+    for job in JOBS:
+        code, given = job.hashes()
+        for path in job.products():
+            entries[str(path.relative_to(ROOT))] = {
+                "code": code,
+                "given": given,
+                "commit": "abc",
+                "minutes": 1,
+            }
+    monkeypatch.setattr(lock, "read", lambda: entries)
+    assert run.stale(JOBS) == []
+    read_text, script = Path.read_text, ROOT / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
+    old, new = "TARGET_SYNC_INTERVAL: Count = 250", "TARGET_SYNC_INTERVAL: Count = 500"
+
+    def changed(path, *arguments, **named):
+        text = read_text(path, *arguments, **named)
+        return text.replace(old, new) if path == script else text
+
+    monkeypatch.setattr(Path, "read_text", changed)
+    found = run.stale(JOBS)
+    names = {path.name for _, path, _ in found if path.parts[-3] == "2_Cart_Pole_DQN"}
+    assert names == {path.name for path in MADE if path.parts[-3] == "2_Cart_Pole_DQN"}
+    assert {path.name for _, path, _ in found} - names == {"default_runs.csv", "dqn_against_peers.csv"}
+    assert "compare.csv: its code changed since abc" in run.listing(found)
+    assert "compare.png: compare.csv is out of date" in run.listing(found)
+
+
+# --- running
+
+
+def job_of(table, rows=None, **more):
+    [job] = [j for j in JOBS if name_of(j) == table]
+    return dataclasses.replace(job, make=job.make | ({"rows": rows} if rows else {}) | more)
+
+
+def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp_path):
+    job = job_of(
+        "1_Q_Learning/assets/compare.csv", ["", "ALPHA=1.0"], seeds=2, args="{changed} NUM_EPISODES=120"
+    )
+    run.make(job, {}, tmp_path, tmp_path / "runs", workers=2)
+    table = tmp_path / "1_Q_Learning" / "assets" / "compare.csv"
+    script, grid = load("1_Q_Learning", "Q_Learning"), load("1_Q_Learning", "grid")
+    lines = columns.read_csv(table)
+    assert [(line["changed"], line["seed"]) for line in lines] == [
+        (changed, seed) for changed in ("unchanged", "ALPHA=1.0") for seed in "01"
+    ]
+    for line in lines:
+        words = [] if line["changed"] == "unchanged" else [line["changed"]]
+        c = script.configure([*words, "NUM_EPISODES=120", "PRINT_EVERY=0"])
+        Q, log, _ = script.train(c, np.random.default_rng(int(line["seed"])))
+        error = np.abs(Q - grid.value_iteration(c))
+        assert float(line["max_abs_error"]) == error.max()
+        assert int(line["pairs_off_by_0.01"]) == (error > 0.01).sum()
+        assert float(line["return_of_last_1000_episodes"]) == log[:, 2].mean()
+    dates = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
+    assert len(dates) == 4
+    (table.parent / "compare.csv").unlink()
+    run.make(job, {}, tmp_path, tmp_path / "runs", workers=1)
+    assert columns.read_csv(table) == lines
+    assert dates == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
+
+
+def test_a_mistake_is_made_in_a_copy_and_judged_by_the_copys_own_optimum(tmp_path):
+    """On the slippery floor the optimum is another one; the folder itself stays as it is."""
+    rows = [row for row in job_of("1_Q_Learning/assets/exercises.csv").rows() if row["row"] in ("E2d", "E3")]
+    job = job_of("1_Q_Learning/assets/exercises.csv", rows, seeds=1)
+    before = (ROOT / "1_Q_Learning" / "grid.py").read_text()
+    run.make(job, {}, tmp_path, tmp_path / "runs", workers=2)
+    slippery, mean = columns.read_csv(tmp_path / "1_Q_Learning" / "assets" / "exercises.csv")
+    assert float(slippery["max_abs_error"]) < 0.2  # 5 and more against the optimum of the dry floor
+    assert float(mean["max_abs_error"]) == pytest.approx(67.1, abs=0.1)
+    assert (ROOT / "1_Q_Learning" / "grid.py").read_text() == before
+
+
+def test_ctrl_c_keeps_finished_runs_only(tmp_path):
+    """A script that's interrupted writes what it has: that is no result of the study."""
+    script = tmp_path / "slow.py"
+    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    code = f"""
+import sys, os, signal, threading
+sys.path.insert(0, {str(ROOT)!r})
+from measure import run
+from pathlib import Path
+run.Run.folder = lambda self, runs: runs / "one"
+run.Run.command = lambda self: "slow"
+threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+run.perform_all([run.Run(Path({str(script)!r}), ())], {{}}, Path({str(tmp_path)!r}), 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "KeyboardInterrupt" in done.stderr
+    assert not (tmp_path / "one" / "measured.json").exists()
+
+
+def test_a_place_on_this_machine_has_to_be_given(tmp_path):
+    with pytest.raises(FileNotFoundError, match="PEER=PATH isn't there; give PEER=path"):
+        run.filled(["PEER=PATH"], {})
+    assert run.filled(["PEER=PATH", "SEED=1"], {"PEER": str(tmp_path)}) == [f"PEER={tmp_path}", "SEED=1"]
+
+
+# --- columns
+
+
+def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
+    rng = np.random.default_rng(0)
+    before = rng.normal(400, 50, 200)
+    after = before - 10 + rng.normal(0, 20, 200)
+    rows = {"unchanged": before, "x": after}
+    lines = [{"changed": name, "eval_return": value} for name in rows for value in rows[name]]
+    pair = columns.paired(lines, "x", "unchanged")
+    student = scipy.stats.ttest_rel(after, before).confidence_interval()
+    # 200 normal differences: both intervals are about +-2.8 wide, 10,000 resamples leave 0.1
+    assert (pair["low"], pair["high"]) == pytest.approx((student.low, student.high), abs=0.2)
+
+
+def test_seeds_side_by_side_by_hand(tmp_path):
+    """Two seeds, three rows of the log."""
+    (tmp_path / "constants.json").write_text(json.dumps({"SEED": 7, "NUM_SEEDS": 2}))
+    (tmp_path / "result.json").write_text(json.dumps({"eval_return": [500.0, 20.0]}))
+    returns, promises = {7: (10, 500, 500), 8: (20, 30, 40)}, {7: (1, 5, 3), 8: (2, 2, 9)}
+    rows = [
+        {"seed": s, "env_step": 1000 * (i + 1), "eval_return": returns[s][i], "max_q": promises[s][i],
+         "discounted_return": 1}
+        for s in (7, 8) for i in range(3)
+    ]  # fmt: skip
+    run.write_csv(tmp_path / "log.csv", rows)
+    figures = {"first_step_at_500": "first eval_return 500", "largest_max_q": "max max_q"}
+    first, second = columns.seeds_side_by_side([tmp_path], **figures)
+    assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
+    assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
+    at = list(columns.overestimation([tmp_path]))
+    assert [(line["env_step"], line["mean"], line["low"], line["high"]) for line in at] == [
+        ("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)
+    ]  # fmt: skip
+    means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
+    assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
+
+
+def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(tmp_path):
+    rows = [("ours", 0.1, 20, 500, 300), ("ours", 0.1, 50, 500, 310), ("textbook", 0.1, 20, 400, 350),
+            ("textbook", 0.2, 20, 300, 390)]  # fmt: skip
+    names = "learner", "learning_rate", "target_sync_interval", "eval_return", "mean_while_learning"
+    run.write_csv(tmp_path / "tune.csv", [dict(zip(names, row)) for row in rows])
+    ours, textbook = columns.best_of_tune(tmp_path / "tune.csv")
+    assert ours == {"learner": "ours", "changed": "LEARNING_RATE=0.1 TARGET_SYNC_INTERVAL=50"}
+    assert textbook["changed"].endswith("LEARNING_RATE=0.1 LEARNING_RATE_END=0.1 TARGET_SYNC_INTERVAL=20")
+
+
+# --- pages
+
+
+@pytest.mark.parametrize("page", tables.all_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_make_pages_changes_nothing(page):
+    assert tables.filled(page) == page.read_text()
+
+
+def test_cells_by_hand():
+    rows = [{"x": "500", "s": "True", "c": "A=1"}, {"x": "-20.26", "s": "False", "c": "A=1"}]
+    shown = {
+        "{label c}, {count s =True}": "`A=1`, 1 / 2", "{mean x .1f}": "239.9", "{low x .1f}": "−20.3",
+        "{mean_std x .0f}": "240 ± 368", "{range x .0f}": "−20 … 500", "{count x >=475}": "1 / 2",
+        "{count x =500}": "1 / 2",
+        "{number 100*x .0f @ s=False} %": "−2026 %",
+        "{max x ,.0f @ s!=False}": "500",
+        "{words} {row}": "w A1", "{mean x .0f @ s=None}": "–",
+    }  # fmt: skip
+    assert {template: tables.cell(template, rows, "w", "A1") for template in shown} == shown
+    assert [tables.shown(value, ".1f") for value in (-0.04, float("nan"), -1.25)] == ["0.0", "–", "−1.2"]
+
+
+FIGURES = [  # folder, table, what a sentence of its pages says in both languages
+    ("3_Pendulum", "pendulum_optimum.csv", "{mean return .1f}"),
+    ("5_GRPO_Maxtext", "playground_seeds.csv", "{text memory_mb} MB"),
+    ("5_GRPO_Maxtext", "playground_seeds.csv", "{text longest_task_ms} ms"),
+    ("5_GRPO_Maxtext", "smollm2_seeds.csv", "{number 100*before_lenient_accuracy .1f} %"),
+    ("5_GRPO_Maxtext", "smollm2_seeds.csv", "{number 100*after_lenient_accuracy .1f} %"),
+    ("5_GRPO_Maxtext", "smollm2_seeds.csv", "{number seconds ,.0f} s"),
+]
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_single_figures_of_sentences_are_those_of_the_tables(language):
+    for folder, table, template in FIGURES:
+        rows = columns.read_csv(ROOT / folder / "assets" / table)
+        assert tables.cell(template, rows, "", "") in pages.text(ROOT / folder, language), template

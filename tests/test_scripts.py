@@ -1,0 +1,273 @@
+"""What every numbered script of folders 1 to 4 does alike: help, one line on bad input, files, seeds."""
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from folders import ROOT, load
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+PPO = "NUM_STEPS=2000 EVAL_INTERVAL=1000 NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=2 EVAL_EPISODES=2"
+Q, DQN, MNIST = "1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "4_GRPO_MNIST/grpo_mnist"
+SHORT = {  # a run of seconds, with two rows of the log or more
+    "1_Q_Learning/Q_Learning": "NUM_EPISODES=300 PRINT_EVERY=2",
+    "2_Cart_Pole_DQN/cart_pole_dqn":
+        "NUM_STEPS=51 LEARNING_STARTS=11 EVAL_INTERVAL=4 BATCH_SIZE=4 N_STEPS=2 HIDDEN_SIZE=8 NUM_SEEDS=2 "
+        "EVAL_EPISODES=2",
+    "3_Pendulum/reinforce":
+        "NUM_STEPS=600 EVAL_INTERVAL=300 NUM_ENVS=4 HIDDEN_SIZE=8 CRITIC_STEPS=2 NUM_SEEDS=2 EVAL_EPISODES=2",
+    "3_Pendulum/ppo": PPO,
+    "3_Pendulum/pendulum": PPO,
+    "4_GRPO_MNIST/grpo_mnist": "NUM_EPOCHS=2 HIDDEN_SIZE=16 BATCH_SIZE=64 NUM_SEEDS=2",
+}  # fmt: skip
+EVALUATED = {"eval_return", "env_steps", "seconds", "compile_seconds"}
+RESULT = dict.fromkeys(SHORT, EVALUATED) | {
+    "1_Q_Learning/Q_Learning": {"max_abs_error", "optimal_from_every_state", "seconds"},
+    "4_GRPO_MNIST/grpo_mnist": {"test_accuracy", "data", "seconds", "compile_seconds"},
+}
+PICTURES = {
+    "1_Q_Learning/Q_Learning": {"learning_curve.png", "q_table.png"},
+    "2_Cart_Pole_DQN/cart_pole_dqn": {"learning_curve.png", "cart_pole.gif"},
+    "3_Pendulum/reinforce": {"learning_curve.png"},
+    "3_Pendulum/ppo": {"learning_curve.png"},
+    "3_Pendulum/pendulum":
+        {"learning_curve.png", "clipped_objective.png", "pendulum.gif", "value_function.png"},
+    "4_GRPO_MNIST/grpo_mnist": {"accuracy.png"},
+}  # fmt: skip
+COMPILED = [name for name in SHORT if name[0] != "1"]
+each_script = pytest.mark.parametrize("name", SHORT)
+
+
+def script_of(name):
+    return load(*name.split("/"))
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(name, seed): a short run of a script; its folder, what it returned and what it printed."""
+    home = tmp_path_factory.mktemp("runs")
+    images = np.random.default_rng(0).integers(0, 256, (480, 784), np.uint8)
+    labels = np.arange(480) % 10
+    np.savez(home / "own.npz", x_train=images, y_train=labels, x_test=images[:100], y_test=labels[:100])
+
+    @functools.cache
+    def once(name, seed):
+        folder, out = home / f"{name.replace('/', '_')}_{seed}", io.StringIO()
+        words = [*SHORT[name].split(), f"SEED={seed}", f"RUN_DIR={folder}"]
+        words += [f"MNIST_PATH={home / 'own.npz'}"] * name.startswith("4")
+        with contextlib.redirect_stdout(out):
+            result = script_of(name).main(words)
+        return folder, result, out.getvalue(), words
+
+    return once
+
+
+# --- what a run leaves
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")  # no episode ended in some short intervals
+@each_script
+def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
+    script = script_of(name)
+    folder, result, printed, words = run(name, 3)
+    assert json.loads((folder / "result.json").read_text()) == result and set(result) == RESULT[name]
+    given = dataclasses.asdict(script.configure(words))
+    assert json.loads((folder / "constants.json").read_text()) == given
+    assert str(folder) in printed
+    for picture in PICTURES[name]:
+        with Image.open(folder / picture) as image:
+            image.load()
+            assert min(image.size) >= 300
+    rows = read(folder / "log.csv")
+    if name in COMPILED:
+        columns = ["seed", *script.Log._fields]
+        assert list(rows[0]) == (["method"] if name.startswith("4") else []) + columns
+        assert [row["seed"] for row in rows] == sorted(["3", "4"] * (len(rows) // 2))
+        assert 0 < result["compile_seconds"] < result["seconds"]
+    if "env_steps" in result:
+        assert [int(float(rows[i]["env_step"])) for i in (len(rows) // 2 - 1, -1)] == result["env_steps"]
+        assert f"{np.mean(result['eval_return']):.1f}" in printed
+    # TensorBoard's own reader finds every curve: means over the seeds
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    for column in [column for column in rows[0] if column not in ("method", "seed")]:
+        values = np.reshape([float(row[column] or "nan") for row in rows], (2 if name in COMPILED else 1, -1))
+        means = values.mean(axis=0)
+        found = (
+            [event.value for event in events.Scalars(f"train/{column}")] if np.isfinite(means).any() else []
+        )
+        np.testing.assert_allclose(found, means[np.isfinite(means)], rtol=1e-5)  # float32 in the file
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    with pytest.raises(
+        script.settings.UserError, match=f"^RUN_DIR={re.escape(str(folder))}: holds the result"
+    ):
+        script.main(words)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+@pytest.mark.parametrize("name", COMPILED)
+def test_seeds_do_not_see_each_other(name, run):
+    """Seed 4 beside 3, and beside 5: the same digits. Seed 3 has others."""
+    rows = {seed: read(run(name, seed)[0] / "log.csv") for seed in (3, 4)}
+    four = [[row for row in rows[seed] if row["seed"] == "4"] for seed in (3, 4)]
+    assert four[0] == four[1]
+    three = [row | {"seed": "4"} for row in rows[3] if row["seed"] == "3"]
+    assert three != four[0]
+
+
+def test_another_seed_is_another_training_and_the_same_is_the_same(run, tmp_path):
+    script, words = script_of(Q), SHORT[Q].split()
+    script.main([*words, "SEED=3", f"RUN_DIR={tmp_path}"])
+    three, again, four = (read(x / "q_table.csv") for x in (run(Q, 3)[0], tmp_path, run(Q, 4)[0]))
+    assert three == again != four
+
+
+# --- the command line
+
+
+@each_script
+def test_help_prints_every_constant_with_its_remark(name, capsys):
+    script = script_of(name)
+    with pytest.raises(SystemExit) as stopped:
+        script.main(["--help"])
+    text = re.sub(r"[\s│]+", "", capsys.readouterr().out)
+    remarks = dict(re.findall(r"^    ([A-Z_]+): .+?  # (.+)$", inspect.getsource(script.Constants), re.M))
+    assert not stopped.value.code and list(remarks) == list(script.Constants.__dataclass_fields__)
+    for constant, remark in remarks.items():
+        assert f"--{constant}" in text and re.sub(r"\s", "", remark) in text, constant
+
+
+FREE = {"RUN_DIR", "MNIST_PATH", "DATA_DIR"}
+BAD = {  # every other constant has a value that is refused
+    "SIZE": "1 101", "GOAL_REWARD": "0 1e308", "STEP_REWARD": "0 -inf", "ALPHA": "0 1.5 nan [ 1e-1.0",
+    "GAMMA": "-0.1 1.01", "NUM_EPISODES": "0 2.5 True 1000000000", "MAX_STEPS_PER_EPISODE": "5",
+    "EPSILON_START": "1.1 0.001", "EPSILON_END": "-0.1", "DECAY_EPISODES": "0", "SEED": "-1",
+    "LOG_EVERY": "0",
+    "PRINT_EVERY": "-1", "NUM_STEPS": "0 100001", "LEARNING_STARTS": "4", "TRAIN_INTERVAL": "0",
+    "BATCH_SIZE": "0", "REPLAY_CAPACITY": "4", "LEARNING_RATE": "0 nan", "LEARNING_RATE_END": "-1e-3",
+    "TARGET_SYNC_INTERVAL": "251", "N_STEPS": "0", "DOUBLE_DQN": "2", "SCALE_OBSERVATIONS": "perhaps",
+    "HIDDEN_SIZE": "0 10001", "DECAY_STEPS": "0", "NUM_SEEDS": "0", "EVAL_INTERVAL": "0 1501",
+    "EVAL_EPISODES": "0", "NUM_ENVS": "0", "BASELINE": "best", "REWARD_TO_GO": "2", "CRITIC_STEPS": "0",
+    "ACTOR_LEARNING_RATE": "0", "CRITIC_LEARNING_RATE": "inf", "MINIBATCH_SIZE": "0", "ROLLOUT_STEPS": "0",
+    "GAE_LAMBDA": "1.1", "NORMALIZE_ADVANTAGES": "2", "NUM_EPOCHS": "0", "CLIP_EPSILON": "0 nan",
+    "MAX_GRAD_NORM": "0", "BETA": "-1 inf", "SIGMA_START": "0.05 1000", "SIGMA_MIN": "0",
+    "NUM_GENERATIONS": "1", "WARMUP_FRACTION": "1", "NUM_ITERATIONS": "0 65", "CLIP_EPSILON_HIGH": "-1",
+    "LOGS_PER_EPOCH": "0",
+}  # fmt: skip
+RULES = [  # constants that have to fit each other; the line names the one that doesn't, and what it has to be
+    (Q, "EPSILON_START=0.001", "EPSILON_END=0.01: must be at most EPSILON_START=0.001"),
+    (DQN, "EPSILON_START=0.001", "EPSILON_END=0.01: must be at most"),
+    (DQN, "EVAL_INTERVAL=1001", "EVAL_INTERVAL=1001: must be a multiple of TRAIN_INTERVAL=2"),
+    (DQN, "NUM_STEPS=1000", "NUM_STEPS=1000: must be LEARNING_STARTS=1000 plus"),
+    ("3_Pendulum/reinforce", "NUM_ENVS=1", "NUM_ENVS=1: must be"),
+    ("3_Pendulum/ppo", "MINIBATCH_SIZE=64", "MINIBATCH_SIZE=64: must be a divisor of NUM_ENVS * ROLLOUT"),
+    ("3_Pendulum/ppo", "GAMMA=1.0", "GAMMA=1.0: must be less than 1"),
+    ("3_Pendulum/pendulum", "SIGMA_MIN=3", "SIGMA_START=2.0: must be above SIGMA_MIN=3"),
+    (MNIST, "MNIST_PATH=/nowhere.npz", "MNIST_PATH=/nowhere.npz: No such file"),
+    (MNIST, "BATCH_SIZE=5000", "are more than the 3500 training images"),
+    (Q, "ALPA=0.2", "'ALPA=0.2': no such constant; write NAME=value, nearest names: ALPHA"),
+    (Q, "ALPHA", "'ALPHA': no such constant; write NAME=value"),
+    (Q, "ALPHA=0.1\n0.2", r"ALPHA=0.1\n0.2: must be"),
+    (Q, f"NUM_EPISODES=1{'0' * 5000}", "exceeded maximum size"),
+    (Q, "RUN_DIR=/proc/here", "RUN_DIR=/proc/here: No such file or directory; choose another folder"),
+    ("3_Pendulum/ppo", "RUN_DIR=/proc/version", "RUN_DIR=/proc/version: File exists; choose another folder"),
+]
+
+
+@each_script
+def test_a_value_that_a_constant_cannot_have_is_refused(name):
+    script = script_of(name)
+    constants = set(script.Constants.__dataclass_fields__) - FREE
+    assert constants <= set(BAD)
+    for constant in constants:
+        for value in BAD[constant].split():
+            with pytest.raises(script.settings.UserError, match=r"^\w+=.*: must ") as refused:
+                script.configure([f"{constant}={value}"])
+            assert constant in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name, argument, said", RULES, ids=[rule[1][:30] for rule in RULES])
+def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
+    name, argument, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["a script", argument, *["MNIST_PATH=subset"] * (argument[:2] == "BA")])
+    script = script_of(name)
+    with pytest.raises(SystemExit) as stopped:
+        script.settings.run(script.main)
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and said in err
+    assert not any(tmp_path.iterdir())  # nothing begun
+
+
+def process(path, *arguments, cwd, disk="unlimited", **environment):
+    """A script as a reader runs it; `disk`: the KiB beyond which no file can grow."""
+    command = ["bash", "-c", f'ulimit -f {disk}; exec "$0" "$@"', sys.executable, ROOT / path, *arguments]
+    variables = os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, errors="replace")
+
+
+def test_a_default_edited_in_the_file_is_the_same_as_the_argument(tmp_path):
+    for name in ("Q_Learning", "grid", "pictures", "runs", "settings"):
+        text = (ROOT / "1_Q_Learning" / f"{name}.py").read_text()
+        (tmp_path / f"{name}.py").write_text(text.replace("Count = 20_000", "Count = 300"))
+    for script, words in (("Q_Learning.py", []), ("1_Q_Learning/Q_Learning.py", ["NUM_EPISODES=300"])):
+        script = tmp_path / script if not words else script
+        assert process(script, *words, f"RUN_DIR=run{len(words)}", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "run0" / "log.csv").read_text() == (tmp_path / "run1" / "log.csv").read_text()
+
+
+def test_a_terminal_that_is_not_utf_8_costs_no_run(tmp_path):
+    done = process("1_Q_Learning/Q_Learning.py", "NUM_EPISODES=200", "RUN_DIR=run", cwd=tmp_path,
+                   PYTHONIOENCODING="latin-1")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("disk", [1, 4, 20])  # KiB: too small for log.csv, TensorBoard's file, a picture
+def test_a_full_disk_gets_one_line(disk, tmp_path):
+    words = ["NUM_EPISODES=2000", "RUN_DIR=run", "PRINT_EVERY=0"]
+    done = process("1_Q_Learning/Q_Learning.py", *words, cwd=tmp_path, disk=disk)
+    assert done.returncode == 2 and (tmp_path / "run" / "constants.json").exists()
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "RUN_DIR" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["2_Cart_Pole_DQN/cart_pole_dqn.py", "2_Cart_Pole_DQN/exercises.py"])
+def test_a_card_that_is_not_here_gets_one_line(path, tmp_path):
+    done = process(path, cwd=tmp_path, JAX_PLATFORMS="cuda")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: JAX_PLATFORMS=cuda: ") and not any(tmp_path.iterdir())
+
+
+def test_ctrl_c_ends_with_130_and_one_line(capsys):
+    def stopped_by_hand(arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stopped:
+        load("1_Q_Learning", "settings").run(stopped_by_hand)
+    assert stopped.value.code == 130 and capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize("gamma", ["0.1", "1e-300"])
+def test_a_discount_at_which_the_goal_is_worth_nothing_costs_no_run(gamma, tmp_path):
+    result = script_of("1_Q_Learning/Q_Learning").main(
+        ["SIZE=10", f"GAMMA={gamma}", "NUM_EPISODES=5", f"RUN_DIR={tmp_path}"]
+    )
+    assert json.loads((tmp_path / "result.json").read_text()) == result
