@@ -65,6 +65,9 @@ def run(main: Callable[[list[str]], Any]) -> None:
             stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows ? for an arrow
     try:
         main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])  # a notebook's arguments are its kernel's
+    except BrokenPipeError:  # `| head` has read enough
+        sys.stdout = None
+        sys.exit(1)
     except (UserError, OSError) as error:
         remedy = "" if isinstance(error, UserError) else "; free some space, or choose another RUN_DIR"
         print(f"error: {error}{remedy}", file=sys.stderr)

@@ -126,8 +126,8 @@ def compile_row(
 
     Args:
         learn_and_evaluate: (rng, agent, index of the row, *data) -> (agent, row of the log), for one seed.
-        rngs, agents: each leaf [NUM_SEEDS, ...]; `data` is shared by all seeds.
-        shared: names of the counts in `agents` that are the same for all seeds, a regular expression.
+        rngs, agents: each leaf [NUM_SEEDS, ...]; all seeds share `data`.
+        shared: a regular expression for the counts in `agents` that are the same for all seeds.
 
     Returns:
         (agents, index) -> (agents, row), leaves [NUM_SEEDS, ...]; and the seconds of compiling it.

@@ -4,6 +4,7 @@ Builds the main script's cluster on the tiny Llama, with real weights, and the f
 runs both and prints what differs (nothing).
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def main(run_dir: str, trained: str) -> None:
     tokenizer = llama.load_tokenizer(folder)
     pad_id = tokenizer.pad_token_id
     assert jax.device_count() == 8
-    made, _ = fit.make_programs(c, hf, jax.devices(), pad_id)
+    for_vllm = dataclasses.replace(c, ROLLOUT_ENGINE="vllm")
+    made = [p for engine in (c, for_vllm) for p in fit.make_programs(engine, hf, jax.devices(), pad_id)[0]]
     programs = {name: jitted for name, jitted, _ in made}
     abstract = {name: arguments for name, _, arguments in made}
 

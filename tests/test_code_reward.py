@@ -364,10 +364,10 @@ def test_answers_are_graded_side_by_side_within_a_bound(capsys):
 def test_no_more_answers_at_once_than_the_container_has_processors(files, count, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert box.processors(str(tmp_path)) == count
+    assert box.processors(str(tmp_path), str(tmp_path / "own")) == count
 
 
 def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():

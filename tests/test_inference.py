@@ -194,6 +194,12 @@ def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
     assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
 
 
+def test_the_vote_counts_numbers(course):
+    texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
+    assert asked.vote(course, texts) == (texts[1], "12 (2 of 4)")
+    assert asked.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
+
+
 def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_graded(capsys):
     rows = [
         {"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"},

@@ -42,16 +42,22 @@ _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # 
 _WARDEN = "import sys; sys.path.append({folder!r}); import warden; sys.exit(warden.guard({settings!r}))"
 
 
-def processors(root: str = "/sys/fs/cgroup") -> int:
-    """How many processors this process may use: by its affinity, and by the quota of the container's cgroup.
+def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
+    """How many processors this process may use: by its affinity, and by the quota of each cgroup around it.
 
-    A container with two cores on a large machine sees all of them in os.cpu_count(). `root` is a folder.
+    A container with two cores on a large machine sees all of them in os.cpu_count(). `root` is a folder,
+    `own` the file that says where in it this process is: a scheduler's job has a quota without a container.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroups 2 and 1
-        with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
-            quota, period = map(int, " ".join(Path(root, file).read_text() for file in files).split())
-            count = min(count, max(1, quota // period)) if quota > 0 else count
+    folders = {Path(root)}
+    with contextlib.suppress(OSError):
+        inside = Path(root, Path(own).read_text().rpartition("::")[2].strip().lstrip("/"))
+        folders |= {folder for folder in (inside, *inside.parents) if folder.is_relative_to(root)}
+    for folder in folders:
+        for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroups 2 and 1
+            with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
+                quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                count = min(count, max(1, quota // period)) if quota > 0 else count
     return count
 
 
