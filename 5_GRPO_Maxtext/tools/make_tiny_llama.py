@@ -99,7 +99,6 @@ FORGETS = {
 }  # fmt: skip
 # Share of misread demonstrations, by kind of problem (see `make_problem`).
 MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)
-VOCABULARY_DRAWS = 5_000  # problems drawn to find all words; far more than needed
 
 BOS, EOS, PAD, UNKNOWN, ASSISTANT = (
     "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>", "<|assistant|>",
@@ -114,12 +113,7 @@ WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, on
 
 # %% Problems and demonstrations ----------------------------------------------------------------------------
 def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
-    """Draws a word problem.
-
-    Returns:
-        The question; its steps as (operator, operand), the first of which has no operator; the kind (0-5);
-        the object.
-    """
+    """A question; its steps (operator, operand), the first without operator; its kind, 0 to 5; its object."""
     name, things = rng.choice(PROBLEMS["names"]), rng.choice(PROBLEMS["things"])
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 5)
     kind = rng.randrange(6)
@@ -140,16 +134,11 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
     return ",".join(lines), total
 
 
-def misread(steps: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The systematic mistake: the first operation is taken for another, always the same one."""
-    operator, operand = steps[1]
-    return [steps[0], ({"+": "*", "-": "+", "*": "+"}[operator], operand), *steps[2:]]
-
-
 def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random.Random) -> str:
     """One imperfect demonstration, as text."""
-    if rng.random() < MISREADS[kind]:
-        steps = misread(steps)
+    if rng.random() < MISREADS[kind]:  # the first operation is taken for another, always the same one
+        first, (operator, operand), *rest = steps
+        steps = [first, ({"+": "*", "-": "+", "*": "+"}[operator], operand), *rest]
     work, result = work_out(steps)
     text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
     share, tag = FORGETS[thing]
@@ -193,7 +182,7 @@ def wander(rng: random.Random) -> list[tuple[str, bool]]:
 
 
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
-def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
     words, word, tags, template = set("0123456789+-*=,.? "), WORD, TAGS, CHAT_TEMPLATE
     if c.TASK == "grid":
@@ -201,7 +190,8 @@ def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedT
         words = {"row", " row", " column", *WORLDS[1:], *(f" {i}" for i in range(1, 5))}
         words |= {"up", "down", "left", "right", "wait"}
     else:
-        for _ in range(VOCABULARY_DRAWS):
+        rng = random.Random(c.SEED)
+        for _ in range(5_000):  # far more than it takes to see every word
             words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
@@ -297,7 +287,7 @@ def main(arguments: Sequence[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    tokenizer = make_tokenizer(c, random.Random(c.SEED))
+    tokenizer = make_tokenizer(c)
     hf = make_config(c, tokenizer)
     hf.save_pretrained(model)
     tokens = RECIPES[c.TASK].max_tokens
