@@ -146,11 +146,9 @@ def page_programs(c, policy, plain, mesh, config, pad_id: int):
 
 
 def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
-    """What rollout.py runs for the answers of a step.
+    """`prefill`, `spread` (None on several chips), `decode` of rollout.py: each a function and its arguments.
 
-    Returns:
-        `prefill`, `spread` (None on several chips) and `decode`, each a function and its arguments. The last
-        two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
+    The last two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
     """
     single = mesh.size == 1
     rollout = MaxTextRollout(
@@ -298,11 +296,7 @@ device_description_str: "{name}"
 
 
 def devices_of(machine: memory.Machine) -> list:
-    """The devices of a TPU slice or of NVIDIA cards that aren't attached.
-
-    Raises:
-        UserError: MaxText knows no such slice, or the compiler isn't installed.
-    """
+    """The devices of a TPU slice or of NVIDIA cards that are not here; UserError without their compiler."""
     if card := memory.CARDS.get(machine.kind):
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])

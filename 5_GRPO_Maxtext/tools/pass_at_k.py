@@ -83,10 +83,7 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 # %% Answers ------------------------------------------------------------------------------------------------
 def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenizer) -> dict[str, list[int]]:
-    """Asks each question n times; returns how many answers are right, by reading and question.
-
-    `ask` and `checkpoint` are from `inference.read_arguments`; with step 0 the untrained model answers.
-    """
+    """How many of n answers to each question are right, by reading; step 0 asks the untrained model."""
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
         runs.restore(rollout, *runs.place_of(checkpoint))
