@@ -20,9 +20,7 @@ class Exercise(NamedTuple):
 
     look: Callable[[Callable], dict[str, Any]]  # calls a function on fixed numbers: {input: result}
     right: Callable  # the function as it should be
-    mistakes: Mapping[
-        str, Any
-    ]  # by the words that name it: "old => new" in the source of `right`, a function
+    mistakes: Mapping[str, Any]  # by the words that name it: "old => new" in `right`'s source, or a function
     tolerance: float = 1e-5  # largest difference, absolute or relative, that counts as rounding
     returns: bool = True  # False for a function that changes its arguments in place
     also: Callable[[Callable], str] = lambda function: ""  # what is wrong although the numbers are right

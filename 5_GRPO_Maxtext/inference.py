@@ -76,14 +76,7 @@ QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with thei
 
 # %% Arguments ----------------------------------------------------------------------------------------------
 def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint | None]:
-    """Reads the command line, and what it says about the run.
-
-    Args:
-        arguments: `NAME=value`, `--help`, and the words of a question.
-
-    Returns:
-        The constants, those of the run included; the question, empty if there is none; the checkpoint, None
-        for base.
+    """The constants, those of the run included; the question or ""; the checkpoint, None for base.
 
     Raises:
         UserError: an unknown option or name, a wrong value, two that contradict each other, no such run.
@@ -152,10 +145,9 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
 
 def output_path(c: Constants) -> Path | None:
     """Where the answers go, if anywhere; raises UserError if something is there already, or cannot be."""
-    name = c.OUTPUT or (c.INPUT and str(Path(c.INPUT).with_suffix(".answers.jsonl")))
-    if not name:
+    if not (c.OUTPUT or c.INPUT):
         return None
-    path = Path(name)
+    path = Path(c.OUTPUT or Path(c.INPUT).with_suffix(".answers.jsonl"))
     if path.exists():
         raise UserError(f"OUTPUT={path}: exists already; choose another name, or remove it")
     if not path.resolve().parent.is_dir():
@@ -244,8 +236,8 @@ def main(arguments: Sequence[str]) -> None:
     print(shown(f"checkpoint: {about}"))
     own = checkpoint.constants.get("REWARD_FUNC") if checkpoint else ""
     if own and not c.REWARD_FUNC:
-        words = f"rewards:    {grader}; the run's own are in {own}: only REWARD_FUNC={own} here would run it"
-        print(shown(words))
+        theirs = f"the run's own are in {own}: only REWARD_FUNC={own} here would run it"
+        print(shown(f"rewards:    {grader}; {theirs}"))
     rows = add_prompts(c, rows, tokenizer, grader.think_tags)
 
     rollout = trained.make_rollout(c, tokenizer, len(rows) * c.SAMPLES, checkpoint)
@@ -254,12 +246,11 @@ def main(arguments: Sequence[str]) -> None:
     if checkpoint:
         trained.restore(rollout, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
-        text = ""
+        rows[0]["after"] = [""]
         for piece in rollout.stream(rows[0]["prompts"], sampling(c)):
             print(shown(piece), end="", flush=True)
-            text += piece
-        rows[0]["after"] = [text]
-        print(shown(asked.judged(grader, text, rows[0])))
+            rows[0]["after"][0] += piece
+        print(shown(asked.judged(grader, rows[0]["after"][0], rows[0])))
     else:
         output = ask(c, rollout, rows, "after")
         asked.show(rows, grader)

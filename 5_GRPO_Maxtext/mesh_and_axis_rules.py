@@ -91,14 +91,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import linen, nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from maxtext.configs import pyconfig
-from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 from model import llama
 from model.versions import check_versions
-from run import run_folder
-from run.memory import CHIPS
+from run import memory, run_folder
 
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------
@@ -123,11 +120,8 @@ def make_layer(c: Constants, strategy: Strategy, mesh: Mesh) -> nnx.Linear:
 
 
 def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learning_rate: float):
-    """One step of SGD on the mean squared error.
-
-    Returns:
-        The loss [], the new weights [embed, mlp], and the gradient of the inputs [batch, embed], which a
-        layer below would need.
+    """One step of SGD on the mean squared error: the loss [], the new weights [embed, mlp], and the inputs'
+    gradient [batch, embed], which a layer below would need.
     """
 
     def loss_fn(layer, inputs):
@@ -146,44 +140,26 @@ COLLECTIVE = re.compile(
 
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
-    """Reads the collectives out of a compiled program's text (XLA's HLO).
-
-    Returns:
-        Of each its kind, the mesh axis along which the devices communicate, bytes per device.
-    """
+    """Of each collective in a compiled program's text (XLA's HLO) kind, mesh axis, and bytes per device."""
     found = []
     for line in program.splitlines():
         if match := COLLECTIVE.search(line):
             arrays = re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
-            sizes = [
-                ITEM_BYTES[dtype] * math.prod(map(int, shape.split(",") if shape else ()))
-                for dtype, shape in arrays
-            ]
+            sizes = [ITEM_BYTES[dtype] * math.prod(map(int, re.findall(r"\d+", n))) for dtype, n in arrays]
             found.append((match["kind"], axis_of(line, mesh), sum(sizes)))
     return found
 
 
 def axis_of(line: str, mesh: Mesh) -> str:
-    """The mesh axis along which a collective communicates; both names if all devices do with all.
+    """The mesh axis along which a collective communicates, known by the number of devices that do.
 
-    XLA has two notations for the devices that communicate; those with device 0 tell the axis.
-
-    Raises:
-        ValueError: another notation. KeyError: along neither axis.
+    XLA has two notations for its groups of devices: mesh['a'=4,'b'=2] {'a'}, and [2,4]<=[8], two groups of 4.
     """
-    if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):  # mesh['a'=4,'b'=2] {'a'}
-        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        grid = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
-        group = grid[tuple(slice(None) if f"'{name}'" in match[2] else 0 for name in sizes)]
-    elif match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        shape = [int(n) for n in match[3].split(",")]  # [2,4]<=[4,2]T(1,0): an array transposed, reshaped
-        order = [int(n) for n in (match[4] or "").split(",") if n] or range(len(shape))
-        group = np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(int(match[1]), -1)[0]
+    if match := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):
+        size = math.prod(int(n) for name, n in re.findall(r"('\w+')=(\d+)", match[1]) if name in match[2])
     else:
-        raise ValueError(f"no replica groups in {line}")
-    ids = np.vectorize(lambda device: device.id)(mesh.devices)
-    axes = {tuple(ids.ravel()): "data and model", tuple(ids[0]): "model", tuple(ids[:, 0]): "data"}
-    return axes[tuple(sorted(group.ravel()))]
+        size = int(re.search(r"replica_groups=\[\d+,(\d+)\]<=", line)[1])
+    return {mesh.size: "data and model", mesh.shape["model"]: "model", mesh.shape["data"]: "data"}[size]
 
 
 # %% One layer under every strategy -------------------------------------------------------------------------
@@ -209,10 +185,10 @@ def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     step = step.lower(layer, inputs, targets).compile()
     outputs = forward(layer, inputs)
     loss, weights, input_grads = step(layer, inputs, targets)
-    named = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
+    results = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
     return {
         "arrays": {"inputs": inputs, "weights": layer.kernel.get_value(), "outputs": outputs},
-        "results": {name: np.asarray(value) for name, value in named.items()},
+        "results": jax.tree.map(np.asarray, results),
         "forward": collectives(forward.as_text(), mesh),
         "step": collectives(step.as_text(), mesh),
     }
@@ -226,18 +202,10 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
 # %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """`axes_in` Llama 3.1 8B; nothing is allocated."""
-    config = pyconfig.initialize(
-        ["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"],
-        model_name=llama.ARCHITECTURES["llama"], per_device_batch_size=1, max_target_length=16,
-        hardware="cpu",
-        skip_jax_distributed_system=True, enable_checkpointing=False, log_config=False, jax_cache_dir="",
-        run_name="ledger", base_output_directory="runs",
-    )  # fmt: skip
-    mesh = Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
-    model = nnx.eval_shape(
-        lambda: model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(params=0, dropout=1))
-    )
-    return axes_in(model)
+    hf, sizes = memory.published_config(), dict(rows=DEVICES, prompt_tokens=1, new_tokens=1)
+    config = llama.to_maxtext_config(hf, scan_layers=True, **sizes)
+    mesh, key = maxtext_utils.get_mesh_from_config(config), jax.random.PRNGKey(0)
+    return axes_in(model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=key)[1])
 
 
 def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -247,14 +215,7 @@ def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ..
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
-    """Shape of the shard of an array that one device holds.
-
-    Args:
-        shape: of the whole array.
-        logical_axes: MaxText's name of each dimension.
-        strategy: mesh and rules.
-        words: the rules' word for each of MaxText's names; a name that is not in it is not sharded.
-    """
+    """Shape of the shard of an array that one device holds; an axis that isn't among `words` isn't cut."""
     spec = spec_of(tuple(words.get(axis) for axis in logical_axes), strategy.rules)
     return NamedSharding(make_mesh(strategy), spec).shard_shape(shape)
 
@@ -288,8 +249,8 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     tokens = jax.random.randint(jax.random.key(c.SEED), (LLAMA_ROWS, LLAMA_TOKENS), 5, hf.vocab_size)
     positions = jnp.broadcast_to(jnp.arange(LLAMA_TOKENS), tokens.shape)
     with jax.set_mesh(mesh), linen.logical_axis_rules(config.logical_axis_rules):
-        program = jax.jit(lambda adapter, *x: adapter(*x, None, None)[0]).lower(adapter, tokens, positions)
-        program = program.compile()
+        forward = jax.jit(lambda adapter, *x: adapter(*x, None, None)[0])
+        program = forward.lower(adapter, tokens, positions).compile()
         logits = program(adapter, tokens, positions)
     kinds = [match["kind"] for match in map(COLLECTIVE.search, program.as_text().splitlines()) if match]
     return {
@@ -356,8 +317,8 @@ def ledger_table(axes: dict) -> str:
         for dtype, parts in BYTES.items():
             summands = " + ".join(f"{parameters * n / 1e9:.1f}" for n in parts)
             rows[name][dtype] = f"{summands} = {parameters * sum(parts) / 1e9:.1f} GB"
-        total = parameters * sum(BYTES["float32"]) / 2**30  # GiB, as the limits are
-        fits = [chip for chip, (gib, *_) in CHIPS.items() if total < gib]
+        total = parameters * sum(BYTES["float32"]) / memory.GIB
+        fits = [chip for chip, (gib, *_) in memory.CHIPS.items() if total < gib]
         rows[name]["float32 fits, alone"] = ", ".join(fits) or "none"
     return markdown(rows).replace("bfloat16", "bfloat16: weights + gradients + Adam")
 
@@ -390,11 +351,9 @@ def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
                 color = plt.cm.Set3(min(ids)) if len(shards) > 1 else "#dddddd"
                 panel.add_patch(plt.Rectangle((x, y), width, height, facecolor=color, edgecolor="black"))
                 text = ",".join(map(str, ids)) if len(ids) < 8 else "all 8"
-                upright = width < array.shape[1] / 4
-                panel.text(
-                    x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8,
-                    rotation=90 if upright and len(ids) > 1 else 0,
-                )  # fmt: skip
+                rotation = 90 if width < array.shape[1] / 4 and len(ids) > 1 else 0
+                middle = x + width / 2, y + height / 2
+                panel.text(*middle, text, ha="center", va="center", fontsize=8, rotation=rotation)
             panel.set(xlim=(0, array.shape[1]), ylim=(array.shape[0], 0), xticks=[], yticks=[])
             panel.set_xlabel(LOGICAL_AXES[array_name][1], fontsize=8)
             panel.set_ylabel(LOGICAL_AXES[array_name][0], fontsize=8)

@@ -707,7 +707,7 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
     try:
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
-            assert source == "tensorflow-datasets mnist: 70 images to train on, 10 to validate, 40 to test"
+            assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
             pairs = [(found.images, found.labels), (found.validation_images, found.validation_labels)]
             ours = sorted((i.tobytes(), int(y)) for pair in pairs for i, y in zip(*pair))
             assert ours == sorted((i.tobytes(), int(y)) for i, y in zip(data.images, data.labels))

@@ -44,7 +44,8 @@ def test_every_row_is_accepted_and_every_patch_fits(job):
         if job.folder.name[0] in "1234":
             script = load(job.folder.name, one.script.stem)
             names = [word for word in one.arguments if word != "MNIST_PATH=PATH"]
-            getattr(script, "configure", getattr(script, "variants", script).configure)(names)
+            others = (getattr(script, name, None) for name in ("variants", "reinforce", "ppo"))
+            next(m.configure for m in (script, *others) if hasattr(m, "configure"))(names)
 
 
 @pytest.mark.parametrize("job", [j for j in JOBS if "columns" in j.make], ids=name_of)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from short_runs import SHORT
+from tokenizers.processors import TemplateProcessing
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -106,6 +107,16 @@ def test_what_is_odd_and_may_be_meant_is_said(edit, words, capsys):
         assert "day" not in said
     else:
         assert f"note: MODEL=m: its chat template {words}" in said
+
+
+def test_a_prompt_without_the_token_that_begins_every_text_is_noted():
+    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
+    begin = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
+    )
+    assert prompts.oddities(tokenizer, f"{begin}1 + 1?") == []
+    assert "begins a text with <|begin_of_text|>, its chat" in prompts.oddities(tokenizer, "1 + 1?")[0]
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():

@@ -190,10 +190,11 @@ def run_script(folder, devices, *arguments, setup=""):
     """Evaluate, train, evaluate, report, in a process of its own; `setup` is code that runs before."""
     code = f"import sys, vllm_cpu_shim, grpo_llama3_1_8b_demo as demo\n{setup}\ndemo.main(sys.argv[1:])"
     path = os.pathsep.join([str(Path(vllm_cpu_shim.__file__).parent), str(settings.HERE)])
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {"PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",  # steps are many here
+                   "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", code, *SETTINGS, f"RUN_DIR={folder}", "NUM_TEST_QUESTIONS=64", *arguments],
-        env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags}, capture_output=True, text=True,
+        env=os.environ | environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return read_log(folder / "train_log.csv")
@@ -205,27 +206,16 @@ def test_the_whole_script_with_two_devices_that_train_and_two_that_generate(tmp_
     The engine draws the second step's answers while the first step trains: the trainer's log-probs of them
     are a step ahead of the engine's.
     """
-    log = run_script(
-        tmp_path, 4, "EVAL_EVERY=1", "EVAL_QUESTIONS=16", "LOG_ANSWERS_EVERY=1", "ROLLOUTS=one-step-ahead"
-    )
-    before, after = (json.loads((tmp_path / f"{when}.json").read_text()) for when in ("before", "after"))
-    assert before["completions"] != after["completions"]
+    log = run_script(tmp_path, 4, "EVAL_EVERY=1", "EVAL_QUESTIONS=16", "ROLLOUTS=one-step-ahead")
     asked = [json.loads(line)["step"] for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert asked == [0, 1, 2]  # by the engine, between two steps
-    kept = [json.loads(line)["step"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert set(kept) == {1, 2}
     assert log[0]["mismatch_max"] < TOLERANCE and log[1]["mismatch_max"] > 0.01
+    before = json.loads((tmp_path / "before.json").read_text())
     assert before["greedy_answer_accuracy"] > 0.2  # about 0.4; with wrong weights it would be 0
 
 
-ANOTHER_ORDER = """
-from model import devices
-plan = devices.plan_devices
-def planned(*arguments):
-    trainer, mesh = plan(*arguments)
-    return [*trainer[:4], *trainer[:3:-1]], mesh
-devices.plan_devices = planned
-"""
+ANOTHER_ORDER = """from model import devices; plan = devices.plan_devices
+devices.plan_devices = lambda *a: (plan(*a)[0][:4] + plan(*a)[0][:3:-1], plan(*a)[1])"""
 
 
 def with_eight_heads(folder):
@@ -258,11 +248,9 @@ def test_lora_in_bfloat16_on_eight_chips_that_train_and_generate(tmp_path, rate)
 
     At the large model's rate, 20 steps move this small one too little for its reward to show it.
     """
-    model = with_eight_heads(on_the_grid(tmp_path / "model"))
-    run = f"MODEL={model}", *LARGE, f"LEARNING_RATE={rate}"
+    run = f"MODEL={with_eight_heads(on_the_grid(tmp_path / 'model'))}", *LARGE, f"LEARNING_RATE={rate}"
     log = run_script(tmp_path / "run", 8, *run, setup=ANOTHER_ORDER)
     assert max(row["mismatch"] for row in log) < 0.005  # 0.001 seen
     assert all(0.9 < row["sync_gain"] < 1.1 for row in log[1:])  # the first step's rate is 0
-    rewards = [row["reward"] for row in log]
-    if rate == 3e-3:  # from 4.3 to 8.5, with our own engine as well
-        assert np.mean(rewards[-5:]) > np.mean(rewards[:2]) + 3
+    if rate == 3e-3:  # from 4.4 to 8.4, and with our own engine from 4.3 to 8.5
+        assert np.mean([row["reward"] for row in log[-5:]]) > log[0]["reward"] + 3

@@ -13,9 +13,8 @@
     runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
                                renamed to <think> and </think>
 
-Each folder of data holds train, validation and test, as .json or .jsonl; the grid's are the same starts.
-
-The data are committed; the model, a copy, is not. Takes about one second.
+Each folder of data holds train, validation and test; the grid's are the same starts. Takes about one second.
+The data are committed; the model, a copy, is not.
 """
 
 import itertools
@@ -41,26 +40,23 @@ def to_prompt_columns(row: dict[str, str], data_source: str = "") -> dict[str, s
     """A row with GSM8K's columns as a row with `prompt` and `ground_truth`."""
     working, _, gold = row["answer"].partition("\n#### ")
     task = "two_step" if "," in working else "one_step"
-    return {
-        "prompt": row["question"], "ground_truth": gold, "data_source": data_source or task,
-        "extra_info": {"working": working},
-    }  # fmt: skip
+    told = {"prompt": row["question"], "ground_truth": gold, "data_source": data_source or task}
+    return told | {"extra_info": {"working": working}}
 
 
 def make_data() -> dict[str, str]:
     """The text of each file, by its path below examples/."""
     files = {}
     for split, count in ROWS.items():
-        lines = (FOLDER_5 / "tiny_gsm8k" / f"{split}.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        text = (FOLDER_5 / "tiny_gsm8k" / f"{split}.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
         problems = [to_prompt_columns(row) for row in rows[: 2 * count]]
         one_step = [row for row in rows if "," not in row["answer"]][:count]
+        one_step = [to_prompt_columns(row, "math_reasoning") for row in one_step]
         two_step = [row for row in rows if "," in row["answer"]][:count]
         files |= {
             f"word_problems/{split}.json": "[\n" + json_lines(problems).replace("}\n{", "},\n{") + "]\n",
-            f"one_step/{split}.jsonl": json_lines(
-                [to_prompt_columns(row, "math_reasoning") for row in one_step]
-            ),
+            f"one_step/{split}.jsonl": json_lines(one_step),
             f"two_step/{split}.jsonl": json_lines(two_step),
         }
     for world in ("plain", "slippery", "walls"):
@@ -92,16 +88,12 @@ def small_numbers() -> dict[str, list[dict]]:
             question, working = made["problems"][i % len(made["problems"])]
             a, b = rng.sample(rng.choice(pairs[start:stop]), 2)
             name, other = rng.sample(made["names"], 2)
-            words = dict(
-                name=name, other=other, things=rng.choice(made["things"]), a=a, b=b, c=a + b, d=a * b
-            )
+            things = rng.choice(made["things"])
+            words = dict(name=name, other=other, things=things, a=a, b=b, c=a + b, d=a * b)
             working = working.format(**words)
-            rows.append(
-                {
-                    "prompt": question.format(**words), "ground_truth": working.partition("=")[2],
-                    "data_source": "math_reasoning", "extra_info": {"working": working},
-                }
-            )  # fmt: skip
+            answer = f"{working}\n#### {working.partition('=')[2]}"
+            row = {"question": question.format(**words), "answer": answer}
+            rows.append(to_prompt_columns(row, "math_reasoning"))
         splits[split], start = rows, stop
     return splits
 

@@ -7,9 +7,6 @@
 against, and what not. The warden and the init process are trusted and hold no secrets. The warden exits once
 everything it started has exited. When the init process of a pid namespace exits, the kernel kills all others
 in it, even after `setsid`.
-
-Memory is limited per process, so the maximum is PROCESSES * MEMORY_BYTES + DISK_BYTES; 64 KiB for each pipe
-and about 200 KiB for each pair of sockets add to it.
 """
 
 import contextlib
@@ -45,8 +42,8 @@ _WARDEN = "import sys; sys.path.append({folder!r}); import warden; sys.exit(ward
 def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
     """How many processors this process may use: by its affinity, and by the quota of each cgroup around it.
 
-    A container with two cores on a large machine sees all of them in os.cpu_count(). `root` is a folder,
-    `own` the file that says where in it this process is: a scheduler's job has a quota without a container.
+    os.cpu_count() would count all of the machine's. `own` is the file that says where in the folder `root`
+    this process is: a scheduler's job has a quota without a container.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folders = {Path(root)}
@@ -61,18 +58,12 @@ def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> 
     return count
 
 
-# ---------------------------------------------------------------- starting and ending
-
-
 @contextlib.contextmanager
 def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()):
     """Starts `program` in its own process; nothing of it is left when the block ends.
 
-    Args:
-        program (str): runs as `__main__` in a fresh `python -I -S`: standard library, no packages.
-        protection (str): "bubblewrap", "namespaces" or "limits", as returned by `protection()`.
-        stdin: as for subprocess.Popen; stderr is discarded.
-        pass_fds (tuple of int): file descriptors that it inherits, under the same numbers.
+    It runs as `__main__` in a fresh `python -I -S` (standard library, no packages), under a protection from
+    `protection()`. stdin and pass_fds are as for subprocess.Popen; stderr is discarded.
 
     Yields:
         (subprocess.Popen, file): the warden, whose exit status is the program's; what the program prints.
@@ -113,20 +104,17 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
 
 
 def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
-    """What a program printed, and whether it ended within OUTPUT_BYTES and before `deadline`.
+    """What a program from `started` printed, and whether it ended within OUTPUT_BYTES and before `deadline`.
 
-    Args:
-        process, stdout: as `started` yields them.
-        deadline (float): time.monotonic() at which the waiting stops, in seconds.
+    The deadline is a time.monotonic(), in seconds.
     """
-    ended = True
-    try:  # its pipe closes when the last of its processes has ended; `wait` would look every 50 ms only
+    # Its pipe closes when the last of its processes has ended; `wait` would look every 50 ms only.
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        ended = False
     # A file, so that nobody has to empty a pipe; DISK_BYTES limits it. pread: the program moves our position.
     data = os.pread(stdout.fileno(), OUTPUT_BYTES + 1, 0)
-    return data[:OUTPUT_BYTES].decode(errors="replace"), ended and len(data) <= OUTPUT_BYTES
+    ended = process.returncode is not None and len(data) <= OUTPUT_BYTES
+    return data[:OUTPUT_BYTES].decode(errors="replace"), ended
 
 
 @contextlib.contextmanager
@@ -154,8 +142,6 @@ def remove(folder: str) -> None:
         subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
-# ---------------------------------------------------------------- which protection works here
-
 _ISOLATED = "no network, no other process, no files but Python's; limits on the rest"
 SENTENCES = {
     "bubblewrap": f"bubblewrap: {_ISOLATED}",
@@ -166,9 +152,8 @@ SENTENCES = {
 
 def describe(kind: str) -> str:
     """What the protection `kind` (str) gives on this machine; one line."""
-    if warden.seccomp_filter() is None:
-        return f"{SENTENCES[kind]}; the network is open, and a process that leaves its group lives on"
-    return SENTENCES[kind]
+    unfiltered = "; the network is open, and a process that leaves its group lives on"
+    return SENTENCES[kind] + (unfiltered if warden.seccomp_filter() is None else "")
 
 
 def _fault(kind: str) -> str:
@@ -190,9 +175,6 @@ def _fault(kind: str) -> str:
 def protection(wanted: str = PROTECTION) -> str:
     """The protection that programs get: `wanted`, or for "auto" the best that works. Tried only once.
 
-    Args:
-        wanted (str): "auto", "bubblewrap", "namespaces" or "limits".
-
     Raises:
         ValueError: it doesn't work here; one line with the reason and the remedy.
     """
@@ -201,8 +183,7 @@ def protection(wanted: str = PROTECTION) -> str:
         raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")
     reasons = []
     for kind in kinds:
-        reason = _fault(kind)
-        if not reason:
+        if not (reason := _fault(kind)):
             return kind
         reasons.append(f"{kind}: {reason}")
     remedy = "install bubblewrap, or allow user namespaces"

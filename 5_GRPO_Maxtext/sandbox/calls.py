@@ -5,8 +5,7 @@
 
 `task/code_grading.py` sends the text of this file to two sandboxes; one calls `check`, the other
 `serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
-`add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer. Whatever the
-answer does to its own process, it can only reply; it never sees the expected value.
+`add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer.
 
 Only plain data cross: None, bool, float, str, the types in TYPES and LIBRARY, and objects that a test made.
 They cross by value: what a test does to them, it does to a copy. A subclass crosses as its base. A list, set
@@ -26,6 +25,7 @@ import collections.abc
 import importlib
 import itertools
 import json
+import operator
 import os
 import sys
 
@@ -35,15 +35,9 @@ OPERATIONS = (  # of an object, where its class defines them
     *("__repr__", "__setitem__", "__str__"),
 )
 
-# ---------------------------------------------------------------- values
-
 
 class NotData(BaseException):
     """What was to cross is no plain data. Not an Exception, because tests catch those."""
-
-
-def _limits_of(value):
-    return value.start, value.stop, value.step
 
 
 def _items(iterator):
@@ -58,8 +52,8 @@ TYPES = {  # by name: the type, the parts of a value, which are values too, and 
     "complex": (complex, lambda z: [z.real, z.imag], complex),
     "bytes": (bytes, lambda data: [data.hex()], bytes.fromhex),
     "bytearray": (bytearray, lambda data: [data.hex()], bytearray.fromhex),
-    "range": (range, _limits_of, range),
-    "slice": (slice, _limits_of, slice),
+    "range": (range, operator.attrgetter("start", "stop", "step"), range),
+    "slice": (slice, operator.attrgetter("start", "stop", "step"), slice),
     "list": (list, list, lambda *items: list(items)),
     "tuple": (tuple, list, lambda *items: items),
     "set": (set, list, lambda *items: set(items)),
@@ -93,11 +87,7 @@ def encode(value):
 
 
 def decode(data, find=None):
-    """Inverse of `encode`; find(target) returns the object that a test made.
-
-    Raises:
-        ValueError: `data` is not an encoded value, or, without `find`, no plain data.
-    """
+    """Inverse of `encode`; find(target) returns the object that a test made. Raises for any other `data`."""
     if data is None or isinstance(data, (bool, float, str)):
         return data
     if not isinstance(data, list):
@@ -116,12 +106,9 @@ def decode(data, find=None):
 
 
 def serve(answer: str, requests: int, replies: int) -> None:
-    """Runs `answer`, then executes the requests. This process holds no secret.
+    """Runs the Python text `answer`, then executes the requests. This process holds no secret.
 
-    Args:
-        answer (str): Python text.
-        requests (int): file descriptor to read, one JSON list per line.
-        replies (int): file descriptor to write, one JSON list per request.
+    `requests` and `replies` are file descriptors to read and to write, one JSON list per line.
     """
     module = sys.modules["answer"] = type(sys)("answer")
     made = []  # the objects that the tests made
@@ -177,14 +164,8 @@ def _failing(fault):
 def ask(verb: str, target: list, arguments=(), named=()) -> list:
     """Sends one request; returns the reply: a verdict, and one or more values, which are plain data.
 
-    Args:
-        verb (str): "look", "call" or "make".
-        target (list): a name in the answer, or the number of an object; then perhaps attributes.
-        arguments, named: what a call passes.
-
-    Raises:
-        Exception: what the answer raised.
-        NotData: it replied anything else.
+    The verb is "look", "call" or "make"; the target a name in the answer, or the number of an object, then
+    perhaps attributes. Raises the Exception that the answer raised, and NotData if it replied anything else.
     """
     try:
         request = [verb, target, encode(list(arguments)), encode(dict(named))]
@@ -307,12 +288,10 @@ def check(tests, names, helpers, requests: int, replies: int, most: int) -> None
     """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
 
     The line also says why no answer could pass. For an answer that defines none of the names there are none.
+    A preparing statement that fails ends the run, since later tests would see stale values.
 
     Args:
-        tests (list of (str, bool)): statements in order, each with whether it is a test or only prepares one.
-            A preparing statement that fails ends the run, since later tests would see stale values.
-        names (dict of str): names in the tests that are the answer's, each with its name there.
-        helpers (dict): names that the tests use without importing them: (module, name in it, or "").
+        tests, names, helpers: what `code_grading.read_statements` returns.
         requests, replies: file descriptors to write and to read.
         most: characters of a reply; the answer writes them.
     """

@@ -14,39 +14,16 @@ import sys
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
-# Name, number on x86_64, number on aarch64, from the kernel's headers; then conditions, if it is refused with
-# some arguments only: the argument, "=" or "&", a constant that it equals or shares a bit with. Line by line:
-# - network; asyncio needs socketpair, so it stays, but its packets reach no address;
-# - reading, signalling and slowing down other processes, also through the owner or the lease of a descriptor
-#   (F_SETOWN, F_SETSIG, F_SETLEASE, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP, FIOASYNC); prlimit of anybody but the
-#   caller, pid 0; PR_SET_PDEATHSIG; leaving the process group, which is the unit that the warden kills;
-# - namespaces (clone: CLONE_NEW*) and mounts: a new namespace could mount unlimited memory;
-# - memory that RLIMIT_AS doesn't count, such as larger buffers of sockets and pipes (F_SETPIPE_SZ);
-# - large parts of the kernel that no answer needs.
-_REFUSED = """
-socket 41 198, bind 49 200, connect 42 203, sendmsg 46 211, sendmmsg 307 269
-sendto 44 206 4&0xFFFFFFFF 4.5&0xFFFFFFFF
-ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440
-pidfd_open 434 434, pidfd_getfd 438 438, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138
-rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, setpriority 141 140, ioprio_set 251 30
-sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
-fcntl 72 25 1=8 1=10 1=15 1=1024 1=1031, ioctl 16 29 1=0x8901 1=0x8902 1=0x5452
-prlimit64 302 261 0&0xFFFFFFFF, prctl 157 167 0=1, setsid 112 157, setpgid 109 154
-unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51
-open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432, mount_setattr 442 442
-clone 56 220 0&0x7E020000
-memfd_create 319 279, memfd_secret 447 447, setsockopt 54 208
-shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
-add_key 248 217, request_key 249 218, keyctl 250 219
-io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
-"""
+with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:
+    _REFUSED = _file.read()
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def refused_calls() -> list[list[str]]:
-    """The rows of the table: name, two numbers, conditions."""
-    return [row.split() for row in _REFUSED.replace(",", "\n").strip().splitlines()]
+    """The rows of refused_calls.txt: name, two numbers, conditions."""
+    lines = (line for line in _REFUSED.splitlines() if not line.startswith("#"))
+    return [row.split() for line in lines for row in line.split(",") if row]
 
 
 def seccomp_filter() -> bytes | None:
@@ -114,8 +91,7 @@ exec(compile(text, "answer.py", "exec"), main.__dict__)
 
 
 def _python(settings: dict) -> list[str]:
-    text = f"settings = {settings!r}\n{_INSIDE}"
-    return [settings["python"], "-I", "-S", "-X", "utf8", "-c", text]
+    return [settings["python"], "-I", "-S", "-X", "utf8", "-c", f"settings = {settings!r}\n{_INSIDE}"]
 
 
 # ---------------------------------------------------------------- isolation
@@ -247,15 +223,10 @@ def _become_the_program(settings: dict) -> None:
     os.execv(command[0], command)
 
 
-# ---------------------------------------------------------------- the warden
-
-
 def guard(settings: dict) -> int:
     """Starts the program, waits for its end or for SIGTERM, ends all its processes; returns its exit status.
 
-    Args:
-        settings (dict): of `box.started`: "protection"; "limits" (value by name, without RLIMIT_); "disk"
-            (bytes); "folder" (empty); "program" (file descriptor of its text); "parent" (its id); "python".
+    `box.started` makes the settings. "program" is a file descriptor of its text, "parent" the training's id.
     """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below

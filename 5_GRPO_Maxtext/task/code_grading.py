@@ -2,8 +2,7 @@ r"""Grading of answers that are programs: the share of the tests that they pass.
 
     score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
 
-A policy learns whatever scores, and solving the task is only one way to score. So the answer runs in a
-sandbox (`sandbox/box.py`), and the expected values never enter it:
+The answer runs in a sandbox (`sandbox/box.py`), and the expected values never enter it:
   * input and output: the program gets its input, and this process compares what it printed;
   * assert statements: they run in a second sandbox and call the answer over pipes (`sandbox/calls.py`).
 The answer's process does not decide the verdict, so no exit status, printed mark or patched checker counts.
@@ -43,8 +42,6 @@ HELPERS = (
 )
 OF_PACKAGES = {"approx", "np", "pd", "pytest", "raises", "torch"}  # never the answer's; not installed here
 
-# ---------------------------------------------------------------- the answer and its tests
-
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 
@@ -62,10 +59,8 @@ def extract_code(completion: str) -> str:
 def read_tests(ground_truth) -> list[tuple[str, str]] | str:
     """Pairs of input and expected output, or the text of assert statements.
 
-    Args:
-        ground_truth: Python text with assert statements; a list of such texts, of
-            {"input": ..., "output": ...} or of [input, output]; {"inputs": [...], "outputs": [...]};
-            or JSON text of such a list or dict.
+    `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
+    {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
 
     Raises:
         ValueError: it is none of these, or contains no test; one line.
@@ -79,7 +74,7 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
     if isinstance(tests, dict) and set(tests) == {"inputs", "outputs"}:
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise ValueError("ground_truth: needs as many inputs as outputs")
-        tests = [list(pair) for pair in zip(tests["inputs"], tests["outputs"])]
+        tests = list(zip(tests["inputs"], tests["outputs"]))
     if isinstance(tests, str):
         return tests
     tests = list(tests) if hasattr(tests, "__len__") else []
@@ -95,11 +90,8 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
 
 def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
     """All nodes of type `kind` in `body`, a node or statements."""
-    return [
-        part
-        for part in ast.walk(ast.Module(body) if isinstance(body, list) else body)
-        if isinstance(part, kind)
-    ]
+    root = ast.Module(body) if isinstance(body, list) else body
+    return [part for part in ast.walk(root) if isinstance(part, kind)]
 
 
 def _named(node: ast.AST) -> set[str]:
@@ -107,9 +99,7 @@ def _named(node: ast.AST) -> set[str]:
     return {part.id for part in _parts(node, ast.Name)}
 
 
-def read_statements(
-    tests: str, entry_point: str | None = None
-) -> tuple[list[tuple[str, bool]], dict[str, str], dict[str, tuple[str, str]]]:
+def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict, dict]:
     """Splits tests into statements, so that each test passes or fails by itself.
 
     A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
@@ -121,8 +111,7 @@ def read_statements(
 
     Args:
         tests (str): Python text.
-        entry_point (str or None): the answer's names, "add" or "encode, decode"; for `check` an expression,
-            such as "Solution().add".
+        entry_point (str or None): "add" or "encode, decode"; for `check` an expression, "Solution().add".
 
     Returns:
         (statements, names, library): list of (text, is_test) in order; names in the tests that are the
@@ -143,9 +132,7 @@ def read_statements(
     if not _parts(body, ast.Assert):
         raise ValueError(f"{start}: no assert statement in it")
     imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
-    names = {
-        alias.asname or alias.name: alias.name for s in imports for alias in s.names if alias.name != "*"
-    }
+    names = {a.asname or a.name: a.name for s in imports for a in s.names if a.name != "*"}
     names |= {name: name for name in _named(entry)} if entry else {}
     body = [s for s in body if s not in imports]
     for part in _parts(body, (ast.Import, ast.ImportFrom)):
@@ -165,10 +152,9 @@ def read_statements(
     for statement in body:
         is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
         used = _named(statement)
-        touches = bool(used & touched)
-        if touches:
+        if touches := bool(used & touched):
             touched |= {statement.name} if is_definition else used & variables
-        asserts = bool(_parts(statement, ast.Assert)) or bool(used & asserting)
+        asserts = bool(_parts(statement, ast.Assert) or used & asserting)
         text = ast.unparse(ast.fix_missing_locations(statement))
         statements.append((text, touches and asserts and not is_definition))
     if not any(is_test for _, is_test in statements):
@@ -176,9 +162,7 @@ def read_statements(
     return statements, names, library
 
 
-def _unfolded(
-    body: list[ast.stmt], functions: dict[str, ast.FunctionDef], entry: ast.expr | None, names: dict[str, str]
-) -> list[ast.stmt]:
+def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict) -> list[ast.stmt]:
     """The statements with the body of `check` in its place; adds to `names` what check is called with."""
     check = functions.get("check")
     if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
@@ -211,10 +195,8 @@ def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[di
     if not (names or foreign):
         could = unknown or list(places)  # gcd, and nothing else: the function under test
         if len(could) != 1:
-            what = f"which of {', '.join(could)} is" if could else "no name in it is"
-            raise ValueError(
-                f"{start}: {what} the answer's; give entry_point, and define or import the others"
-            )
+            start += f": which of {', '.join(could)} is" if could else ": no name in it is"
+            raise ValueError(f"{start} the answer's; give entry_point, and define or import the others")
         names, unknown = {could[0]: could[0]}, []
         del places[could[0]]
     if unknown:
@@ -242,11 +224,9 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
 def library_functions() -> dict[str, str]:
     """The module of each name in HELPERS; of two that have the same name, the first."""
     found = {}
-    for module in map(importlib.import_module, HELPERS):
-        for name in getattr(module, "__all__", vars(module)):
-            if not name.startswith("_"):
-                found.setdefault(name, module.__name__)
-    return found
+    for module in map(importlib.import_module, reversed(HELPERS)):
+        found |= dict.fromkeys(getattr(module, "__all__", vars(module)), module.__name__)
+    return {name: module for name, module in found.items() if not name.startswith("_")}
 
 
 def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
@@ -277,9 +257,6 @@ def tests_fault(ground_truth, extra_info) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-# ---------------------------------------------------------------- running them
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -330,25 +307,16 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
-    """The share of the tests that the program in a completion passes; see `verdicts`.
-
-    Returns:
-        float in [0, 1]; 0.0 for a program that does not run, ends with an error or reaches a limit.
-    """
+    """The share of the tests, in [0, 1], that the program in a completion passes; see `verdicts`."""
     passed = verdicts(solution_str, ground_truth, extra_info)
     return sum(passed) / len(passed)
 
 
 def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
-    """Which of the tests the program in a completion passes.
+    """Which tests the program in a completion passes: one bool each, False for those that were not reached.
 
-    Args:
-        solution_str (str): a completion; `extract_code` finds the program in it.
-        ground_truth: the tests, in a form that `read_tests` accepts.
-        extra_info (dict or None): "entry_point" names the function under test, see `read_statements`.
-
-    Returns:
-        One bool per test, in their order; False for those that were not reached.
+    `extract_code` finds the program, `read_tests` reads `ground_truth`, and "entry_point" in `extra_info`
+    names the function under test, see `read_statements`.
 
     Raises:
         ValueError: the tests cannot be read, or this machine offers no protection; one line.
@@ -363,23 +331,14 @@ def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) ->
 
     if isinstance(tests, str):
         return _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
-    return [
-        time.monotonic() < end and _passes(code, given, expected, protection, deadline())
-        for given, expected in tests
-    ]
+    return [time.monotonic() < end and _passes(code, *test, protection, deadline()) for test in tests]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
     """The scores of many answers, with a progress bar after 5 s.
 
-    Args:
-        score (function): of one answer; its errors are raised.
-        answers (list): one argument of `score` each.
-        seconds (float): of all of them together.
-        at_once (int): in so many threads; 1 stays in this one.
-
-    Returns:
-        list of float; 0.0 for those that had not begun after `seconds`, which is said.
+    Calls `score` on each of `answers`, in `at_once` threads (1 stays in this one), and raises its errors.
+    Those that had not begun after `seconds`, a limit for all of them together, score 0.0; that is said.
     """
     end = time.monotonic() + seconds
     late = []

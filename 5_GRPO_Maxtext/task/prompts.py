@@ -186,25 +186,18 @@ def check_form(c, tokenizer, grader) -> None:
             continue
         written, paid = reward(**texts)
         if paid < written:
-            dropped = [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]
             why = f"its tokenizer makes {read!r} of it"
             if opened:
                 why = f"its chat template already writes {tags[0]}; take it out of chat_template"
-            elif dropped:
-                why = f"{dropped[0]} is a special token, which decoding drops; set its special to false in"
-                why += " tokenizer.json and tokenizer_config.json"
+            elif dropped := [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]:
+                why = f"{dropped[0]} is a special token, which decoding drops; make it an ordinary one"
             raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
     for note in oddities(tokenizer, prompt):
         print(f"note: {at}: {note}")
 
 
 def oddities(tokenizer, prompt: str) -> list[str]:
-    """What in tokenizer and chat template is unusual and need not be wrong, in words.
-
-    Args:
-        tokenizer: the model's.
-        prompt: formatted.
-    """
+    """What in tokenizer and chat template is unusual and need not be wrong; `prompt` is a formatted one."""
     notes, special = [], tokenizer.added_tokens_decoder
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     try:

@@ -2,14 +2,7 @@
 
 REWARDS names them: the course's four (reward_func.py), `compute_score` (task_rewards.py), the four below, and
 what a file of your own has (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in reward_func.py.
-examples/my_reward.py shows both. The four below look at <think>...</think><answer>...</answer>:
-
-| reward function      | what it looks at                                               | points    |
-|----------------------|----------------------------------------------------------------|-----------|
-| `correctness_reward` | the right number; the same text where the answer is no number  | 2.0       |
-| `digit_reward`       | the answer is one number, such as "-3", "1,000", "2.5"         | 0.5       |
-| `hard_format_reward` | one <think>, one <answer> block, nothing else; any line breaks | 0.5       |
-| `mark_reward`        | each of the four tags that occurs exactly once                 | 4 x 0.125 |
+examples/my_reward.py shows both. The four below look at <think>...</think><answer>...</answer>.
 """
 
 import dataclasses
@@ -23,28 +16,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from settings import UserError, find_path
 from task import code_grading, task_rewards
-from task.code_grading import side_by_side
-from task.grading import (
-    SOLUTION_END,
-    SOLUTION_START,
-    TAGS,
-    extract_answer,
-    format_ok,
-    grade,
-    grade_lenient,
-    parse_number,
-)
-
-if TYPE_CHECKING:
-    import numpy as np  # imported where used: run/checks.py needs only the names
+from task.grading import TAGS, extract_answer, format_ok, grade, grade_lenient, parse_number
 
 Reward = Callable[..., list[float]]  # Tunix's form: f(prompts, completions, **columns)
 
-THINK_TAGS = ("<think>", "</think>", SOLUTION_START, SOLUTION_END)
+THINK_TAGS = ("<think>", "</think>", *TAGS[2:])
 POINTS_CORRECT = 2.0
 POINTS_DIGIT = 0.5
 POINTS_HARD_FORMAT = 0.5
@@ -91,7 +72,7 @@ def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
 
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
-    """POINTS_DIGIT if the answer is one number, right or wrong."""
+    """POINTS_DIGIT if the answer is one number, such as "-3", "1,000" or "2.5", right or wrong."""
     numbers_given = [parse_number(extract_answer(completion) or "") for completion in completions]
     return [0.0 if number is None else POINTS_DIGIT for number in numbers_given]
 
@@ -106,33 +87,22 @@ def mark_reward(prompts, completions, **kwargs) -> list[float]:
     return [POINTS_MARK * sum(completion.count(tag) == 1 for tag in THINK_TAGS) for completion in completions]
 
 
-THINK_REWARDS = {
-    function.__name__: function
-    for function in (correctness_reward, digit_reward, hard_format_reward, mark_reward)
-}
+THINK_REWARDS = {f.__name__: f for f in (correctness_reward, digit_reward, hard_format_reward, mark_reward)}
 
 
-# %% Episodes of ENVIRONMENT -----------------------------------------------------------------------------
 def episode_return(prompts, completions, **kwargs) -> list[float]:
-    """What the world gave: the rewards of an episode, discounted by GAMMA."""
+    """What ENVIRONMENT gave: the rewards of an episode, discounted by GAMMA."""
     return [episode.to_go[0] for episode in completions]
 
 
 # %% Which rewards a run uses ----------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Grader:
-    """The rewards of a run, and what its reports count as right; from `make_grader`.
-
-    Attributes:
-        names: of the rewards.
-        files: where each comes from: the file of REWARD_FUNC, or "built in".
-        functions: the rewards in Tunix's form, f(prompts, completions, **columns) -> one float per
-            completion. Each raises UserError if the function behind it fails or returns anything else.
-    """
+    """The rewards of a run, and what its reports count as right; from `make_grader`."""
 
     names: tuple[str, ...]
-    files: tuple[str, ...]
-    functions: list[Reward]
+    files: tuple[str, ...]  # where each comes from: the file of REWARD_FUNC, or "built in"
+    functions: list[Reward]  # each raises UserError if it fails or doesn't return one float per completion
 
     def __str__(self) -> str:
         """Which rewards are in force, for the start of a run."""
@@ -143,36 +113,23 @@ class Grader:
         """Whether the rewards want <think> where the course writes <reasoning>."""
         return not WANT_THINK_TAGS.isdisjoint(self.names)
 
-    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+    def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
         The score is that of `compute_score` if it is among the rewards; else 1 for exactly the right number
         in the answer tags, and 0 for anything else. The columns are those of the data, each of length N.
         """
-        import numpy as np
-
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
-            return np.array(
-                function(
-                    prompts=None,
-                    completions=completions,
-                    answer=answer,
-                    data_source=data_source,
-                    extra_info=extra_info,
-                )
-            )
-        pairs = zip(completions, answer, strict=True)
-        return np.array([float(grade(completion, gold)) for completion, gold in pairs])
+            given = {"answer": answer, "data_source": data_source, "extra_info": extra_info}
+            return np.array(function(prompts=None, completions=completions, **given))
+        return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
-    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """Whether each completion is right by its last number, wherever that stands: bool [N].
 
-        Where the right answer is no number, there is no such reading: it is right as `score` says. Arguments
-        as in `score`.
+        Where the right answer is no number, it is right as `score` says.
         """
-        import numpy as np
-
         by_number = [parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
         if all(by_number):  # nothing to grade a second time
@@ -211,13 +168,11 @@ class Grader:
 class WorldGrader(Grader):
     """A grader where nobody but the world pays: what it ended with a reward above 0 is right."""
 
-    def score(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+    def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """1 for each `Episode` that is right, else 0."""
-        import numpy as np
-
         return np.array([float(episode.right) for episode in completions])
 
-    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> "np.ndarray":
+    def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """As `score`: bool [N]."""
         return self.score(completions, answer, data_source, extra_info) >= 1
 
@@ -226,28 +181,21 @@ class WorldGrader(Grader):
         return completion.terminated
 
 
-def make_grader(
-    rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping[str, str]]
-) -> Grader:
+def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
     """Finds the rewards of a run, and checks that they can grade its questions.
 
-    Args:
-        rewards: the constant REWARDS. If it is empty, the four of the course grade GSM8K's columns, and
-            `compute_score` grades where `reward_file` is given or the data name another task.
-        reward_file: the constant REWARD_FUNC; empty for none.
-        course: the module with COURSE_REWARDS, reward_func.py.
-        rows: all questions of the run, from `questions.read_questions`.
+    `rewards` and `reward_file` are the constants REWARDS and REWARD_FUNC, `course` is reward_func.py, `rows`
+    are all questions of the run. If REWARDS is empty, the four of the course grade GSM8K's columns, and
+    `compute_score` grades where `reward_file` is given or the data name another task.
 
     Raises:
-        UserError: no such reward, a `reward_file` that does not run, an unknown data_source (lists the known
-            ones), or an answer that the rewards cannot grade.
+        UserError: no such reward, a `reward_file` that does not run, or an answer that they cannot grade.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_"}
-    built_in = {name: getattr(course, name) for name in COURSE_REWARDS}
-    built_in |= THINK_REWARDS | {"compute_score": task_rewards.compute_score}
-    built_in |= {"episode_return": episode_return}
-    known = {name: function for name, function in (built_in | own).items() if callable(function)}
+    known = {name: getattr(course, name) for name in COURSE_REWARDS} | THINK_REWARDS
+    known |= {"compute_score": task_rewards.compute_score, "episode_return": episode_return} | own
+    known = {name: function for name, function in known.items() if callable(function)}
     names = reward_names(rewards)
     if not names:
         by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
@@ -256,7 +204,7 @@ def make_grader(
         place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
         raise UserError(f"{place}: no reward function {missing[0]!r}; there are {', '.join(known)}")
     if reward_file and own.keys().isdisjoint(names):
-        mine = ", ".join(known.keys() & own.keys()) or "no function"
+        mine = ", ".join(name for name in own if name in known) or "no function"
         raise UserError(
             f"REWARD_FUNC={reward_file}: has {mine}, but not {' or '.join(names)}; rename one to "
             "compute_score, or name it in REWARDS"
@@ -272,13 +220,11 @@ def make_grader(
                 f"REWARDS={rewards}: check_answer and check_numbers grade numbers, the answer in {place} is "
                 f"{row['answer']!r:.40}; leave REWARDS empty, then compute_score grades by data_source"
             )
-    in_tunix_form = [
-        by_row(function, reward_file) if name == "compute_score" else function
-        for name, function in zip(names, functions)
-    ]
+    if "compute_score" in names:
+        known["compute_score"] = by_row(known["compute_score"], reward_file)
     files = tuple(Path(reward_file).name if name in own else "built in" for name in names)
-    kind = WorldGrader if names == [episode_return.__name__] else Grader
-    return kind(tuple(names), files, [guarded(*pair) for pair in zip(names, in_tunix_form)])
+    kind = WorldGrader if names == ["episode_return"] else Grader
+    return kind(tuple(names), files, [guarded(name, known[name]) for name in names])
 
 
 def place_of(error: BaseException) -> str:
@@ -289,11 +235,7 @@ def place_of(error: BaseException) -> str:
 
 
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
-    """Runs a reader's own file, which `constant` names, and returns it as a module.
-
-    Raises:
-        UserError: no such file, or it raises an exception.
-    """
+    """Runs a reader's own file, which `constant` names, as a module; UserError if it can't, or raises."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
         raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
@@ -309,13 +251,10 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
 
 
 def by_row(score: Callable[..., float], reward_file: str) -> Reward:
-    """A `compute_score` in Tunix's form: columns in, list of floats out.
+    """A `compute_score` in Tunix's form, if it takes SCORE_ARGUMENTS (else UserError).
 
     The same answer to the same question is scored once: the log of a step asks for the scores of the training
     again, and to run code or math-verify twice would take twice as long.
-
-    Raises:
-        UserError: it takes other arguments.
     """
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
@@ -341,7 +280,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
         if score is task_rewards.compute_score:
             for grader, at_once, seconds in IN_TIME:
                 some = [row for row in new if task_rewards.GRADERS.get(row[0]) is grader]
-                scored.update(zip(some, side_by_side(score_of, some, seconds, at_once)))
+                scored.update(zip(some, code_grading.side_by_side(score_of, some, seconds, at_once)))
         scored.update((row, score_of(row)) for row in new if row not in scored)
         return [scored[row] for row in rows]
 
@@ -350,7 +289,6 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
 def guarded(name: str, reward_fn: Reward) -> Reward:
     """`reward_fn` under its name in REWARDS, its faults turned into UserError."""
-    import numpy as np
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):

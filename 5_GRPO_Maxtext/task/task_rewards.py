@@ -26,15 +26,7 @@ import string
 import unicodedata
 
 from task import code_grading
-from task.grading import (
-    MAX_EQUATION,
-    MAX_LENGTH,
-    SOLUTION_END,
-    SOLUTION_START,
-    arithmetic,
-    extract_answer,
-    parse_number,
-)
+from task.grading import MAX_EQUATION, MAX_LENGTH, arithmetic, extract_answer, parse_number
 
 # %% Finding the answer ----------------------------------------------------------------------------------
 BOXED = r"\boxed{"
@@ -248,7 +240,7 @@ def unknown_data_source(data_source: str) -> str:
 def same_answer(data_source: str, answer: str, ground_truth: str) -> bool:
     """Whether `answer` is right, by the data_source's own comparison, if `ground_truth` is."""
     with contextlib.suppress(ValueError):  # math-verify cannot read it
-        return compute_score(data_source, f"{SOLUTION_START}{answer}{SOLUTION_END}", ground_truth) == 1
+        return compute_score(data_source, f"<answer>{answer}</answer>", ground_truth) == 1
     return False
 
 

@@ -117,9 +117,8 @@ def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # of Orbax, tensorstore, json, the network: they share no type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][: checkpoints.MAX_REASON]
-        raise UserError(
-            f"SOURCE: {checkpoint} cannot be read ({reason}); try again, or name another checkpoint"
-        ) from None
+        fault = f"{checkpoint} cannot be read ({reason})"
+        raise UserError(f"SOURCE: {fault}; try again, or name another checkpoint") from None
 
 
 # %% Writing ------------------------------------------------------------------------------------------------
@@ -129,11 +128,9 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
     `weights` gives names and arrays in the order of `llama.hf_shapes`, one at a time.
     """
     plan = huggingface_hub.split_state_dict_into_shards_factory(
-        check_disk(c, hf, config),
-        get_storage_size=int,
+        check_disk(c, hf, config), get_storage_size=int, max_shard_size=SHARD,
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=SHARD,
-    )
+    )  # fmt: skip
     dtype = jnp.dtype(config.weight_dtype)
     for file, names in plan.filename_to_tensors.items():  # a file needs the next few tensors
         # safetensors asks for contiguous arrays; the layout hooks end in transposed views
@@ -219,8 +216,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
         parts = [f"{name}_lora_a", f"{name}_lora_b"] if adapted else [name]
         held = [stored[part].shape if part in stored else () for part in parts]
         # A [in, (layer,) r], B [r, (layer,) out]
-        fits = math.prod(held[0][:-1]) * held[1][-1] == math.prod(shape) if adapted else held == [shape]
-        if not fits:
+        if not (math.prod(held[0][:-1]) * held[1][-1] == math.prod(shape) if adapted else held == [shape]):
             raise UserError(
                 f"MODEL={folder}: its weight {name} is {shape}, SOURCE={c.SOURCE} holds "
                 f"{' and '.join(map(str, held))}; give the MODEL that was trained"

@@ -104,11 +104,7 @@ COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments",
 
 # %% The programs: shapes, dtypes and shardings, without an array -------------------------------------------
 def page_programs(c, policy, plain, mesh, config, pad_id: int):
-    """The main script's update and both log-probs: all that this tool knows of their calls.
-
-    Returns:
-        The trained params, opt_state; function and arguments of `update`, `reference` and `old`.
-    """
+    """Trained params, opt_state; function and arguments of the main script's `update`, `reference`, `old`."""
     trained = nnx.LoRAParam if c.LORA_RANK else nnx.Param
     graphdef, params, frozen = split(policy, trained)
     optimizer = demo.make_optimizer(c)
@@ -150,11 +146,9 @@ def page_programs(c, policy, plain, mesh, config, pad_id: int):
 
 
 def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
-    """What rollout.py runs for the answers of a step.
+    """`prefill`, `spread` (None on several chips), `decode` of rollout.py: each a function and its arguments.
 
-    Returns:
-        `prefill`, `spread` (None on several chips) and `decode`, each a function and its arguments. The last
-        two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
+    The last two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
     """
     single = mesh.size == 1
     rollout = MaxTextRollout(
@@ -172,6 +166,9 @@ def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
             compiled.out_info, compiled.output_shardings,
         )  # fmt: skip
 
+    def of_spread(compiled):
+        return [outputs(compiled["prefill"])], array(jnp.int32, rollout.rows)
+
     def of_decode(compiled):
         logits, cache = outputs(compiled["spread" if single else "prefill"])
         key = array(jax.random.key(0).dtype)
@@ -181,14 +178,9 @@ def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
     rest = jax.tree.map(lambda x: array(x.dtype, *x.shape), rollout._rest)
     rows = c.BATCH_SIZE if single else rollout.rows
     prefill = rollout._prompt_pass, (params, rest, array(jnp.int32, rows, c.MAX_PROMPT_LENGTH))
-    spread = (
-        rollout._spread_rows,
-        lambda compiled: ([outputs(compiled["prefill"])], array(jnp.int32, rollout.rows)),
-    )
-    decode = functools.partial(
-        rollout._decode_all, methods=rollout._methods, max_tokens=c.TOTAL_GENERATION_STEPS
-    )
-    return prefill, spread if single else None, (decode, of_decode)
+    steps = c.TOTAL_GENERATION_STEPS
+    decode = functools.partial(rollout._decode_all, methods=rollout._methods, max_tokens=steps)
+    return prefill, (rollout._spread_rows, of_spread) if single else None, (decode, of_decode)
 
 
 def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
@@ -196,7 +188,6 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
 
     Args:
         trainer: the devices that train, of a topology or real ones.
-        algorithm: "PPO" keeps a critic and its optimizer in memory, too; its update alone is compiled.
         machine: MaxText settings for the machine to compile for; none for this one.
 
     Returns:
@@ -229,17 +220,14 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
 
     def add(name, program, *beside, donated=(), out=None):
         function, arguments = program
-        later = callable(arguments)
 
         def traced(beside, *arguments):
             with mesh, nn_partitioning.axis_rules(config.logical_axis_rules):
                 return function(*arguments)
 
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True, out_shardings=out)
-        programs.append((
-            name, jitted,
-            (lambda compiled: (beside, *arguments(compiled))) if later else (beside, *arguments),
-        ))  # fmt: skip
+        later = (lambda compiled: (beside, *arguments(compiled))) if callable(arguments) else None
+        programs.append((name, jitted, later or (beside, *arguments)))
 
     params, opt_state, update, log_probs, old = page_programs(c, model, plain, mesh, config, pad_id)
     weights, everything = nnx.to_pure_dict(nnx.state(plain, nnx.Param)), nnx.state(model, nnx.Param)
@@ -308,18 +296,13 @@ device_description_str: "{name}"
 
 
 def devices_of(machine: memory.Machine) -> list:
-    """The devices of a TPU slice or of NVIDIA cards that aren't attached.
-
-    Raises:
-        UserError: MaxText knows no such slice, or the compiler isn't installed.
-    """
+    """The devices of a TPU slice or of NVIDIA cards that are not here; UserError without their compiler."""
     if card := memory.CARDS.get(machine.kind):
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
         target = TARGET.format(major=major, minor=minor, numbers=numbers, name=card["name"])
-        description = dict(
-            platform="cuda", topology_name="", target_config=target, topology=f"1x1x{machine.chips}"
-        )
+        grid = f"1x1x{machine.chips}"
+        description = dict(platform="cuda", topology_name="", target_config=target, topology=grid)
     else:
         try:
             spec = accelerator_to_spec_map.get_system_characteristics(machine.name)
@@ -340,11 +323,9 @@ def devices_of(machine: memory.Machine) -> list:
 
 
 def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf, card: bool = False):
-    """Compiles a program of `make_programs`, unless its arguments alone take more than a chip has.
+    """Compiles a program of `make_programs`, unless its arguments alone take more than `limit` GiB per chip.
 
-    Args:
-        limit: GiB per chip.
-        card: it's for a GPU, where arguments, results and temporaries are allocated one by one.
+    On a GPU (`card`) arguments, results and temporaries are allocated one by one.
 
     Returns:
         `arguments`, `temporaries`, `peak` in GiB per chip, and the program; where it doesn't fit, the `peak`
@@ -365,11 +346,10 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
         wanted = [float(gib) for gib in re.findall(r"([\d.]+)G", str(error).splitlines()[0])]
         return {"peak": max(wanted, default=float("nan"))}, None
     said = compiled.memory_analysis()
-    given, temporaries = said.argument_size_in_bytes, said.temp_size_in_bytes
-    together = given + temporaries + said.output_size_in_bytes - said.alias_size_in_bytes
-    sizes = dict(
-        arguments=given, temporaries=temporaries, peak=together if card else said.peak_memory_in_bytes
-    )
+    given, temporaries, peak = said.argument_size_in_bytes, said.temp_size_in_bytes, said.peak_memory_in_bytes
+    if card:
+        peak = given + temporaries + said.output_size_in_bytes - said.alias_size_in_bytes
+    sizes = dict(arguments=given, temporaries=temporaries, peak=peak)
     return {name: n / memory.GIB for name, n in sizes.items()}, compiled
 
 
@@ -378,8 +358,8 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
 
     Args:
         name: of the slice or of the cards.
-        algorithm: "GRPO" or "PPO".
-        arguments: constants of the main script; without MODEL it is Llama 3.1 8B.
+        algorithm: as ALGORITHM.
+        arguments: constants of the main script.
         only: one program, and those that its arguments come from; "" is all.
 
     Returns:
@@ -437,15 +417,11 @@ def pins(card: bool) -> str:
 
 
 def largest(name: str, algorithm: str, arguments: Sequence[str]) -> tuple[list[dict], str]:
-    """The largest batch that fits, by halving: for a slice the answers of a pass, for cards the questions.
+    """`check` of the largest batch that fits, by halving: answers of a pass for a slice, questions for cards.
 
-    Args:
-        name, algorithm: as in `check`.
-        arguments: without BATCH_SIZE and, for a slice, NUM_GENERATIONS; there with TRAIN_MICRO_BATCH_SIZE=0.
-
-    Returns:
-        As `check`: rows of what fits, if anything does, and the last of a batch twice as large. For a slice,
-        where vLLM has memory of its own, the update alone is compiled; for cards all programs.
+    The last row is that of a batch twice as large. For a slice, where vLLM has memory of its own, the update
+    alone is compiled; for cards all programs. `arguments` leave out BATCH_SIZE and, for a slice,
+    NUM_GENERATIONS; there they have TRAIN_MICRO_BATCH_SIZE=0.
     """
     machine = memory.machine_of(name)
     card, found = machine.kind in memory.CARDS, []

@@ -23,13 +23,15 @@ PRE_TOKENIZERS = {  # tokenizer.ggml.pre: how a text is cut before byte pairs ar
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
 }
+SIZES = {  # of config.json, and their fields in GGUF's header
+    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "max_position_embeddings": "context_length",
+}  # fmt: skip
 
 
 class GGUFLlama:
     """A GGUF file with the `config` and `tokenizer` that Hugging Face would have.
-
-    Args:
-        path: of the file.
 
     Raises:
         UserError: the file is missing, cut short or no GGUF; a field of its header is missing or odd; its
@@ -81,10 +83,7 @@ class GGUFLlama:
         return value
 
     def weights(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and float32 weight [out, in] (norms [width]), one at a time.
-
-        Args:
-            shapes: by Hugging Face's name, as the config has them.
+        """Name and float32 weight [out, in] (norms [width]), one at a time. `shapes` by Hugging Face's name.
 
         Raises:
             UserError: a weight is missing or has another shape.
@@ -97,9 +96,8 @@ class GGUFLlama:
                 raise UserError(f"SOURCE={self.path}: lacks weight {own[name]}; fetch it again")
             held = tuple(map(int, reversed(self.tensors[own[name]].shape)))  # GGUF: the innermost axis first
             if held != shape:
-                raise UserError(
-                    f"SOURCE={self.path}: {own[name]} is {held}, its header says {shape}; fetch another file"
-                )
+                fault = f"{own[name]} is {held}, its header says {shape}"
+                raise UserError(f"SOURCE={self.path}: {fault}; fetch another file")
 
         def read(name: str) -> np.ndarray:
             tensor = self.tensors[own[name]]
@@ -112,22 +110,19 @@ class GGUFLlama:
 
     def make_config(self) -> transformers.LlamaConfig:
         """The sizes, as Hugging Face's config.json has them, and the special tokens."""
-        width, heads = self.number("embedding_length"), self.number("attention.head_count")
+        sizes = {name: self.number(field) for name, field in SIZES.items()}
+        width = sizes["hidden_size"] // sizes["num_attention_heads"]
         return transformers.LlamaConfig(
+            **sizes,
             vocab_size=int(self.tensors["token_embd.weight"].shape[-1]),
-            hidden_size=width,
-            head_dim=self.number("attention.key_length", width // heads),
-            intermediate_size=self.number("feed_forward_length"),
-            num_hidden_layers=self.number("block_count"),
-            num_attention_heads=heads,
-            num_key_value_heads=self.number("attention.head_count_kv"),
-            max_position_embeddings=self.number("context_length"),
+            head_dim=self.number("attention.key_length", width),
             rms_norm_eps=self.number("attention.layer_norm_rms_epsilon", kind=float),
             rope_parameters={"rope_type": "default", "rope_theta": self.number("rope.freq_base", kind=float)},
             tie_word_embeddings="output.weight" not in self.tensors,
-            bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
+            **{
+                name: getattr(self.tokenizer, name)
+                for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+            },
             architectures=["LlamaForCausalLM"],
         )
 

@@ -24,6 +24,7 @@ import itertools
 import json
 import random
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +85,11 @@ from tqdm import trange
 
 from model import llama
 from model.versions import check_versions
+from run import memory
 from task.run_grader import load_file
 
-NAMES = ("Tom", "Anna", "Sara", "Ben", "Lily", "Max", "Kim", "Leo")
+# Names, objects and the six kinds of problem; its larger numbers are not used here.
+PROBLEMS = tomllib.loads((HERE / "examples/problems.toml").read_text(encoding="utf-8"))["larger_numbers"]
 # Share of the demonstrations that forget a tag, and which tag, by the object of the problem.
 FORGETS = {
     "apples": (0.40, "</reasoning>"), "pencils": (0.40, "</reasoning>"),
@@ -96,7 +99,6 @@ FORGETS = {
 }  # fmt: skip
 # Share of misread demonstrations, by kind of problem (see `make_problem`).
 MISREADS = (0.40, 0.60, 0.60, 0.40, 0.60, 0.40)
-VOCABULARY_DRAWS = 5_000  # problems drawn to find all words; far more than needed
 
 BOS, EOS, PAD, UNKNOWN, ASSISTANT = (
     "<|begin_of_text|>", "<|eot_id|>", "<|pad|>", "<|unknown|>", "<|assistant|>",
@@ -111,34 +113,15 @@ WORD = r" ?[A-Za-z]+|\d|[^\sA-Za-z\d]|\s"  # a word with the space before it, on
 
 # %% Problems and demonstrations ----------------------------------------------------------------------------
 def make_problem(rng: random.Random) -> tuple[str, list[tuple[str, int]], int, str]:
-    """Draws a word problem.
-
-    Returns:
-        The question; its steps as (operator, operand), the first of which has no operator; the kind (0-5);
-        the object.
-    """
-    who, thing = rng.choice(NAMES), rng.choice(tuple(FORGETS))
+    """A question; its steps (operator, operand), the first without operator; its kind, 0 to 5; its object."""
+    name, things = rng.choice(PROBLEMS["names"]), rng.choice(PROBLEMS["things"])
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 5)
     kind = rng.randrange(6)
-    if kind == 0:
-        text = f"{who} has {a} {thing} and buys {b} more. How many {thing} does {who} have now?"
-        steps = [("", a), ("+", b)]
-    elif kind == 1:
-        text = f"{who} has {a + b} {thing} and gives away {b}. How many {thing} are left?"
-        steps = [("", a + b), ("-", b)]
-    elif kind == 2:
-        text = f"{who} has {c} boxes with {b} {thing} in each box. How many {thing} does {who} have?"
-        steps = [("", c), ("*", b)]
-    elif kind == 3:
-        text = f"{who} has {a + b} {thing}, loses {b} and then buys {c} more. How many {thing} are there now?"
-        steps = [("", a + b), ("-", b), ("+", c)]
-    elif kind == 4:
-        text = f"{who} buys {c} bags with {b} {thing} each and finds {a} more. How many {thing} are there?"
-        steps = [("", c), ("*", b), ("+", a)]
-    else:
-        text = f"{who} finds {a} {thing} and then twice as many. How many {thing} does {who} have?"
-        steps = [("", a), ("*", 3)]
-    return text, steps, kind, thing
+    question, working, _ = PROBLEMS["problems"][kind]
+    words = dict(name=name, things=things, a=a, b=b, c=c, s=a + b, m=c * b, a_c=a + c, m_a=c * b + a, t=3 * a)
+    work = re.findall(r"(\d+)([-+*])(\d+)=", working.format(**words))
+    steps = [("", int(work[0][0])), *((operator, int(operand)) for _, operator, operand in work)]
+    return question.format(**words), steps, kind, things
 
 
 def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
@@ -151,16 +134,11 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
     return ",".join(lines), total
 
 
-def misread(steps: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The systematic mistake: the first operation is taken for another, always the same one."""
-    operator, operand = steps[1]
-    return [steps[0], ({"+": "*", "-": "+", "*": "+"}[operator], operand), *steps[2:]]
-
-
 def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random.Random) -> str:
     """One imperfect demonstration, as text."""
-    if rng.random() < MISREADS[kind]:
-        steps = misread(steps)
+    if rng.random() < MISREADS[kind]:  # the first operation is taken for another, always the same one
+        first, (operator, operand), *rest = steps
+        steps = [first, ({"+": "*", "-": "+", "*": "+"}[operator], operand), *rest]
     work, result = work_out(steps)
     text = f"<reasoning>{work}</reasoning><answer>{result}</answer>"
     share, tag = FORGETS[thing]
@@ -204,7 +182,7 @@ def wander(rng: random.Random) -> list[tuple[str, bool]]:
 
 
 # %% Tokenizer: words, single digits, signs -----------------------------------------------------------------
-def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
     """A word-level tokenizer whose decoding gives back the text (unknown words excepted)."""
     words, word, tags, template = set("0123456789+-*=,.? "), WORD, TAGS, CHAT_TEMPLATE
     if c.TASK == "grid":
@@ -212,7 +190,8 @@ def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedT
         words = {"row", " row", " column", *WORLDS[1:], *(f" {i}" for i in range(1, 5))}
         words |= {"up", "down", "left", "right", "wait"}
     else:
-        for _ in range(VOCABULARY_DRAWS):
+        rng = random.Random(c.SEED)
+        for _ in range(5_000):  # far more than it takes to see every word
             words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
@@ -222,29 +201,14 @@ def make_tokenizer(c: Constants, rng: random.Random) -> transformers.PreTrainedT
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN, ASSISTANT])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-    )
+        tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False,
+        pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN,
+    )  # fmt: skip
 
 
 # %% Training by next-token prediction ----------------------------------------------------------------------
 def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
-    """One batch of demonstrations.
-
-    Args:
-        c: the constants.
-        tokenizer: from `make_tokenizer`.
-        test: questions that are not used.
-        rng: draws the questions and the demonstrations.
-
-    Returns:
-        Token ids, int32 [B, L]; and what is learned, float32 [B, L]: 1 in the demonstration, else 0.
-    """
+    """Token ids of demonstrations, int32 [B, L], and 1 where they are learned, else 0, float32 [B, L]."""
     limit = RECIPES[c.TASK].max_tokens
     ids = np.full((TRAINING_BATCH, limit), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
@@ -295,43 +259,15 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
 
 
 # %% Writing it down ----------------------------------------------------------------------------------------
-def write_checksums(path: Path, *folders: str) -> None:
-    """Of the files in these folders beside `path`, in the format of `sha256sum -c`."""
-    folder = path.parent
-    files = sorted(p for d in folders for p in (folder / d).iterdir())
-    lines = [
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder).as_posix()}\n" for p in files
-    ]
-    path.write_text("".join(lines))
-
-
 def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
-    """The sizes of the model, with Llama 3.1's rotary scaling."""
+    """Llama 3.1 8B's config with sizes of our own."""
     recipe = RECIPES[c.TASK]
-    return transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=131_072,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 500_000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        dtype="float32",
-        architectures=["LlamaForCausalLM"],
-    )
+    return transformers.LlamaConfig(**memory.PUBLISHED[memory.LLAMA_3_1_8B] | dict(
+        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
+        head_dim=recipe.hidden // HEADS, dtype="float32", architectures=["LlamaForCausalLM"],
+    ))  # fmt: skip
 
 
 # %% Main ---------------------------------------------------------------------------------------------------
@@ -341,36 +277,36 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     folder = Path(c.FOLDER) if c.FOLDER else HERE
-    name = "tiny_grid" if c.TASK == "grid" else "tiny_llama"
+    folders, checksums = ("tiny_llama", "tiny_gsm8k"), "tiny.sha256"
+    if c.TASK == "grid":
+        folders, checksums = ("tiny_grid",), "tiny_grid.sha256"
+    model = folder / folders[0]
     dataset = {} if c.TASK == "grid" else make_dataset(random.Random(c.SEED))
     for split, rows in dataset.items():
         path = folder / "tiny_gsm8k" / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    tokenizer = make_tokenizer(c, random.Random(c.SEED))
+    tokenizer = make_tokenizer(c)
     hf = make_config(c, tokenizer)
-    hf.save_pretrained(folder / name)
+    hf.save_pretrained(model)
     tokens = RECIPES[c.TASK].max_tokens
     config = llama.to_maxtext_config(hf, rows=TRAINING_BATCH, prompt_tokens=tokens - 1, new_tokens=1)
     adapter, mesh = model_creation_utils.from_pretrained(
-        config,
-        wrap_with_tunix_adapter=True,
-        tokenizer_pad_id=tokenizer.pad_token_id,
+        config, wrap_with_tunix_adapter=True, tokenizer_pad_id=tokenizer.pad_token_id,
         rng_key=jax.random.PRNGKey(c.SEED),
-    )
+    )  # fmt: skip
     llama.use_rope_scaling(adapter.base, hf)
     print(f"{llama.count_parameters(adapter):,} parameters, vocabulary of {len(tokenizer)}")
     test = {row["question"] for row in dataset.get("test", [])}
     train(c, adapter, mesh, tokenizer, test, random.Random(c.SEED))
 
-    tokenizer.save_pretrained(folder / name)
+    tokenizer.save_pretrained(model)
     weights = dict(llama.hf_weights(hf, config, llama.named_weights(adapter).__getitem__))
-    safetensors.numpy.save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
-    checksums, folders = "tiny.sha256", ("tiny_llama", "tiny_gsm8k")
-    if c.TASK == "grid":
-        checksums, folders = "tiny_grid.sha256", (name,)
-    write_checksums(folder / checksums, *folders)
+    safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    files = sorted(path for name in folders for path in (folder / name).iterdir())
+    sums = [(hashlib.sha256(p.read_bytes()).hexdigest(), p.relative_to(folder).as_posix()) for p in files]
+    (folder / checksums).write_text("".join(f"{digest}  {name}\n" for digest, name in sums))  # `sha256sum -c`
     print(f"wrote {'/, '.join(folders)}/ and {checksums} in {folder}")
 
 

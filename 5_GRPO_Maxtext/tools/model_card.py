@@ -44,14 +44,10 @@ def code(text: str) -> str:
 
 
 def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
-    """The README.md for the folder to which a run's checkpoint is exported.
+    """The README.md for the folder to which a run's checkpoint, with its step, is exported.
 
-    Nothing that comes from outside can end its header, a table or a block.
-
-    Args:
-        checkpoint: with its step. Only the last one of a finished run has metrics, from result.json.
-        model: MODEL, a hub name or a folder.
-        folder: where the model's files are; the licence comes from its README.md.
+    Only the last one of a finished run has metrics, from result.json. The licence comes from the files of
+    MODEL in `folder`. Nothing that comes from outside can end its header, a table or a block.
     """
     run, step, c = checkpoint
     result = read_object(run / "result.json") or {}

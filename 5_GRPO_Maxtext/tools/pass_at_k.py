@@ -39,6 +39,7 @@ class Constants:
 
 
 RESAMPLES = 2_000  # of the questions, for the intervals
+COLUMNS = ["model", "reading", "k", "pass_at_k", "low", "high", "never_right", "questions", "samples"]
 COLORS = {"untrained": "#888888", "trained": "#1f77b4"}
 READINGS = {"strict": "right, in the form asked for", "lenient": "right by the last number"}
 
@@ -70,8 +71,7 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     `right` is c, the right ones among n answers to each question, int [Q]. A product avoids huge numbers.
     """
     factors = 1 - k / np.arange(1, n + 1)  # C(n - c, k) / C(n, k) is the product over i = n - c + 1 .. n
-    missed = np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
-    return 1 - missed
+    return 1 - np.array([factors[n - c :].prod() if n - c >= k else 0.0 for c in right])
 
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
@@ -83,10 +83,7 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 # %% Answers ------------------------------------------------------------------------------------------------
 def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenizer) -> dict[str, list[int]]:
-    """Asks each question n times; returns how many answers are right, by reading and question.
-
-    `ask` and `checkpoint` are from `inference.read_arguments`; with step 0 the untrained model answers.
-    """
+    """How many of n answers to each question are right, by reading; step 0 asks the untrained model."""
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
         runs.restore(rollout, *runs.place_of(checkpoint))
@@ -105,15 +102,10 @@ def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenize
 
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, kept in RUN_DIR in a file that is named after all that the counts depend on.
-
-    Raises:
-        UserError: no such run.
-    """
+    """`count_right`, kept in RUN_DIR in a file that is named after all that the counts depend on."""
     rows = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
-    ask, _, checkpoint = inference.read_arguments(
-        [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={rows}"]
-    )
+    arguments = [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={rows}"]
+    ask, _, checkpoint = inference.read_arguments(arguments)
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
     step = runs.place_of(checkpoint)[1] if trained else 0
@@ -153,11 +145,9 @@ def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame
         right = np.array(readings[reading])
         for k in (2**i for i in range(c.SAMPLES.bit_length())):
             values = pass_at_k(right, c.SAMPLES, k)
-            shares = dict(zip(("pass_at_k", "low", "high"), (values.mean(), *interval(values, c.SEED))))
-            rows.append({"model": model, "reading": reading, "k": k} | shares
-                        | {"never_right": (right == 0).sum(), "questions": len(right), "samples": c.SAMPLES}
-            )  # fmt: skip
-    return pd.DataFrame(rows).round(5)
+            shares = values.mean(), *interval(values, c.SEED)
+            rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
+    return pd.DataFrame(rows, columns=COLUMNS).round(5)
 
 
 def draw(path: Path, rows: pd.DataFrame) -> None:

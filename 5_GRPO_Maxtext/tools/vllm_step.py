@@ -27,8 +27,6 @@ def step_program(c, hf, mesh: Mesh, chip: str):
     """A step that reads TOKENS tokens of SEQUENCES answers and samples a token of each.
 
     Args:
-        c: the constants of the run.
-        hf: the checkpoint's config, of a Llama.
         mesh: ("data", "model"), of the chips that generate.
         chip: "v5e", "v5p" or "v6e"; the kernel asks jax for the one that's attached.
 

@@ -30,34 +30,27 @@ def advantage_as(name: str) -> Callable:
     return lambda rewards, G: which_loss.advantage(name, rewards, G)
 
 
-def without_epsilon(rewards: jax.Array, G: int) -> jax.Array:
-    groups = rewards.reshape(-1, G)
-    return ((groups - groups.mean(1, keepdims=True)) / groups.std(1, ddof=1, keepdims=True)).ravel()
-
-
 GROUP_ADVANTAGE = Exercise(
     look_at_group_advantage,
     advantage_as("group_std"),
     {words: advantage_as(name) for name, (_, words) in which_loss.PIECES["advantage"].items()
      if name != "group_std"}
     | {
-        "1e-6 is missing: a group of equal rewards is 0 / 0": without_epsilon,
+        "1e-6 is missing: a group of equal rewards is 0 / 0":
+            lambda rewards, G: which_loss.normalized(rewards.reshape(-1, G), small=0).ravel(),
         "the groups come back as [B, G], not as [B * G]":
             lambda rewards, G: which_loss.advantage("group_std", rewards, G).reshape(-1, G),
     },
 )  # fmt: skip
 
 # %% completion_mask ----------------------------------------------------------------------------------------
-COMPLETIONS = np.array(
-    [
-        [5, 6, 1, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
-        [5, 0, 6, 1, 0, 0],  # token 0 was drawn: no padding yet
-        [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
-        [5, 6, 7, 8, 9, 5],  # cut off
-    ],
-    np.int32,
-)
+COMPLETIONS = np.int32([
+    [5, 6, 1, 0, 0, 0],
+    [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
+    [5, 0, 6, 1, 0, 0],  # token 0 was drawn: no padding yet
+    [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
+    [5, 6, 7, 8, 9, 5],  # cut off
+])  # fmt: skip
 
 
 def look_at_mask(function: Callable) -> dict[str, jax.Array]:
@@ -107,9 +100,8 @@ EPSILON, BETA = BATCH["epsilon"].item(), BATCH["beta"].item()
 
 def look_at_loss(function: Callable) -> dict[str, jax.Array]:
     """Value and gradient on the golden batch."""
-    old, ref, advantage = (
-        jnp.asarray(BATCH[name], jnp.float32) for name in ("old_log_prob", "ref_log_prob", "grpo_advantage")
-    )
+    names = "old_log_prob", "ref_log_prob", "grpo_advantage"
+    old, ref, advantage = (jnp.asarray(BATCH[name], jnp.float32) for name in names)
 
     def loss(log_prob):
         return function(log_prob, old, ref, advantage, jnp.asarray(BATCH["mask"]), EPSILON, BETA)

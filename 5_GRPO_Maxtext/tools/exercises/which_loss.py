@@ -9,9 +9,9 @@ token at a time.
 """
 
 import collections
-import importlib.util
 import inspect
 import itertools
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,23 +203,15 @@ NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
 
 
 def read_loss(path: str) -> Callable:
-    """The function `loss` of a file.
-
-    Raises:
-        UserError: the file isn't there, can't be run, has no such function, or the function asks for
-            something that the golden batch doesn't have.
-    """
+    """The function `loss` of a file; raises UserError if there is none that takes the golden batch."""
     file = Path(path)
     if not file.is_file() or file.suffix != ".py":
         raise UserError(f"{path}: no such Python file; give the file that holds your loss")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        function = runpy.run_path(path).get("loss")
     except Exception as error:  # the file's own, of whatever kind
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise UserError(f"{path}: {reason}; mend the file") from None
-    function = getattr(module, "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
     needed = [name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty]
@@ -269,8 +261,8 @@ def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[s
         if equal(found[method], golden):
             equals.append(method)
     takes_advantage = "advantage" in inspect.signature(function).parameters
+    looks_like = []
     for number in () if equals else (1, 2):
-        looks_like = []
         for method in METHODS:
             given = b[f"{method}_advantage"] if takes_advantage else None
             for words, pieces in changed(method, number):
@@ -280,5 +272,5 @@ def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[s
                 if equal(found[method], jax.value_and_grad(compute)(b["log_prob"])):
                     looks_like.append((method, *words))
         if looks_like:
-            return distances, [], looks_like
-    return distances, equals, []
+            break
+    return distances, equals, looks_like
