@@ -63,11 +63,12 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
 def test_the_limits_that_the_readme_names_are_in_force():
     text = " ".join(pages.text(FOLDER, "english").split())
     for limit in (
-        f"{box.WALL_SECONDS:.0f} s by the clock, {box.CPU_SECONDS} s of processor time",
-        f"{box.MEMORY_BYTES >> 20} MiB of memory a process, {box.PROCESSES} processes or threads",
-        f"{box.DISK_BYTES >> 20} MiB in 1,024 files, {box.OPEN_FILES} open files",
-        f"{box.OUTPUT_BYTES >> 20} MiB of output; {code_grading.ANSWER_SECONDS:.0f} s for all tests",
-        f"{code_grading.BATCH_SECONDS:.0f} s for the answers of a step",
+        f"{box.WALL_SECONDS:.0f} s of wall-clock time, {box.CPU_SECONDS} s of processor time",
+        f"{box.MEMORY_BYTES >> 20} MiB of memory per process, and {box.PROCESSES} processes or threads",
+        f"{box.DISK_BYTES >> 20} MiB in 1,024 files, {box.OPEN_FILES} open files, and "
+        f"{box.OUTPUT_BYTES >> 20} MiB of output",
+        f"{code_grading.ANSWER_SECONDS:.0f} s for all tests of an answer",
+        f"{code_grading.BATCH_SECONDS:.0f} s for all programs of a step",
     ):
         assert limit in text
 

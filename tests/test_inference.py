@@ -215,7 +215,7 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     for row, text in zip(rows, ("the lima", "0.0", "False", "1", "5"), strict=True):
         row["after"] = [f"<answer>{text}</answer>"]
     assert asked.is_right(grader, "It is 0", rows[1]) == (False, True)
-    assert asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "lima (2 of 2)"
+    assert asked.vote(grader, ["<answer>Lima</answer>", "<answer>the lima</answer>"])[1] == "Lima (2 of 2)"
     asked.show(rows, grader)
     assert "\nright:    3 of 4\n" in capsys.readouterr().out
     asked.write_rows(Path("out.jsonl"), rows, grader)

@@ -141,7 +141,7 @@ def test_nothing_is_downloaded_for_a_setting_that_the_machine_refuses(monkeypatc
         ([], "ROLLOUT_ENGINE=vllm: the package vllm is not installed"),
         (["ROLLOUT_ENGINE=maxtext", "ATTENTION=flash"], "ATTENTION=flash: there is no such kernel"),
         (["MACHINE=t4"], "MACHINE=t4: is what a dry run plans for"),
-        (["ROLLOUT_ENGINE=maxtext"], r"MODEL=large: has no \*.safetensors"),
+        (["ROLLOUT_ENGINE=maxtext"], r"MODEL=large: has no model.safetensors"),
     ):
         with pytest.raises(settings.UserError, match=f"^{line}"):
             demo.main(["MODEL=large", *asked])

