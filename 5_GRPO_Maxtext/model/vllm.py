@@ -58,7 +58,7 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
     reached = build_flat_dict(target.flat_state(), names)
     filled = [p for _, path, _ in reached.values() for p in (path if isinstance(path, list) else [path])]
     odd = set(paths(source)) ^ set(reached) | set(paths(target)) ^ set(filled)
-    if odd or len(filled) != len(set(filled)):
+    if odd:
         raise ValueError(f"MaxText's map to vLLM misses {len(odd)} weights: {', '.join(sorted(odd)[:4])}")
 
 
