@@ -90,9 +90,6 @@ def maxrl_advantage(samples):
 
     With 0/1 rewards it's an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
     of p: the fewer answers are right, the more each one counts. 0 if no answer is right.
-
-    Raises:
-        UserError: a reward below 0.
     """
     rewards = samples.rewards  # [B, G]
     if rewards.min() < 0:
@@ -124,10 +121,8 @@ def turn_advantage(samples):
     """Return-to-go per turn, A_ik = (R_ik - mean_i R_ik) / std: normalized within the group of a question.
 
     R_ik is what answer i earned from turn k on (the return-to-go of chapter 3). The mean is over the answers
-    that got that far, the std over all turns of the group around their means.
-
-    Returns:
-        float [B, G, T], 0 for tokens that aren't the model's own.
+    that got that far, the std over all turns of the group around their means. [B, G, T], 0 for tokens that
+    aren't the model's own.
     """
     centered, reached = centered_turns(samples)  # [B, G, K]
     means = reached.any(axis=1).sum(axis=1)  # [B], one for each turn that an answer reached
@@ -411,11 +406,7 @@ def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
 
 @functools.cache
 def own_functions(method: str) -> dict[str, Callable[..., Any]]:
-    """The functions of METHOD's file that are named after a field of `Method`.
-
-    Raises:
-        UserError: no such file, it doesn't run, or it has no such function.
-    """
+    """The functions of METHOD's file that are named after a field of `Method`; UserError if there is none."""
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")
@@ -426,12 +417,8 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
 
 
 def check_method(c, tables) -> None:
-    """Calls METHOD's functions on two small groups, one of them with equal rewards.
-
-    `rollouts` isn't called: the first step shows whether it works.
-
-    Raises:
-        UserError: one raises, or returns another shape than the page's own function, or a NaN.
+    """Calls METHOD's functions on two small groups, one of them with equal rewards, and refuses one that
+    raises, or returns another shape than the page's own function, or a NaN. The first step shows `rollouts`.
     """
     mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
     log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]

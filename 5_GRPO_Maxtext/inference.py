@@ -76,11 +76,7 @@ QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with thei
 
 # %% Arguments ----------------------------------------------------------------------------------------------
 def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint | None]:
-    """The constants, those of the run included; the question or ""; the checkpoint, None for base.
-
-    Raises:
-        UserError: an unknown option or name, a wrong value, two that contradict each other, no such run.
-    """
+    """The constants, those of the run included; the question or ""; the checkpoint, None for base."""
     names = "|".join(field.name for field in dataclasses.fields(Constants))
     constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")  # a name in small letters is a slip
     given = [text for text in arguments if constant.match(text) and text != "MODEL="]  # MODEL= is the default
@@ -113,7 +109,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
 
 
 def find_checkpoint(c: Constants) -> Checkpoint | None:
-    """The checkpoint that CHECKPOINT names; None for base; raises UserError if there's no such run."""
+    """The checkpoint that CHECKPOINT names; None for base."""
     newest = None if c.CHECKPOINT or c.MODEL else run_files.newest_run()
     if c.CHECKPOINT == "base" or not (c.CHECKPOINT or newest):
         return None
@@ -169,7 +165,7 @@ import jax
 
 import reward_func
 from model import llama
-from model.rollout import GENERATION_CONFIGS
+from model.rollout import sampling
 from model.versions import check_versions
 from run import asked, process, trained
 
@@ -203,15 +199,15 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     return rows
 
 
-def sampling(c: Constants):
-    """How to sample, as a `RolloutConfig`: as SAMPLING says, else as it fits SAMPLES."""
+def how_to_sample(c: Constants):
+    """A `RolloutConfig`: as SAMPLING says, else as it fits SAMPLES."""
     name = c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")
-    return trained.sampling(c, GENERATION_CONFIGS[name], jax.random.key(c.SEED))
+    return sampling(c, name, seed=jax.random.key(c.SEED))
 
 
 def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
     """SAMPLES completions of each row's prompt, as Tunix's RolloutOutput; also in the row, under `name`."""
-    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], sampling(c))
+    output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how_to_sample(c))
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
     return output
@@ -247,7 +243,7 @@ def main(arguments: Sequence[str]) -> None:
         trained.restore(rollout, root, step)
     if question and c.SAMPLES == 1 and not c.COMPARE:
         rows[0]["after"] = [""]
-        for piece in rollout.stream(rows[0]["prompts"], sampling(c)):
+        for piece in rollout.stream(rows[0]["prompts"], how_to_sample(c)):
             print(shown(piece), end="", flush=True)
             rows[0]["after"][0] += piece
         print(shown(asked.judged(grader, rows[0]["after"][0], rows[0])))

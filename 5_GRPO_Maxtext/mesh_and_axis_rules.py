@@ -22,26 +22,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
 
 import settings
-from settings import UserError
-
 
 # %% Constants ----------------------------------------------------------------------------------------------
+DEVICES = 8  # virtual ones; every mesh below has as many, or one
+Shared = Annotated[int, pydantic.Field(ge=1, multiple_of=DEVICES)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Edit a value here, or give it for one run as NAME=value."""
 
-    BATCH_SIZE: int = 16  # rows of the layer's input; these three must be multiples of 8
-    EMBED: int = 16  # its columns; rows of the weights
-    MLP: int = 32  # columns of the weights, and of the output
+    BATCH_SIZE: Shared = 16  # rows of the layer's input; these three must be multiples of 8
+    EMBED: Shared = 16  # its columns; rows of the weights
+    MLP: Shared = 32  # columns of the weights, and of the output
     LEARNING_RATE: float = 0.1  # of the one SGD step
     SEED: settings.Seed = 0  # of weights, inputs and targets
     RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
-
-
-DEVICES = 8  # virtual ones; every mesh below has as many, or one
 
 
 class Strategy(NamedTuple):
@@ -74,16 +75,9 @@ BYTES = {"bfloat16": (2, 2, 4), "float32": (4, 4, 8)}
 LLAMA_ROWS, LLAMA_TOKENS = 8, 24  # the batch on which the tiny Llama is compared
 
 
-def refuse(c: Constants) -> None:
-    """Raises UserError for a size that the devices cannot share."""
-    for name in ("BATCH_SIZE", "EMBED", "MLP"):
-        if getattr(c, name) < 1 or getattr(c, name) % DEVICES:
-            raise UserError(f"{name}={getattr(c, name)}: {DEVICES} devices share it, use a multiple of that")
-
-
 # %% Imports ------------------------------------------------------------------------------------------------
 if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
-    settings.refuse_early(Constants, refuse)
+    settings.refuse_early(Constants)
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +85,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import linen, nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from maxtext.utils import maxtext_utils, model_creation_utils
 
 from model import llama
 from model.versions import check_versions
@@ -164,11 +157,8 @@ def axis_of(line: str, mesh: Mesh) -> str:
 
 # %% One layer under every strategy -------------------------------------------------------------------------
 def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
-    """The layer's forward pass and one training step.
-
-    Returns:
-        `arrays`: inputs, weights, outputs (sharded); `results` (NumPy): outputs, loss, weights after the
-        step, input gradient; `forward` and `step`: their collectives.
+    """The layer's forward pass and one training step: `arrays` (inputs, weights, outputs, sharded), `results`
+    (NumPy: outputs, loss, weights after the step, input gradient), and the collectives of both programs.
     """
     mesh = make_mesh(strategy)
     layer = make_layer(c, strategy, mesh)
@@ -204,8 +194,7 @@ def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """`axes_in` Llama 3.1 8B; nothing is allocated."""
     hf, sizes = memory.published_config(), dict(rows=DEVICES, prompt_tokens=1, new_tokens=1)
     config = llama.to_maxtext_config(hf, scan_layers=True, **sizes)
-    mesh, key = maxtext_utils.get_mesh_from_config(config), jax.random.PRNGKey(0)
-    return axes_in(model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=key)[1])
+    return axes_in(llama.abstract_model(hf, config)[0])
 
 
 def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -227,14 +216,11 @@ def ledger(axes: dict, strategy: Strategy, words=LLAMA_AXES) -> int:
 
 # %% The same rules on a Llama ------------------------------------------------------------------------------
 def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
-    """MaxText's Llama (the tiny one) on the strategy's mesh.
+    """MaxText's Llama (the tiny one) on the strategy's mesh: shape and logical axes of each array, the shape
+    of a device's shard, the logits [8, 24, V], and how many collectives of each kind.
 
     MaxText's own rules have a mesh axis for each way to shard. What is "data" here is its 'data' where only
     the batch is sharded, and its 'fsdp' where the weights are, too; "model" is its 'tensor'.
-
-    Returns:
-        `axes`: shape and logical axes of each array; `shards`: the shape of a device's shard; `logits`
-        [8, 24, V]; `forward`: the collectives' kinds, each with its count.
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
@@ -367,7 +353,6 @@ def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Shows it all; see the module's docstring."""
     c = settings.read(Constants, arguments)
-    refuse(c)
     settings.quiet()
     check_versions()
     jax.config.update("jax_platforms", "cpu")  # whatever else this machine has

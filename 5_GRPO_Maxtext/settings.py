@@ -46,15 +46,12 @@ SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 # Types of constants that have a range.
 Count = Annotated[int, pydantic.Field(ge=1)]
 TwoOrMore = Annotated[int, pydantic.Field(ge=2)]
-OneOrOff = Annotated[int, pydantic.Field(ge=0, le=1)]
 CountOrOff = Annotated[int, pydantic.Field(ge=0)]
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, pydantic.Field(gt=0, le=1)]
 BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
-Seed = Annotated[
-    int, pydantic.Field(ge=0, le=4_000_000_000)
-]  # numpy's end at 2^32; some are SEED + 1,000,003
+Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]  # numpy's end at 2^32, some add 1,000,003
 
 
 class UserError(Exception):
@@ -93,8 +90,8 @@ def config_path(model: str) -> Path | None:
 
 
 def is_small(model: str) -> bool:
-    """Whether MODEL takes the laptop column. One that isn't here counts as large: `start.opened` fetches its
-    config.json and reads the constants again; one that can't be read, too: `llama.load_hf_config` refuses it.
+    """Whether MODEL takes the laptop column. One that isn't here, or can't be read, counts as large:
+    `start.opened` fetches or refuses it, and reads the constants again.
     """
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
@@ -117,12 +114,7 @@ def column(model: str) -> str:
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
-    """The default of every constant by name.
-
-    Args:
-        kind: the dataclass.
-        column: "laptop" or "tpu".
-    """
+    """The default of every constant of a dataclass by name, in the column "laptop" or "tpu"."""
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
 
 
@@ -132,20 +124,13 @@ def read[Constants](
     saved: Mapping[str, Any] | None = None,
     machine: machines.Machine = machines.TPU,
 ) -> Constants:
-    """The constants of a run.
+    """The constants of a run; the column follows from MODEL. `--help` exits.
 
     Args:
         kind: the dataclass.
         arguments: `NAME=value` texts, which win; or `--help`.
         saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
         machine: that a large model's defaults are for; MACHINE names another.
-
-    Returns:
-        An instance of `kind`; the column follows from its MODEL.
-
-    Raises:
-        UserError: an unknown name (lists the nearest) or a value of the wrong type or range.
-        SystemExit: after `--help`.
     """
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
@@ -177,9 +162,10 @@ def read[Constants](
 
 def help_text(kind: type) -> str:
     """The source of `kind` and of the blocks it is built on: each constant, its default and its remark."""
-    blocks = [block for block in kind.__mro__ if dataclasses.is_dataclass(block)]
-    places = [Path(inspect.getsourcefile(block)).resolve().relative_to(HERE) for block in blocks]
-    texts = [f"# {place}\n{inspect.getsource(block)}" for place, block in zip(places, blocks)]
+    texts = [
+        f"# {Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)}\n{inspect.getsource(block)}"
+        for block in kind.__mro__ if dataclasses.is_dataclass(block)
+    ]  # fmt: skip
     return "\n\n".join(["# NAME=value changes a constant for one run; so does editing it.", *texts])
 
 
@@ -248,10 +234,7 @@ def answer_early(refuse: Callable[[list[str]], Any]) -> None:
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
     """Answers `--help` and a wrong constant before a script's heavy imports.
 
-    Args:
-        kind: the dataclass.
-        check: refuses constants, as `checks.refuse`; not asked of a large model, whose defaults follow from
-            the machine.
+    `check`, such as `checks.refuse`, isn't asked of a large model, whose defaults follow from the machine.
     """
 
     def refuse(arguments: list[str]) -> None:

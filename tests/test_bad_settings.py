@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 import grpo_llama3_1_8b_demo as demo
-import reward_func
 import settings
 from settings import UserError
-from task import run_grader
 
 ROW = {"question": "1 + 1?", "answer": "#### 2"}
 
@@ -70,6 +68,16 @@ below EPSILON <= EPSILON_HIGH=0.1
 must be 'grpo <= LOSS_ALGO=ppo
 must be 'seq-mean <= LOSS_AGG_MODE=mean
 must be 'group <= ADVANTAGE=gae
+set TEACHER <= ADVANTAGE=none
+name an ENVIRONMENT <= ADVANTAGE=turn
+BETA=1 <= TEACHER=tiny_llama BETA=0
+mse_kl <= TEACHER=tiny_llama KL_LOSS_MODE=kl
+SAMPLER_CORRECTION=0 <= SAMPLER_WEIGHT=sequence
+LOSS_ALGO=dapo <= EPSILON_HIGH=0.28
+EPSILON_HIGH=0.28 <= LOSS_ALGO=dapo
+refill <= ROLLOUTS=one-step-ahead ZERO_VARIANCE_GROUPS=refill
+at most 2; <= TEMPERATURE=2.1 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
+maxtext <= TEMPERATURE_END=3 ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
 not a Python file <= METHOD=nowhere.py | METHOD=empty_folder
 empty_folder <= TEACHER=empty_folder
 its vocabulary <= TEACHER=tiny_grid
@@ -89,6 +97,7 @@ must be 'none <= REMAT_POLICY=all
 must be 'dot_product <= ATTENTION=foo
 CPU <= ATTENTION=flash
 t4, l4 <= MACHINE=t5
+is what a dry run plans for <= MACHINE=t4
 must be 'maxtext <= ROLLOUT_ENGINE=sglang
 True <= ROLLOUT_ENGINE=vllm
 not installed <= ROLLOUT_ENGINE=vllm SCAN_LAYERS=True
@@ -104,27 +113,7 @@ VALUES = {
     for words, settings in (line.split(" <= ") for line in TABLE.strip().splitlines())
     for setting in settings.split(" | ")
 }
-ONLY_WHEN_IT_RUNS = {"DISTRIBUTED=True", "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True"}  # a dry run cannot tell
-
-REWARDS = {  # the text of own.py: what the line has to say
-    "": "compute_score",
-    "def": "SyntaxError",
-    "import nothing_of_that_name": "nothing_of_that_name",
-    "raise SystemExit(0)": "SystemExit",
-    "1 / 0": "ZeroDivisionError",
-    "compute_score = 7": "compute_score",
-    "compute_scores = lambda *a: 1": "compute_score",
-    "class compute_score: pass": "compute_score",
-    "\0": "own.py",
-    "def compute_score(): return 1": "compute_score",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): exit()": "SystemExit",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 'right'": "'right'",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1j": "1j",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return None": "None",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return [1]": "[1]",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 1e300": "1e+300",
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float('inf')": "inf",
-}
+ONLY_WHEN_IT_RUNS = {"DISTRIBUTED=True", "MACHINE=t4", "ROLLOUT_ENGINE=vllm SCAN_LAYERS=True"}
 
 
 @pytest.fixture(autouse=True)
@@ -176,18 +165,3 @@ def test_a_wrong_value_is_one_line_and_a_dry_run_leaves_nothing(a_small_place, s
 def test_the_main_script_reads_its_constants_before_anything_else(first, a_small_place):
     assert "or equal to 1" in line_of([*first, "NUM_BATCHES=0", "MODEL=nothing", "RUN_DIR=run"])
     assert set(os.listdir()) == a_small_place
-
-
-@pytest.mark.parametrize("text", REWARDS)
-def test_a_faulty_reward_file_is_one_line(text):
-    """At the start where the file shows it, else at the first answer; test_guards.py has a whole run."""
-    Path("own.py").write_text(text)
-    row = {"data_source": "mine", "source": "mine.jsonl", "line": "1", "answer": "2"}
-    with pytest.raises(UserError) as error:
-        grader = run_grader.make_grader("", "own.py", reward_func, [row])
-        for function in grader.functions:
-            columns = dict(answer=["2"], question=["1 + 1?"], data_source=["mine"], extra_info=[""])
-            function(prompts=["1 + 1?"], completions=["2"], **columns)
-    line = str(error.value)
-    assert REWARDS[text] in line and "\n" not in line, line
-    assert "REWARD_FUNC" in line or "compute_score" in line or "own.py" in line

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 from maxtext.utils import model_creation_utils
-from test_load_llama import logits_of, tolerance
+from test_load_llama import load, logits_of, maxtext_logits, tolerance
 
 import grpo_llama3_1_8b_demo as demo
 import settings
@@ -64,30 +64,18 @@ def in_bfloat16(name):
     return folder
 
 
-def maxtext_logits(checkpoint, name, golden, scan_layers):
+def orbax_logits(checkpoint, name, golden, scan_layers):
     """Logits [B, L, V] of MaxText with an Orbax checkpoint, loaded by MaxText's own loader."""
     _, hf = llama.load_hf_config(str(GOLDEN / name))
     config = llama.to_maxtext_config(
-        hf,
-        rows=len(golden["tokens"]),
-        prompt_tokens=20,
-        new_tokens=4,
-        scan_layers=scan_layers,
-        load_parameters_path=str(checkpoint),
-        enable_checkpointing=True,
-    )
+        hf, rows=len(golden["tokens"]), prompt_tokens=20, new_tokens=4, scan_layers=scan_layers,
+        load_parameters_path=str(checkpoint), enable_checkpointing=True,
+    )  # fmt: skip
     adapter, mesh = model_creation_utils.from_pretrained(
         config, wrap_with_tunix_adapter=True, tokenizer_pad_id=0
     )
     llama.use_rope_scaling(adapter.base, hf)
     return logits_of(adapter, mesh, golden)
-
-
-def load(folder, rows=2, **changes):
-    """Adapter and mesh of a Hugging Face folder, loaded as the main script loads it."""
-    folder, hf = llama.load_hf_config(str(folder))
-    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=20, new_tokens=4, **changes)
-    return llama.load_llama(folder, hf, config, pad_id=0)
 
 
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -97,7 +85,7 @@ def test_maxtext_loads_the_converted_checkpoint_and_gives_the_logits_of_transfor
 ):
     golden = np.load(GOLDEN / name / "logits.npz")
     convert.main([f"SOURCE={GOLDEN / name}", "TARGET=mt", f"SCAN_LAYERS={scan_layers}"])
-    logits = maxtext_logits(tmp_path / "mt" / "0" / "items", name, golden, scan_layers)
+    logits = orbax_logits(tmp_path / "mt" / "0" / "items", name, golden, scan_layers)
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
@@ -134,12 +122,6 @@ def test_large_models_are_split_into_files_and_only_those_of_the_index_are_read(
     assert described["custom_metadata"] == {"scan_layers": True}
     convert.main(["SOURCE=again", f"MODEL={model}", "TARGET=hf2"])
     assert_same_bits(model, "hf2")
-    Path("hf", files[-1]).unlink()
-    with pytest.raises(UserError, match=f"^SOURCE=hf: has no {files[-1]}; fetch"):
-        convert.main(["SOURCE=hf", "TARGET=t"])
-    Path("hf/model.safetensors.index.json").write_text("{")
-    with pytest.raises(UserError, match=r"^SOURCE=hf: its model.safetensors.index.json is damaged; fetch it"):
-        convert.main(["SOURCE=hf", "TARGET=t"])
 
 
 def test_a_slash_at_the_end_of_target_and_a_conversion_that_was_killed_do_no_harm():
@@ -149,9 +131,6 @@ def test_a_slash_at_the_end_of_target_and_a_conversion_that_was_killed_do_no_har
     assert [path.name for path in Path().iterdir()] == ["mt"]
     convert.main(["SOURCE=mt/", f"MODEL={model}", "TARGET=new/hf/"])
     assert load_weights("new/hf").keys() == load_weights(model).keys()
-    for target in ("mt", "mt/", "mt/../mt"):
-        with pytest.raises(UserError, match=rf"TARGET={target}: exists already"):
-            convert.main([f"SOURCE={model}", f"TARGET={target}"])
 
 
 def test_the_type_that_is_asked_for_is_written():
@@ -165,7 +144,7 @@ def test_the_type_that_is_asked_for_is_written():
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
     """The checkpoint is written as the main script writes it, after a change to every weight."""
-    trained, mesh = load("tiny_llama", scan_layers=scan_layers)
+    trained, mesh, *_ = load("tiny_llama", scan_layers=scan_layers)
     changed = jax.tree.map(lambda w: w * 1.25, nnx.state(trained, nnx.Param))
     nnx.update(trained, changed)
     Path("run").mkdir()
@@ -179,7 +158,7 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
 
     convert.main(["SOURCE=run", "TARGET=hf"])
     golden = np.load(GOLDEN / "tiny_llama.npz")
-    exported = logits_of(*load("hf"), golden)
+    exported = maxtext_logits("hf", golden)
     atol = 1e-4 * golden["logits"].std()
     np.testing.assert_allclose(exported, logits_of(trained, mesh, golden), rtol=0, atol=atol)
     assert np.abs(exported - golden["logits"]).max() > 0.1  # and they are not the untrained model's
@@ -193,41 +172,20 @@ def test_what_a_run_trained_becomes_a_folder_with_the_same_logits(scan_layers):
 
 
 FAULTS = {
-    "SOURCE is empty": [],
     "TARGET is empty": ["SOURCE=x"],
-    "'TARGT=x': no such constant": ["TARGT=x"],
     "TARGET=.: exists already": ["SOURCE=tiny_llama", "TARGET=."],
-    "WEIGHT_DTYPE=int8": ["SOURCE=tiny_llama", "TARGET=t", "WEIGHT_DTYPE=int8"],
-    "TARGET=[^ ]*/config.json/t: Not a directory; choose": [
-        "SOURCE=tiny_llama", f"TARGET={GOLDEN / LLAMA8B_LAYOUT / 'config.json' / 't'}",
-    ],
+    "TARGET=/dev/null/t: Not a directory; choose": ["SOURCE=tiny_llama", "TARGET=/dev/null/t"],
     "SOURCE=nowhere: neither a folder nor": ["SOURCE=nowhere", "TARGET=t"],
-    "SOURCE=[^ ]*: .* has no config.json": ["SOURCE=lacking", "TARGET=t"],
     "MODEL=: SOURCE=mt is not in a run.* give MODEL": ["SOURCE=mt", "TARGET=t"],
-    "MODEL=nobody: neither": ["SOURCE=mt", "TARGET=t", "MODEL=nobody"],
     "MODEL=.*grouped_kv_heads: its weight .* is .*, SOURCE=mt holds": [
         "SOURCE=mt", "TARGET=t", f"MODEL={GOLDEN / 'grouped_kv_heads'}",
     ],
-    "SOURCE=[^ ]*torn: lacks weight model.layers.1.mlp.up_proj.weight": ["SOURCE=torn", "TARGET=t"],
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    """A folder with a MaxText checkpoint `mt`, a model without one weight `torn`, and an empty `lacking`."""
-    folder = tmp_path_factory.mktemp("faulty")
-    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", f"TARGET={folder / 'mt'}"])
-    shutil.copytree(GOLDEN / LLAMA8B_LAYOUT, folder / "torn")
-    weights = load_weights(folder / "torn")
-    weights.pop("model.layers.1.mlp.up_proj.weight")
-    safetensors.numpy.save_file(weights, folder / "torn" / "model.safetensors")
-    (folder / "lacking").mkdir()
-    return folder
-
-
-def test_a_fault_is_one_line_and_leaves_no_target(faulty, monkeypatch, subtests):
-    monkeypatch.chdir(faulty)
+def test_a_fault_is_one_line_and_leaves_no_target(monkeypatch, subtests):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    convert.main([f"SOURCE={GOLDEN / LLAMA8B_LAYOUT}", "TARGET=mt"])
     for message, arguments in FAULTS.items():
         with subtests.test(message):
             with pytest.raises(UserError, match=message) as error:

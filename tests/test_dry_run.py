@@ -1,13 +1,11 @@
 """DRY_RUN=True: a verdict on any machine, nothing written, one line for what would stop the run."""
 
 import contextlib
-import math
 import resource
 import shutil
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import huggingface_hub
 import jax
@@ -115,17 +113,6 @@ def test_a_compiled_gradient_pass_bounds_a_step_of_several(capsys):
     assert "no: BATCH_SIZE=8, lower it" in (said := verdict("BATCH_SIZE=8")) and "training 11.5 of" in said
 
 
-def test_the_sizes_of_the_model_decide_and_not_its_name():
-    c = eight_b(*FULL, "BATCH_SIZE=8", "MODEL=my/copy_of_it")
-    hf = memory.published_config()
-    assert memory.committed_peaks(c, hf, "v5p-64") == (7.65, 7.65)
-    assert memory.published_config(f"{memory.LLAMA_3_1_8B}@{'1' * 40}").to_dict() == hf.to_dict()
-    for size, value in (("vocab_size", 32_000), ("num_hidden_layers", 33), ("tie_word_embeddings", True)):
-        other = memory.published_config()
-        other.update({size: value})
-        assert memory.committed_peaks(c, other, "v5p-64") == (0, math.inf), size
-
-
 def test_the_laptop_job_is_planned_in_full_and_leaves_nothing(tmp_path, capsys):
     demo.main([*SMALL, "DRY_RUN=True", "RUN_DIR=run", "NUM_ITERATIONS=2"])
     said = capsys.readouterr().out
@@ -143,32 +130,23 @@ def test_hosts_that_only_the_tpu_vm_has_are_left_unchecked_elsewhere(capsys):
 
 # One setting each, wrong in another way; some on the laptop's job, some on the 8 B job.
 WRONG = {
-    "a dtype": (["DTYPE=float7"], "bfloat16"),
     "no whole blocks": (
         ["TOTAL_GENERATION_STEPS=512", *EIGHT_B], "a multiple of 512"),
     "a bucket out of reach": (["CHECKPOINT_DIR=gs://bucket/x"], "local folder"),
     "another disk too small": (["MAX_TO_KEEP=100000000", "CHECKPOINT_DIR=other"], "another CHECKPOINT_DIR"),
-    "a share of chips": (["TRAINER_DEVICES_FRACTION=0.3", *EIGHT_B], "1/4"),
-    "a mesh": (["TRAINER_TENSOR_PARALLEL=3", *EIGHT_B], "must divide the 4 devices"),
     "too much memory": (["BATCH_SIZE=4096", *EIGHT_B], "lower it"),
     "too little for vLLM": (["HBM_UTILIZATION_VLLM=0.1", *EIGHT_B], "use 0."),
-    "unscanned layers": (["SCAN_LAYERS=False", *EIGHT_B], "True"),
 }  # fmt: skip
-
-
-def message_of(arguments):
-    Path("taken").write_text("a file")
-    with pytest.raises(UserError) as error:
-        demo.main(["DRY_RUN=True", *arguments])
-    return str(error.value)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_setting_is_one_line_with_constant_value_and_remedy(wrong, tmp_path):
     arguments, remedy = WRONG[wrong]
-    message = message_of(arguments)
+    with pytest.raises(UserError) as error:
+        demo.main(["DRY_RUN=True", *arguments])
+    message = str(error.value)
     assert "\n" not in message and arguments[0] in message and remedy in message
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_constants_of_a_run_that_goes_on_are_compared():

@@ -41,17 +41,9 @@ def test_what_is_compiled_is_what_trains(tmp_path, trained):
         "the same arrays in the same places",
         "the same step, bit for bit",
         "the same reference log-probs",
-        "the same weights for vLLM",
+        "as many weights for vLLM, where its map puts them",
         "the same bytes",
     ]
-
-
-def test_the_committed_tables_add_up():
-    for row in table():
-        limit, peak, left = (float(row[name]) for name in ("limit", "peak", "left"))
-        assert limit == memory.machine_of(row["machine"]).gib
-        assert left == pytest.approx(limit - peak, abs=0.011)  # both rounded to two decimals
-        assert left < 0 or row["arguments"]
 
 
 def test_the_estimate_is_what_the_compiler_gives_an_update_to_begin_with():
@@ -123,28 +115,6 @@ def test_a_file_is_compiled_case_by_case_and_goes_on_where_it_stopped(monkeypatc
         assert [row["peak"] for row in csv.DictReader(opened)] == ["0.33"] * len(cases)
 
 
-def test_a_config_that_does_not_fit_gets_one_line_with_how_much_and_what_to_change(monkeypatch):
-    """And MODEL on the command line is the model that is compiled. The compiler is replaced."""
-    asked = []
-    monkeypatch.setattr(fit, "devices_of", lambda machine: list(range(machine.chips)))
-    monkeypatch.setattr(fit, "compile_program", lambda *a: ({"peak": 40.0}, None))
-    monkeypatch.setattr(fit, "pins", lambda card: "")
-
-    def programs(c, hf, *arguments, **machine):
-        asked.append((c.MODEL, hf.hidden_size))
-        return [("update", None, ()), ("sync", None, ())], 8 * 10**9
-
-    monkeypatch.setattr(fit, "make_programs", programs)
-    one_by_one = ["LORA_RANK=0", "BATCH_SIZE=2", "TRAIN_MICRO_BATCH_SIZE=1"]
-    [row], said = fit.check("v6e-8", "GRPO", one_by_one)
-    assert said.startswith(f"v6e-8 GRPO {' '.join(one_by_one)}: no: TRAIN_MICRO_BATCH_SIZE=1, set 0")
-    assert said.endswith("v6e-8 has 31.24 GiB per chip, training takes 40.0 (compiled, update)")
-    assert row["left"] == 31.24 - 40 and row["chips"] == "8 of 8"
-    assert "no: ALGORITHM=PPO, take GRPO" in fit.check("v6e-8", "PPO", FULL.split())[1]
-    fit.check("8xh100", "GRPO", ("MODEL=tiny_llama",))
-    assert asked == 2 * [(memory.LLAMA_3_1_8B, 4096)] + [("tiny_llama", 96)]
-
-
 @pytest.mark.parametrize(
     ("name", "held", "answers"),
     [("v5e-1", 5, [4, 8]), ("v5e-8", 5, [32, 64]), ("v5e-1", 1, [2, 4]), ("v5e-1", 100, [64]),
@@ -162,12 +132,6 @@ def test_the_largest_batch_is_found_by_halving(monkeypatch, name, held, answers)
     monkeypatch.setattr(fit, "check", check)
     rows, said = fit.largest(name, "GRPO", ["MODEL=m"])
     assert [row["answers"] for row in rows] == answers and said == f"{answers[0]} answers"
-
-
-@pytest.mark.parametrize("name", ["v7x-8", "a100", "v5p-1", "0xh100", "v6e-x", ""])
-def test_an_unknown_machine_is_named(name):
-    with pytest.raises(UserError, match=f"^'{name}': no such machine; v5p-8"):
-        memory.machine_of(name)
 
 
 @pytest.mark.parametrize("name", ["v5p-8", "t4"])
@@ -207,13 +171,6 @@ def by_rung():
         row["answers"] = int(given["BATCH_SIZE"]) * int(given["NUM_GENERATIONS"])
         found.setdefault((row["machine"], f"{model} {rank}"), []).append(row)
     return found
-
-
-def test_of_the_committed_rungs_the_next_step_does_not_fit():
-    for first, twice in by_rung().values():
-        assert twice["answers"] == 2 * first["answers"] and float(twice["left"]) < 0
-        # what does not fit at all was tried with the fewest: one answer per chip, and at least two
-        assert float(first["left"]) >= 0 or first["answers"] == max(2, int(first["chips"].split()[0]))
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

@@ -45,12 +45,6 @@ def trained(finished, tmp_path_factory):
     return run_dir, results[0]["asked"], before, after, changed[0]
 
 
-@pytest.fixture
-def course():
-    """The four rewards of the course, as where no row has a data_source."""
-    return inference.make_grader(inference.Constants(**settings.defaults(inference.Constants, "laptop")), [])
-
-
 def test_a_question_is_streamed_as_the_rollout_engine_answers_it(trained, monkeypatch):
     run_dir, rows, _, after, i = trained
     pieces = []
@@ -86,10 +80,11 @@ def test_before_and_after_side_by_side_from_file_to_file(trained, capsys):
     run_dir, rows, before, after, _ = trained
     lines = [{"question": r["question"], "answer": f"so it is\n#### {r['answer']}", "id": i}
              for i, r in enumerate(rows)]  # fmt: skip
-    Path("in.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
+    stale = {"vote": "of an earlier answer"}
+    Path("in.jsonl").write_text("".join(json.dumps(line | stale) + "\n\n" for line in lines))
     inference.main([f"CHECKPOINT={run_dir}/8", "INPUT=in.jsonl", "COMPARE=True"])
     written = [json.loads(line) for line in Path("in.answers.jsonl").read_text().splitlines()]
-    assert [row["before"] for row in written] == before
+    assert [row["before"] for row in written] == before and "vote" not in written[0]
     assert [row["completion"] for row in written] == after
     right = [grade(text, row["answer"]) for text, row in zip(after, rows)]
     assert [row["correct"] for row in written] == right
@@ -194,12 +189,6 @@ def test_a_runs_constants_hold_unless_the_command_line_says_otherwise():
     assert (base.MODEL, base.TOTAL_GENERATION_STEPS) == ("tiny_llama", 28)
 
 
-def test_the_vote_counts_numbers(course):
-    texts = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert asked.vote(course, texts) == (texts[1], "12 (2 of 4)")
-    assert asked.vote(course, ["no tag", "none"]) == ("no tag", "no answer")
-
-
 def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_graded(capsys):
     rows = [
         {"prompt": "Capital of Peru?", "ground_truth": ["Lima", "Lima City"], "data_source": "qa"},
@@ -223,18 +212,6 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     assert graded == [True, True, True, False, None]
 
 
-def test_line_separators_and_a_byte_order_mark_are_read_and_no_column_of_an_earlier_answer_stays():
-    """U+2028 is no line end in JSON; `splitlines` takes it for one. Some editors write the mark first."""
-    texts = ["How\u2028many?", "And\x85now?", "Why?"]  # as many as are built in: the same programs
-    stale = dict.fromkeys(asked.WRITTEN, "of another model")
-    lines = [json.dumps({"question": text, "id": 7} | stale, ensure_ascii=False) for text in texts]
-    Path("in.jsonl").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
-    inference.main(["INPUT=in.jsonl", "CHECKPOINT=base"])
-    written = [json.loads(line) for line in Path("in.answers.jsonl").read_text().split("\n") if line]
-    assert [row["question"] for row in written] == texts and "another model" not in str(written)
-    assert {tuple(row) for row in written} == {("question", "id", "completion")}  # one greedy answer, no gold
-
-
 def test_words_the_model_does_not_know_are_named(capsys):
     c, *_ = inference.read_arguments(["CHECKPOINT=base"])
     rows = inference.read_rows(c, "Tom has 2 zebras. How many zebras does Tom have?")
@@ -249,24 +226,19 @@ LONG = "Tom has 2 apples and " * 9
     ("arguments", "words"),
     [
         (["--samples", "3"], ["'--samples'", "NAME=value", "SAMPLES"]),
-        (["checkpoint=base"], ["'checkpoint=base'", "CHECKPOINT"]),
         ([""], ["question is empty"]),
         (["INPUT=a.jsonl", "How many?"], ["INPUT=a.jsonl", "one of the two"]),
         (["SAMPLING=greedy", "SAMPLES=2"], ["SAMPLES=2", "all alike"]),
         (["CHECKPOINT=base", "COMPARE=True"], ["COMPARE=True", "run's folder"]),
         (["CHECKPOINT=nowhere"], ["CHECKPOINT=nowhere", "constants.json"]),
         (["CHECKPOINT=empty"], ["CHECKPOINT=empty", "no checkpoint"]),
-        (["CHECKPOINT=damaged"], ["CHECKPOINT=damaged", "damaged"]),
         (["INPUT=bad.jsonl"], ["INPUT=bad.jsonl", "line 2", "not JSON"]),
         (["INPUT=good.jsonl", "OUTPUT=bad.jsonl"], ["OUTPUT=bad.jsonl", "exists"]),
         (["INPUT=good.jsonl", "OUTPUT=no/a.jsonl"], ["OUTPUT=no/a.jsonl", "folder"]),
-        (["MODEL=nobody/nothing"], ["MODEL=nobody/nothing", "folder"]),
-        (["CHECKPOINT=base", "TEMPLATE=Answer it."], ["TEMPLATE='Answer it.'", "no {question}", "write"]),
         (["CHECKPOINT=strange"], ["TEMPLATE='{answer}'", "{answer}", "write {question}"]),
         (["ANSWER=3"], ["ANSWER=3: there is no question"]),
         (["ANSWER=seven", "3 + 4?"], ["ANSWER=seven", "graded by its number"]),
         (["PAGE=True", "SAMPLING=greedy"], ["PAGE=True: greedy"]),
-        (["--page"], ["'--page': no such constant; write NAME=value, nearest names: PAGE"]),
         (["INPUT=cooking.jsonl"], ["cooking.jsonl, row 1: data_source 'cooking'"]),
         (["CHECKPOINT=base", LONG], ["MAX_PROMPT_LENGTH=28", "question 1 takes", "raise"]),
     ],
@@ -278,7 +250,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
              "cooking": '{"prompt": "?", "ground_truth": "4", "data_source": "cooking"}'}  # fmt: skip
     for name, text in files.items():
         Path(f"{name}.jsonl").write_text(text)
-    for name, text in (("empty", '{"MODEL": "tiny_llama"}'), ("damaged", "{"),
+    for name, text in (("empty", '{"MODEL": "tiny_llama"}'),
                        ("strange", '{"MODEL": "tiny_llama", "TEMPLATE": "{answer}"}')):  # fmt: skip
         Path(name).mkdir()
         Path(name, "constants.json").write_text(text)

@@ -24,12 +24,17 @@ def logits_of(adapter, mesh, golden):
         return np.asarray(forward(adapter, jnp.array(golden["tokens"]), jnp.array(golden["positions"])))
 
 
-def maxtext_logits(folder, golden, **changes):
-    """Logits [B, L, V] of the checkpoint in `folder`, loaded as the main script loads it."""
+def load(folder, rows=2, prompt_tokens=20, new_tokens=4, **changes):
+    """A checkpoint as the main script loads it: the model, its mesh, MaxText's config and Hugging Face's."""
     folder, hf = llama.load_hf_config(str(folder))
-    rows = len(golden["tokens"])
-    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=20, new_tokens=4, **changes)
-    return logits_of(*llama.load_llama(folder, hf, config, pad_id=0), golden)
+    sizes = dict(rows=rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    config = llama.to_maxtext_config(hf, **sizes, **changes)
+    return *llama.load_llama(folder, hf, config, pad_id=0), config, hf
+
+
+def maxtext_logits(folder, golden, **changes):
+    """Logits [B, L, V] of the checkpoint in `folder`."""
+    return logits_of(*load(folder, len(golden["tokens"]), **changes)[:2], golden)
 
 
 def tolerance(golden):
@@ -56,25 +61,6 @@ def test_logits_of_the_shipped_model_equal_transformers():
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance(golden))
 
 
-@pytest.mark.parametrize("change", [{"rope_type": "default"}, {"factor": 32.0}, {"low_freq_factor": 2.0}])
-def test_rope_scaling_is_seen_beyond_the_original_length(tmp_path, change):
-    """The comparison above would notice a wrong rope: each change moves the logits 10 tolerances or more."""
-    folder = shutil.copytree(GOLDEN / "llama31_rope", tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] |= change
-    (folder / "config.json").write_text(json.dumps(config))
-    golden = np.load(GOLDEN / "llama31_rope" / "logits.npz")
-    difference = np.abs(maxtext_logits(folder, golden) - golden["logits"]).max()
-    assert difference > 10 * tolerance(golden)
-
-
-def edit_weights(folder, edit):
-    path = folder / "model.safetensors"
-    weights = safetensors.numpy.load_file(path)
-    edit(weights)
-    safetensors.numpy.save_file(weights, path)
-
-
 FAULTS = {
     "lacks weight": lambda w: w.pop("model.layers.1.mlp.up_proj.weight"),
     "unknown weight": lambda w: w.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)}),
@@ -84,14 +70,16 @@ FAULTS = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, message):
     folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
-    edit_weights(folder, FAULTS[message])
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    FAULTS[message](weights)
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
     golden = np.load(GOLDEN / "grouped_kv_heads" / "logits.npz")
     with pytest.raises(UserError, match=message):
         maxtext_logits(folder, golden)
 
 
-def sharded(folder, index=lambda weight_map: None, **moved):
-    """The tiny Llama in two shards and an index, beside older weights; `index` edits the map of the index."""
+def sharded(folder, **index):
+    """The tiny Llama in two shards and an index, with more entries if given, beside older weights."""
     shutil.copytree(llama.find_path("tiny_llama"), folder)
     whole = folder / "model.safetensors"
     weights = safetensors.numpy.load_file(whole)
@@ -100,14 +88,12 @@ def sharded(folder, index=lambda weight_map: None, **moved):
     shards = {"model-00001-of-00002.safetensors": names[:15], "model-00002-of-00002.safetensors": names[15:]}
     weight_map = {name: file for file, held in shards.items() for name in held}
     for file, held in shards.items():
-        save = {name: weights[name] for name in held + moved.get("also", [])}
-        safetensors.numpy.save_file(save, folder / file)
+        safetensors.numpy.save_file({name: weights[name] for name in held}, folder / file)
     for i in range(1, 4):
         stale = {name: np.full_like(weights[name], 9) for name in names[i::3]}
         safetensors.numpy.save_file(stale, folder / f"model-0000{i}-of-00003.safetensors")
     safetensors.numpy.save_file({names[0]: np.ones(3, np.float32)}, folder / "adapter_model.safetensors")
-    index(weight_map)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map | index}))
     return folder
 
 
@@ -125,19 +111,10 @@ def test_the_index_says_which_files_hold_the_weights(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("edit", "also", "message"),
-    [
-        (lambda m: m.update({"x": "gone.safetensors"}), [], "has no gone.safetensors"),
-        (lambda m: m.pop("model.norm.weight"), [], "disagree about model.norm.weight"),
-        (lambda m: m.update({"x": "model-00001-of-00002.safetensors"}), [], "disagree about x"),
-        (lambda m: None, ["model.norm.weight"], "disagree about model.norm.weight"),  # which of the two?
-        (lambda m: m.update({"x": 3}), [], "index.json is damaged"),
-    ],
-)  # fmt: skip
-def test_an_index_that_does_not_fit_is_refused(tmp_path, edit, also, message):
+@pytest.mark.parametrize(("file", "message"), [("gone", "has no gone; fetch"), (3, "index.json is damaged")])
+def test_an_index_that_does_not_fit_is_refused(tmp_path, file, message):
     with pytest.raises(UserError, match=message):
-        llama.load_hf_config(str(sharded(tmp_path / "m", edit, also=also)))
+        llama.load_hf_config(str(sharded(tmp_path / "m", x=file)))
 
 
 def test_files_that_hold_no_weights_are_refused(tmp_path):
@@ -164,17 +141,6 @@ def test_a_token_without_an_embedding_is_refused(tmp_path, special):
         llama.load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
-def test_the_norms_of_queries_and_keys_are_seen(tmp_path, norm):
-    """The comparison above would notice a norm that is left out, or one layer's in the place of another's."""
-    folder = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
-    name = f"model.layers.1.self_attn.{norm}.weight"
-    edit_weights(folder, lambda w: w.update({name: w[name.replace("layers.1", "layers.0")]}))
-    golden = np.load(GOLDEN / "qwen3" / "logits.npz")
-    difference = np.abs(maxtext_logits(folder, golden) - golden["logits"]).max()
-    assert difference > 10 * tolerance(golden)
-
-
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
 LLAMA3_ROPE = json.loads((GOLDEN / "llama31_rope" / "config.json").read_text())["rope_parameters"]
 
@@ -183,15 +149,11 @@ LLAMA3_ROPE = json.loads((GOLDEN / "llama31_rope" / "config.json").read_text())[
     ("name", "change", "message"),
     [
         ("grouped_kv_heads", {"attention_bias": True}, "attention_bias=True is not"),
-        ("grouped_kv_heads", {"mlp_bias": True}, "mlp_bias=True is not supported; mlp_bias=False is"),
-        ("grouped_kv_heads", {"model_type": "mistral"}, "'mistral' is not supported; llama and qwen3 are"),
         ("grouped_kv_heads", {"model_type": "qwen2"}, "'qwen2' is not supported; llama and qwen3 are"),
         ("grouped_kv_heads", {"model_type": "no_such"}, "config.json is not understood .*llama or qwen3 is"),
         ("grouped_kv_heads", {"rope_parameters": YARN}, "'yarn' is not supported with llama; default or"),
-        ("qwen3", {"rope_parameters": YARN}, "'yarn' is not supported with qwen3; default is"),
         ("qwen3", {"rope_parameters": LLAMA3_ROPE}, "'llama3' is not supported with qwen3; default is"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True is not"),
-        ("qwen3", {"attention_bias": True}, "attention_bias=True is not"),
     ],
 )  # fmt: skip
 def test_another_architecture_is_refused_in_one_line(tmp_path, name, change, message):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_load_llama
 from flax import nnx
 from short_runs import load_weights
 from table_policy import train_llm
@@ -23,7 +24,7 @@ from model.cluster import make_cluster
 from model.llm import Llm
 from model.rollout import MaxTextRollout, sampling
 from run import run_folder
-from settings import HERE, UserError
+from settings import HERE
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
 
@@ -39,9 +40,7 @@ def constants(*arguments):
 
 @functools.cache  # nobody changes what is loaded
 def load(folder="tiny_llama", rows=4, **changes):
-    folder, hf = llama.load_hf_config(str(folder))
-    config = llama.to_maxtext_config(hf, rows=rows, prompt_tokens=28, new_tokens=28, **changes)
-    return *llama.load_llama(folder, hf, config, pad_id=0), config, hf
+    return test_load_llama.load(folder, rows, 28, 28, **changes)
 
 
 def logits(adapter, mesh):
@@ -194,15 +193,6 @@ def test_the_merged_export_is_the_adapted_model(trained, tmp_path, monkeypatch):
         maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
     )  # fmt: skip
     assert greedy_answers(rollout, rows) == greedy
-
-
-def test_an_export_of_another_model_is_refused(trained, tmp_path, monkeypatch):
-    _, run_dir, *_ = trained
-    monkeypatch.chdir(tmp_path)
-    other = Path(__file__).parent / "golden" / "llama31_rope"
-    with pytest.raises(UserError, match=r"SOURCE=.* holds .*; give the MODEL that was trained"):
-        convert.main([f"SOURCE={run_dir}", f"MODEL={other}", "TARGET=merged"])
-    assert not Path("merged").exists()
 
 
 def test_inference_answers_with_the_adapted_weights(trained, capsys):

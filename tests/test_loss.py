@@ -73,37 +73,17 @@ def test_the_chapter_shows_what_the_step_by_hand_prints(page, capsys):
     assert f"```text\n{capsys.readouterr().out}```\n" in (settings.HERE / page).read_text()
 
 
-def clipped_by_hand(low=0.2, high=0.2, sequence_ratio=False, log_prob=None):
+def clipped_by_hand(epsilon=0.2, sequence_ratio=False, log_prob=None):
     """Per-token losses [2, 3] of the clipped objective (without KL)."""
     log_ratio = (log_probs_by_hand() if log_prob is None else log_prob) - OLD
     if sequence_ratio:  # GSPO, eq. 7: one ratio for the whole answer, the geometric mean
         log_ratio = ((log_ratio * MASK).sum(1) / MASK.sum(1))[:, None] + 0 * log_ratio
     ratio, A = np.exp(log_ratio), ADVANTAGES[:, None]
-    return -np.minimum(ratio * A, np.clip(ratio, 1 - low, 1 + high) * A)
+    return -np.minimum(ratio * A, np.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
 
 
 def mean_of_means(losses):
     return (losses[0].sum() / 3 + losses[1, :2].sum() / 2) / 2
-
-
-def test_the_example_leaves_the_clip_range_on_both_sides():
-    """Else clip-higher, and the lower end, would not be tested below."""
-    ratio = np.exp(log_probs_by_hand() - OLD)[MASK == 1]
-    assert (ratio > 1.28).any() and (ratio < 0.8).any()
-
-
-@pytest.mark.parametrize(
-    ("mode", "by_hand"),
-    [
-        ("seq-mean-token-mean", mean_of_means),
-        ("token-mean", lambda x: (x * MASK).sum() / 5),
-        ("seq-mean-token-sum", lambda x: (x * MASK).sum() / 2),
-        ("seq-mean-token-sum-norm", lambda x: (x * MASK).sum() / 2 / 3),
-    ],
-)
-def test_each_aggregation_is_the_sum_by_hand(mode, by_hand):
-    loss, *_ = loss_of(f"LOSS_AGG_MODE={mode}", "BETA=0.0")
-    np.testing.assert_allclose(loss, by_hand(clipped_by_hand()), **CLOSE)
 
 
 # --- against Tunix's own loss, on the same numbers
@@ -172,19 +152,11 @@ def test_loss_metrics_and_gradients_equal_tunixs_own(constants, changes):
         np.testing.assert_allclose(mean(metrics["entropy"]), tunix_metrics["entropy"], **CLOSE)
 
 
-@pytest.mark.parametrize("constants", [[], ["LOSS_ALGO=gspo-token"]])
-def test_a_reference_far_off_at_padding_changes_nothing(constants):
-    """exp(500) is infinite, and infinity times a mask of 0 would be NaN."""
-    far = np.where(MASK == 1, REFERENCE, 500.0)
-    for found, expected in zip(loss_of(*constants, ref_log_prob=far), loss_of(*constants), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 @pytest.mark.parametrize("constants", [[], ["SAMPLER_CORRECTION=2.0"], ["LOSS_ALGO=gspo-token"]])
 def test_padding_never_counts(constants):
-    """What follows the end of an answer; such a fault cost MaxText's users 0.15 of reward (its PR 4016)."""
+    """What follows the end of an answer: exp(500) is infinite, and infinity times 0 is NaN."""
     value, metrics, gradient = loss_of(*constants)
-    padding = 9.0 * (MASK == 0)
+    padding = 500.0 * (MASK == 0)
     for changes in (
         dict(ref_log_prob=REFERENCE + padding),
         dict(old_log_prob=OLD - padding),
@@ -196,54 +168,23 @@ def test_padding_never_counts(constants):
         jax.tree.map(np.testing.assert_array_equal, more_metrics, metrics)
 
 
-def test_a_huge_log_ratio_overflows_neither_the_loss_nor_its_gradient():
-    for algorithm in ("grpo", "gspo-token", "cispo"):
-        value, _, gradient = loss_of(f"LOSS_ALGO={algorithm}", old_log_prob=OLD - 200)
-        assert np.isfinite(value) and np.isfinite(gradient).all(), algorithm
-
-
-def objective_of(log_ratio, advantage, *constants):
-    """The objective of one answer whose tokens have these log-ratios, and which tokens the clip changes."""
-    c, log_ratio = constants_of(*constants), jnp.asarray([log_ratio], jnp.float32)
-    batch = SimpleNamespace(
-        old_log_prob=jnp.zeros_like(log_ratio), advantage=jnp.asarray(advantage), mask=log_ratio < math.inf
-    )
-    objective, clipped = demo.TABLES["LOSS_ALGO"][c.LOSS_ALGO](SimpleNamespace(log_prob=log_ratio), batch, c)
-    return np.asarray(objective)[0], np.asarray(clipped)[0].tolist()
+def objective_of(log_ratio, *constants):
+    """The objective of one answer whose tokens have these log-ratios and an advantage of 1."""
+    c, log_ratio = constants_of("EPSILON=1e9", *constants), jnp.asarray([log_ratio], jnp.float32)
+    batch = SimpleNamespace(old_log_prob=0 * log_ratio, advantage=1.0, mask=jnp.ones_like(log_ratio))
+    objective, _ = demo.TABLES["LOSS_ALGO"][c.LOSS_ALGO](SimpleNamespace(log_prob=log_ratio), batch, c)
+    return np.asarray(objective)[0]
 
 
 def test_the_ratio_is_bounded_where_its_exponential_would_overflow():
     """By e^20 on both sides, in closed form; GSPO's above by e^10, Tunix's limit."""
     log_ratio = np.array([-100.0, -20.5, 0.5, 20.5, 100.0])
-    found, _ = objective_of(log_ratio, 1.0, "EPSILON=1e9")
-    np.testing.assert_allclose(found, np.exp(np.clip(log_ratio, -20, 20)), rtol=1e-5)  # float32 of e^20
+    np.testing.assert_allclose(
+        objective_of(log_ratio), np.exp(np.clip(log_ratio, -20, 20)), rtol=1e-5
+    )  # float32 of e^20
     for shift, expected in ((100.0, np.exp(10)), (2.0, np.exp(2 + 0.1))):  # the mean of the row is 0.1
-        found, _ = objective_of(log_ratio + shift, 1.0, "EPSILON=1e9", "LOSS_ALGO=gspo-token")
+        found = objective_of(log_ratio + shift, "LOSS_ALGO=gspo-token")
         np.testing.assert_allclose(found, np.full(5, expected), rtol=1e-4)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.2, 0.28), (0.1, 0.5)])
-def test_clip_higher_moves_the_upper_end_only(low, high):
-    loss, *_ = loss_of("BETA=0.0", "LOSS_ALGO=dapo", f"EPSILON={low}", f"EPSILON_HIGH={high}")
-    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand(low, high)), **CLOSE)
-
-
-@pytest.mark.parametrize(("constants", "high"), [((), 1.2), (("LOSS_ALGO=dapo", "EPSILON_HIGH=0.3"), 1.3)])
-def test_the_clip_changes_a_token_only_where_it_binds(constants, high):
-    """Four corners by hand: the minimum takes the clipped term where it's the smaller one, only there."""
-    log_ratio, A = np.log([1.5, 0.5, 1.5, 0.5, 1.0]), np.array([[1.0, 1.0, -1.0, -1.0, 1.0]])
-    objective, clipped = objective_of(log_ratio, A, *constants)
-    np.testing.assert_allclose(objective, [high, 0.5, -1.5, -0.8, 1.0], rtol=1e-6)  # float32
-    assert clipped == [True, False, False, True, False]
-
-
-@pytest.mark.parametrize("epsilon", [0.05, 1.0])  # clipped, and not
-def test_gspo_has_one_ratio_a_sequence(epsilon):
-    constants = ("LOSS_ALGO=gspo-token", f"EPSILON={epsilon}", "BETA=0.0")
-    loss, metrics, _ = loss_of(*constants)
-    by_hand = clipped_by_hand(epsilon, epsilon, sequence_ratio=True)
-    np.testing.assert_allclose(loss, mean_of_means(by_hand), **CLOSE)
-    assert (float(mean(metrics["clip_fraction"])) > 0) == (epsilon == 0.05)
 
 
 def differences(function, cells, step):
@@ -263,7 +204,7 @@ def test_gspo_gradient_is_that_of_the_sequence_ratio():
     """The token form must have the gradient of eq. 5: finite differences of the sequence's loss."""
 
     def by_hand(table):
-        losses = clipped_by_hand(1.0, 1.0, sequence_ratio=True, log_prob=log_probs_by_hand(table))
+        losses = clipped_by_hand(1.0, sequence_ratio=True, log_prob=log_probs_by_hand(table))
         return mean_of_means(losses)
 
     *_, gradient = loss_of("LOSS_ALGO=gspo-token", "EPSILON=1.0", "BETA=0.0")
@@ -336,45 +277,6 @@ def test_the_entropy_bonus_and_its_gradient():
     )
 
 
-@pytest.mark.parametrize(
-    ("mode", "by_hand"),
-    [
-        ("kl", lambda d: d),
-        ("mse_kl", lambda d: d**2 / 2),
-        ("low_var_kl", lambda d: np.exp(-d) - 1 + d),
-    ],
-)
-def test_each_kind_of_kl(mode, by_hand):
-    loss, metrics, _ = loss_of(f"KL_LOSS_MODE={mode}", "BETA=0.5")
-    kl = by_hand(log_probs_by_hand() - REFERENCE)
-    np.testing.assert_allclose(loss, mean_of_means(clipped_by_hand() + 0.5 * kl), **CLOSE)
-    np.testing.assert_allclose(mean(metrics["kl"]), (kl * MASK).sum() / 5, **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("mode", "direction"), [("mse_kl", "reverse"), ("low_var_kl", "forward"), ("kl", None)]
-)
-def test_which_kl_the_gradient_of_each_estimator_lowers(mode, direction):
-    """The mean of its gradient over the policy's own draws, against the gradient of the exact KL.
-
-    Distillation needs the reverse KL's: k2's. k3's, on the policy's draws, is the forward KL's; k1's is 0.
-    """
-    logits, teacher = jnp.array([0.3, -1.2, 0.9, 0.0]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1]))
-    kl = demo.TABLES["KL_LOSS_MODE"][mode]
-
-    def mean_of_draws(logits, drawn_with):  # every token, weighed by how often it is drawn
-        return (drawn_with * kl(teacher - jax.nn.log_softmax(logits))).sum()
-
-    def exact(logits):
-        log_prob = jax.nn.log_softmax(logits)
-        of, to = {"reverse": (log_prob, teacher), "forward": (teacher, log_prob)}[direction]
-        return (jnp.exp(of) * (of - to)).sum()
-
-    found = jax.jit(jax.grad(mean_of_draws))(logits, jax.nn.softmax(logits))
-    expected = jax.jit(jax.grad(exact))(logits) if direction else np.zeros(4)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)  # float32, sums of four
-
-
 @pytest.mark.parametrize("kind", ["token", "token-mask", "sequence", "sequence-mask"])
 @pytest.mark.parametrize("cap", [1.25, 2.0])
 def test_each_sampler_weight_by_hand(kind, cap):
@@ -397,27 +299,6 @@ def test_each_sampler_weight_by_hand(kind, cap):
     constants = (f"SAMPLER_CORRECTION={cap}", f"SAMPLER_WEIGHT={kind}", "BETA=0.0")
     value, *_ = loss_of(*constants)
     np.testing.assert_allclose(value, mean_of_means(clipped_by_hand() * expected), **CLOSE)
-
-
-def test_an_uncapped_weight_of_the_whole_answer_is_unbiased_and_a_tokens_is_not():
-    """All 9 answers of two tokens: the sampler's mean of weight times value against the policy's mean."""
-    rng = np.random.default_rng(0)
-    pi, sampler = (np.log(rng.dirichlet(np.ones(9)).reshape(3, 3)) for _ in range(2))  # [first, second]
-
-    def by_token(joint):  # log-probs of both tokens of each answer, [9, 2]
-        first = np.logaddexp.reduce(joint, axis=1, keepdims=True)
-        return np.stack([np.broadcast_to(first, (3, 3)), joint - first], axis=-1).reshape(9, 2)
-
-    value = rng.normal(size=(9, 2))
-    batch = SimpleNamespace(
-        old_log_prob=by_token(pi), sampler_log_prob=by_token(sampler), mask=np.ones((9, 2), bool)
-    )
-    drawn = np.exp(by_token(sampler).sum(axis=1, keepdims=True))
-    wanted = (np.exp(by_token(pi).sum(axis=1, keepdims=True)) * value).sum()
-    whole = variants.sequence_weight(batch, np.inf)
-    np.testing.assert_allclose((drawn * whole * value).sum(), wanted, rtol=1e-5)  # float32
-    token = variants.truncated_weight(batch, np.inf)
-    assert abs(float((drawn * token * value).sum()) - wanted) > 0.01
 
 
 def test_the_kl_keeps_its_digits_near_zero():
@@ -446,16 +327,6 @@ def test_logits_clip_bounds_the_logits_before_the_softmax():
     assert np.abs(TABLE).max() > 0.4
 
 
-@pytest.mark.parametrize(("clip", "finite"), [("0.0", False), ("100.0", True)])
-def test_logits_clip_prevents_the_nan_of_an_overflowing_logit(clip, finite):
-    table = TABLE.copy()
-    table[2, 4] = np.inf  # of the token that was chosen: a product beyond the dtype's range
-    constants = (f"LOGITS_CLIP={clip}", "BETA=0.0")
-    value, _, gradient = loss_of(*constants, table=table)
-    assert np.isfinite(value) == np.isfinite(gradient).all() == finite
-    assert not finite or np.abs(gradient).max() > 0.01
-
-
 # --- what the log says
 
 
@@ -480,49 +351,3 @@ def test_what_the_log_says_of_an_update_does_not_depend_on_its_gradient_passes()
 
 
 # --- options
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["LOSS_ALGO=gspo"], ["LOSS_ALGO=gspo:", "'grpo', 'dapo', 'gspo-token'"]),
-        (["LOSS_AGG_MODE=mean"], ["LOSS_AGG_MODE=mean:", "token-mean", "seq-mean-token-sum-norm"]),
-        (["ADVANTAGE=gae"], ["ADVANTAGE=gae:", "'group', 'centered', 'rloo'"]),
-        (["ADVANTAGE=none"], ["ADVANTAGE=none:", "set TEACHER"]),
-        (["TEACHER=tiny_llama", "BETA=0"], ["TEACHER=tiny_llama:", "BETA=1"]),
-        (["TEACHER=tiny_llama", "KL_LOSS_MODE=kl"], ["KL_LOSS_MODE=kl", "mse_kl"]),
-        (["SAMPLER_WEIGHT=sequence"], ["SAMPLER_WEIGHT=sequence:", "SAMPLER_CORRECTION=0"]),
-        (["ADVANTAGE=turn"], ["ADVANTAGE=turn:", "name an ENVIRONMENT"]),
-        (["EPSILON_HIGH=0.28"], ["EPSILON_HIGH=0.28:", "LOSS_ALGO=dapo"]),
-        (["LOSS_ALGO=dapo"], ["LOSS_ALGO=dapo:", "EPSILON_HIGH=0.28"]),
-        (["KL_LOSS_MODE=k3"], ["KL_LOSS_MODE=k3:", "low_var_kl"]),
-        (["ZERO_VARIANCE_GROUPS=drop"], ["ZERO_VARIANCE_GROUPS=drop:", "'keep', 'skip' or 'refill'"]),
-        (["EPSILON_HIGH=-0.1"], ["EPSILON_HIGH=-0.1:", "equal to 0"]),
-        (["EPSILON_HIGH=0.1"], ["EPSILON_HIGH=0.1:", "EPSILON=0.2"]),
-        (["ADVANTAGE_CLIP=-1"], ["ADVANTAGE_CLIP=-1:"]),
-        (["LOGITS_CLIP=-1"], ["LOGITS_CLIP=-1:"]),
-        (["TEMPERATURE_END=-1"], ["TEMPERATURE_END=-1:"]),
-        (["MAX_NONFINITE_UPDATES=-1"], ["MAX_NONFINITE_UPDATES=-1:"]),
-        (["TARGET_KL=0.1", "BETA=0.0"], ["TARGET_KL=0.1:", "BETA"]),
-        (["REFERENCE_OFFLOAD=True", "BETA=0.0"], ["REFERENCE_OFFLOAD=True:", "BETA"]),
-        (["TEMPERATURE=2.1", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"], ["TEMPERATURE=2.1,", "at most 2;"]),
-        (
-            ["TEMPERATURE_END=3", "ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"],
-            ["TEMPERATURE_END=3.0:", "maxtext"],
-        ),
-        (["SAMPLER_CORRECTION=-1"], ["SAMPLER_CORRECTION=-1:", "equal to 0"]),
-        (["ENTROPY_COEF=-0.1"], ["ENTROPY_COEF=-0.1:"]),
-        (["OVERLONG_PENALTY=-1"], ["OVERLONG_PENALTY=-1:"]),
-        (["OVERLONG_BUFFER=-1"], ["OVERLONG_BUFFER=-1:"]),
-        (["OVERLONG_BUFFER=29"], ["OVERLONG_BUFFER=29:", "TOTAL_GENERATION_STEPS=3"]),
-        (["ROLLOUTS=one-step-ahead", "ZERO_VARIANCE_GROUPS=refill"], ["ROLLOUTS=one-step-ahead:", "refill"]),
-        (
-            ["ROLLOUTS=one-step-ahead", "TEMPERATURE_END=0.5"],
-            ["ROLLOUTS=one-step-ahead:", "TEMPERATURE_END=0.5"],
-        ),
-    ],
-)
-def test_a_bad_option_is_named_with_its_remedy(arguments, words):
-    with pytest.raises(settings.UserError) as error:
-        constants_of(*arguments)
-    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words)

@@ -1,7 +1,6 @@
 """Defaults that follow the machine, what it refuses, and a whole run on devices that refuse to be asked."""
 
 import csv
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -129,22 +128,6 @@ def test_flash_needs_its_blocks_and_its_card():
                                                f"TOTAL_GENERATION_STEPS={length - 200}"])  # fmt: skip
             fault = machines.attention_fault(c, machines.named(machine))
             assert bool(fault) == (refused and kernel == "autoselected") and fault.count("\n") == 0
-
-
-def test_nothing_is_downloaded_for_a_setting_that_the_machine_refuses(monkeypatch, tmp_path):
-    """A large model, whose config.json is here and whose weights aren't."""
-    config = json.loads((settings.HERE / "tiny_llama" / "config.json").read_text()) | {"hidden_size": 2048}
-    (tmp_path / "large").mkdir()
-    (tmp_path / "large" / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(tmp_path)
-    for asked, line in (
-        ([], "ROLLOUT_ENGINE=vllm: the package vllm is not installed"),
-        (["ROLLOUT_ENGINE=maxtext", "ATTENTION=flash"], "ATTENTION=flash: there is no such kernel"),
-        (["MACHINE=t4"], "MACHINE=t4: is what a dry run plans for"),
-        (["ROLLOUT_ENGINE=maxtext"], r"MODEL=large: has no model.safetensors"),
-    ):
-        with pytest.raises(settings.UserError, match=f"^{line}"):
-            demo.main(["MODEL=large", *asked])
 
 
 def refuse(*arguments, **named):

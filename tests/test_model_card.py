@@ -80,14 +80,6 @@ def test_only_the_last_checkpoint_has_figures(tmp_path, step, finished):
     assert (f"after step {step} of 100" in body) != bool(finished)
 
 
-def test_no_constant_turns_the_direction_of_the_card(tmp_path):
-    template = "\u202e\x1b[2J 中文 {question}"
-    run = make_run(tmp_path / "run", {"before": BEFORE, "after": AFTER, "steps": 100}, TEMPLATE=template)
-    _, body, _ = card_of(run, tmp_path)
-    assert "\u202e" not in body and "\x1b" not in body and "中文" in body
-    assert json.loads(block(body, "json"))["TEMPLATE"] == template
-
-
 def test_a_hub_name_is_the_base_model(tmp_path):
     run = make_run(tmp_path / "run", MODEL="org/base", LORA_RANK=8, DATASET="gsm8k")
     head, body, path = card_of(run, tmp_path, model="org/base")
@@ -101,7 +93,6 @@ def test_a_hub_name_is_the_base_model(tmp_path):
 
 HOSTILE = [
     "a'b\"c: [x]\n---\nlicense: mit",
-    "```\n# not a heading\n```",
     "x` | y | `z",
     "- !!python/object/apply:os.system [ls]",
     "{'a': 1}#",
@@ -134,9 +125,7 @@ LICENCES = {
     "---\nlicense: other\nlicense_name: mine\nlicense_link: LICENSE\n---\n": {
         "license": "other", "license_name": "mine", "license_link": "LICENSE",
     },
-    "---\nlicense: [a, b]\n---\n": {},
     "---\n: : :\n---\n": {},
-    "# no header": {},
     None: {"license": "other", "license_name": "licence-of-the-base-model", "license_link": "LICENSE.txt"},
 }  # fmt: skip
 

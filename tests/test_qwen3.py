@@ -56,16 +56,3 @@ def test_the_whole_script_trains_it_and_the_export_is_what_was_trained(model, tm
     # random answers of which some groups differ in reward: every weight that is trained gets a gradient
     assert moved == trained
     inference.main(["CHECKPOINT=run", "COMPARE=True"])
-
-
-def test_the_exported_model_answers_as_the_run_did(model, tmp_path, monkeypatch, capsys):
-    """An untrained checkpoint: the folder, MaxText's weights of it, and those as a folder again."""
-    monkeypatch.chdir(tmp_path)
-    convert.main([f"SOURCE={model}", "TARGET=mt"])
-    convert.main(["SOURCE=mt", f"MODEL={model}", "TARGET=hf"])
-    answers = []
-    for folder in (model, tmp_path / "hf"):
-        capsys.readouterr()
-        inference.main(["CHECKPOINT=base", f"MODEL={folder}", "Kim has 8 cards and loses 6."])
-        answers.append(capsys.readouterr().out.replace(str(folder), ""))
-    assert answers[0] == answers[1]

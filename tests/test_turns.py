@@ -61,8 +61,8 @@ def engine(model="tiny_grid", rows=ROWS):
 
 
 def sampling(seed=0, temperature=1.0):
-    config = dict(temperature=temperature, top_p=1.0, top_k=-1)
-    return rollout.rollout_config(config, prompt_tokens=28, new_tokens=T, seed=jax.random.key(seed))
+    c = constants(f"TEMPERATURE={temperature}", f"TOTAL_GENERATION_STEPS={T}")
+    return rollout.sampling(c, seed=jax.random.key(seed))
 
 
 def walk(questions, *arguments, seed=0, model="tiny_grid", temperature=1.0, rows=ROWS):

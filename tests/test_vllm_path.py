@@ -5,7 +5,6 @@ What vLLM itself does with them is tested by vllm_engine.py (`make test-vllm`, a
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ import transformers
 from flax import nnx
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
 from maxtext.utils import maxtext_utils, model_creation_utils
+from test_load_llama import GOLDEN, load
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
@@ -30,7 +30,6 @@ from model import devices, llama, lora
 from model.rollout import sampling
 from model.vllm import check_mapping, engine_config, engine_mapping, rounded, stochastic_round, sync_gain
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
 LLAMA_8B = transformers.LlamaConfig(  # meta-llama/Llama-3.1-8B-Instruct
     hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
     num_key_value_heads=8, head_dim=128, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=False,
@@ -81,15 +80,12 @@ def test_devices_are_split_between_trainer_and_sampler(count, changes, trainer, 
     ("count", "changes", "words"),
     [
         (4, dict(TRAINER_DEVICES_FRACTION=0.3), "TRAINER_DEVICES_FRACTION=0.3: of 4 devices that is 1.2"),
-        (8, dict(SAMPLER_DEVICES_FRACTION=0.05), "SAMPLER_DEVICES_FRACTION=0.05: of 8 devices that is 0.4"),
         (4, dict(SAMPLER_DEVICES_FRACTION=0.75), "SAMPLER_DEVICES_FRACTION=0.75 add up to more than 1"),
         (8, dict(TRAINER_TENSOR_PARALLEL=3), "TRAINER_TENSOR_PARALLEL=3: must divide the 4 devices"),
-        (32, dict(TRAINER_TENSOR_PARALLEL=16), "TRAINER_TENSOR_PARALLEL=16: .* 8 key/value"),
         (8, dict(SAMPLER_DATA_PARALLEL=3), "SAMPLER_DATA_PARALLEL=3: must divide the 4 devices"),
         (6, dict(NUM_GENERATIONS=9), "SAMPLER_DATA_PARALLEL=1: leaves 3 chips .* the 32 heads"),
         (96, dict(NUM_GENERATIONS=48), "SAMPLER_DATA_PARALLEL=1: leaves 48 chips .* the 32 heads"),
         (6, dict(SAMPLER_DATA_PARALLEL=3), "BATCH_SIZE=64: the 8 sequences .* among 3 devices"),
-        (32, {}, "BATCH_SIZE=64: the 8 sequences .* among 16 devices"),
     ],
 )
 def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
@@ -97,14 +93,14 @@ def test_devices_that_do_not_divide_are_refused_by_name(count, changes, words):
         devices.plan_devices(constants_of(changes), LLAMA_8B, list(range(count)))
 
 
-@pytest.mark.parametrize(("width", "refused"), [(32, True), (96, True), (64, False), (256, False)])
-def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused(width, refused):
-    """The padding would count in the mean of its norms; tests/vllm_engine.py saw other answers with 32."""
-    hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
-    expected = pytest.raises(settings.UserError, match=f"ROLLOUT_ENGINE=vllm: .* head_dim is {width}; 64 and")
-    with expected if refused else contextlib.nullcontext():
-        devices.plan_devices(constants_of({}), hf, list(range(4)))
-    devices.plan_devices(constants_of(dict(ROLLOUT_ENGINE="maxtext")), hf, list(range(4)))
+def test_a_qwen3_whose_heads_the_engine_would_pad_is_refused():
+    """The padding would count in the mean of its norms; the engine gave other answers with 32."""
+    for width in (64, 256, 32):
+        hf = transformers.Qwen3Config(head_dim=width, num_attention_heads=8, num_key_value_heads=8)
+        expected = pytest.raises(settings.UserError, match=r"ROLLOUT_ENGINE=vllm: .* head_dim is 32; 64 and")
+        with expected if width == 32 else contextlib.nullcontext():
+            devices.plan_devices(constants_of({}), hf, list(range(4)))
+        devices.plan_devices(constants_of(dict(ROLLOUT_ENGINE="maxtext")), hf, list(range(4)))
 
 
 ON_8_DEVICES = """
@@ -149,33 +145,6 @@ def test_on_8_devices_the_trainer_takes_4_and_still_computes_the_logits_of_trans
         ON_8_DEVICES, GOLDEN / "tiny_llama.npz", XLA_FLAGS="--xla_force_host_platform_device_count=8"
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-WITH_PATHWAYS = """
-import sys
-import grpo_llama3_1_8b_demo as demo
-import jax, settings
-from model import devices
-
-assert not {"vllm", "tpu_inference", "model.vllm"} & set(sys.modules)  # TPU packages: on demand
-print(jax.config.jax_enable_compilation_cache)
-devices.find_devices(settings.read(demo.Constants, []))
-print(jax.config.jax_enable_compilation_cache)
-"""
-
-
-def test_in_a_pathways_environment_pathwaysutils_takes_over():
-    """It switches JAX's compilation cache off; Pathways has one of its own."""
-    done = python(WITH_PATHWAYS, JAX_PLATFORMS="proxy,cpu")
-    assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
-
-
-def test_without_the_packages_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # wherever this test runs
-    with pytest.raises(settings.UserError, match=r"vllm is not installed.*requirements/tpu.txt"):
-        demo.main(["ROLLOUT_ENGINE=vllm", "SCAN_LAYERS=True"])
-    assert not list(tmp_path.iterdir())
 
 
 # --- Tunix's options
@@ -295,18 +264,11 @@ def engine_weights(hf, weights, width):
     return engine
 
 
-def load(folder):
-    """MaxText's model of a checkpoint, what made it, and the checkpoint's own weights."""
-    folder, hf = llama.load_hf_config(str(folder))
-    config = llama.to_maxtext_config(hf, rows=1, prompt_tokens=4, new_tokens=4, scan_layers=True)
-    adapter, mesh = llama.load_llama(folder, hf, config, pad_id=0)
-    return adapter, mesh, config, hf, safetensors.numpy.load_file(folder / "model.safetensors")
-
-
 @pytest.mark.parametrize("name", ["llama31_rope", "tied_embeddings", "qwen3", "qwen3_tied"])
 def test_the_engine_receives_the_numbers_of_the_checkpoint(name):
     """There and back again: what Tunix puts into the engine are the Hugging Face weights, heads padded."""
-    adapter, _, config, hf, weights = load(GOLDEN / name)
+    adapter, _, config, hf = load(GOLDEN / name, scan_layers=True)
+    weights = safetensors.numpy.load_file(GOLDEN / name / "model.safetensors")
     expected = engine_weights(hf, weights, 128)
     shapes = {name: array.shape for name, array in expected.items()}
     target = engine_state(shapes, lambda shape: np.full(shape, np.nan, np.float32))
@@ -351,7 +313,8 @@ def test_rounding_at_random_gives_a_neighbour_and_on_average_the_number():
 
 def test_a_small_lora_update_arrives_in_bfloat16_only_if_it_is_rounded_at_random(tmp_path):
     """Through Tunix's own transfer, into an engine of zeros that has no padding."""
-    base, mesh, config, hf, weights = load(on_the_grid(tmp_path / "model"))
+    base, mesh, config, hf = load(on_the_grid(tmp_path / "model"), scan_layers=True)
+    weights = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
     adapted, merge = lora.add_lora(base, mesh, config, 4, 4.0, ",".join(lora.TARGETS), seed=0)
     params, mapping = nnx.state(adapted, nnx.Param), engine_mapping(adapted, config.model_name, hf.head_dim)
     shapes = {name: array.shape for name, array in engine_weights(hf, weights, hf.head_dim).items()}

@@ -13,14 +13,7 @@ from model.rollout import MaxTextRollout, sampling
 
 
 def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
-    """The models on their devices, and the sampler.
-
-    Args:
-        c: the constants of the run.
-        folder: of the checkpoint.
-        hf: its config.
-        tokenizer: its tokenizer.
-    """
+    """The models on their devices, and the sampler; `folder`, `hf` and `tokenizer` are the checkpoint's."""
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
     config = llama.to_run_config(c, hf)
     base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
@@ -28,7 +21,9 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
     if c.LORA_RANK:
         actor, merge = lora.add_lora(base, mesh, config, c.LORA_RANK, c.LORA_ALPHA, c.LORA_TARGETS, c.SEED)
     if c.TEACHER:
-        reference = llama.load_teacher(c, tokenizer.pad_token_id, trainer_devices)
+        teacher, its = llama.load_hf_config(c.TEACHER)
+        config_of = llama.to_run_config(c, its)
+        reference, _ = llama.load_llama(teacher, its, config_of, tokenizer.pad_token_id, trainer_devices)
     elif c.BETA:  # LoRA freezes the base weights, so the reference shares them: no second copy
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:

@@ -32,9 +32,6 @@ def check_gpu() -> None:
     """Says that a GPU is not used, or refuses packages for one that is not there.
 
     jax itself would take the CPU in both cases, and the run be slow for no reason that anybody sees.
-
-    Raises:
-        UserError: the CUDA packages are installed, and there is no GPU.
     """
     if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return
@@ -68,11 +65,7 @@ def machine_for(c) -> Machine:
 
 
 def check_machine(c) -> None:
-    """Refuses what this machine, or MACHINE, can't do, and says what is slow; before anything is downloaded.
-
-    Raises:
-        UserError: an attention kernel that it hasn't, or vLLM on several hosts without Pathways.
-    """
+    """Refuses what this machine, or MACHINE, can't do, and says what is slow; before any download."""
     if fault := attention_fault(c, machine_for(c)):
         raise UserError(f"ATTENTION={c.ATTENTION}: {fault}")
     if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
@@ -95,9 +88,6 @@ def find_devices(c) -> None:
     """Joins the other hosts, if there are any; what has to happen before the first look at a device.
 
     Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
-
-    Raises:
-        UserError: the others are not found, or as `check_gpu`.
     """
     if importlib.util.find_spec("tpu_info"):
         import tpu_info  # noqa: F401 - vLLM imports it, and its import starts processes: not beside an open TPU
@@ -129,9 +119,6 @@ def join() -> None:
     On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI jax finds the others itself; under SLURM each
     task gets one GPU, the one with its number on the node. Elsewhere the environment names them:
     JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
-
-    Raises:
-        UserError: the others are not found.
     """
     try:
         names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
@@ -177,18 +164,11 @@ def whole(array: Any) -> np.ndarray:
 
 # %% Trainer and sampler ------------------------------------------------------------------------------------
 def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
-    """Who trains where and who generates where.
+    """The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
 
     With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
     are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
     two fractions of 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
-
-    Returns:
-        The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
-
-    Raises:
-        UserError: the fractions, the parallelism, the heads or the sequences do not divide; shares that
-            overlap only in part; heads that vLLM's engine gets wrong.
     """
     trainer = sampler = devices
     if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:

@@ -143,18 +143,10 @@ def shared_prompt(prompt_tokens: int, answers: int) -> Iterator[None]:
 
 
 def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int) -> jax.Array:
-    """The logits that `model` gives for N = B * G rows, each prompt computed once.
+    """Logits [N, T, V] for N = B * G rows [N, P + T], each prompt of P tokens computed once.
 
-    Args:
-        model: `shares_prompts`.
-        tokens: int32 [N, P + T]; the G rows of a question lie side by side and begin with the same P tokens.
-        positions: int32 [N, P + T].
-        segment_ids: int32 [N, P + T]: 1, and 0 for padding.
-        prompt_tokens: P.
-        answers: G.
-
-    Returns:
-        [N, T, V]: the logit of an answer's token t is that of the token before it.
+    `model` must be one that `shares_prompts`; the G rows of a question lie side by side. `segment_ids` are 1,
+    and 0 for padding. The logit of an answer's token t is that of the token before it.
     """
     P, G = prompt_tokens, answers
 

@@ -41,15 +41,9 @@ SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # Llama 3.1's and Q
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
 def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers.PretrainedConfig]:
-    """Finds MODEL (a folder, or a name on the Hugging Face hub) and reads its `config.json`.
+    """Finds MODEL (a folder, or a name or name@revision on the Hugging Face hub) and reads its `config.json`.
 
-    Args:
-        model: MODEL; name@revision (a commit, a tag, a branch) takes other files than the hub's newest.
-        weights: False leaves them on the hub, for a dry run.
-
-    Raises:
-        UserError: not found, not reachable, another architecture, without weights, with parts MaxText
-            lacks, or in need of code of its own.
+    `weights=False` leaves the weights on the hub, for a dry run.
     """
     folder = find_path(model)
     if not folder.is_dir():
@@ -76,32 +70,25 @@ def weight_files(folder: Path) -> list[Path]:
     """The files with a model's weights, chosen as transformers does; others may lie beside them.
 
     That is model.safetensors, or else those that model.safetensors.index.json names.
-
-    Raises:
-        UserError: a file is missing, or has other weights than the index says.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    named = {}  # by file the weights that the index says it holds
+    files = [whole]
     if index.is_file() and not whole.is_file():
         try:
-            for weight, name in json.loads(index.read_text())["weight_map"].items():
-                named.setdefault(folder / name, set()).add(weight)
+            names = json.loads(index.read_text())["weight_map"].values()
+            files = sorted({folder / name for name in names})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"MODEL={folder}: its {index.name} is damaged; fetch it again") from None
-    files = sorted(named) or [whole]
     for path in files:
         if not path.is_file():
             raise UserError(
                 f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
             )
         try:
-            with safetensors.safe_open(path, "np") as file:
-                held = set(file.keys())
+            with safetensors.safe_open(path, "np"):
+                pass
         except safetensors.SafetensorError as error:
             raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
-        if odd := held ^ named.get(path, held):
-            fault = f"{path.name} and {index.name} disagree about {min(odd)}; fetch both again"
-            raise UserError(f"MODEL={folder}: {fault}")
     return files
 
 
@@ -117,15 +104,7 @@ def read_weights(folder: Path) -> dict[str, jax.Array]:
 
 
 def from_hub(model: str, patterns: list[str]) -> Path:
-    """The folder in the hub's cache that holds MODEL's files, which are fetched if they are not there yet.
-
-    Args:
-        model: name, or name@revision.
-        patterns: of the files.
-
-    Raises:
-        UserError: not reachable and not in the cache, no such name or revision, a licence to accept.
-    """
+    """The folder in the hub's cache with those files of MODEL, which are fetched if they aren't there yet."""
     name, _, revision = model.partition("@")
     find = functools.partial(
         huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
@@ -146,9 +125,7 @@ def from_hub(model: str, patterns: list[str]) -> Path:
 def pinned(model: str, folder: Path) -> str:
     """MODEL as the commit that was taken from the hub, name@hash; a folder of one's own as it is.
 
-    Args:
-        model: MODEL.
-        folder: from `load_hf_config`; the hub's cache names it after the commit.
+    The hub's cache names `folder`, from `load_hf_config`, after the commit.
     """
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
@@ -158,9 +135,8 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     if hf.model_type not in ARCHITECTURES:
         supported = " and ".join(ARCHITECTURES)
         raise UserError(f"MODEL={model}: architecture {hf.model_type!r} is not supported; {supported} are")
-    for name, wanted in (
-        ("attention_bias", False), ("mlp_bias", False), ("use_sliding_window", False), ("hidden_act", "silu"),
-    ):  # fmt: skip
+    own = dict(attention_bias=False, mlp_bias=False, use_sliding_window=False, hidden_act="silu")
+    for name, wanted in own.items():
         found = getattr(hf, name, wanted)  # Qwen3 has no mlp_bias, a Llama no sliding window
         if found != wanted:
             raise UserError(f"MODEL={model}: {name}={found} is not supported; {name}={wanted} is")
@@ -177,15 +153,8 @@ def load_tokenizer(folder: Path):
     """The model's tokenizer, with a padding token that ends no answer, and with `eos_ids`.
 
     Padding is masked out of the loss. If an end-of-sequence token were padding, the end of every answer would
-    be masked, too, and the model would never learn to stop.
-
-    Returns:
-        transformers' tokenizer; its attribute `eos_ids` has the ids that end an answer: its own, and those of
-        generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
-
-    Raises:
-        UserError: no tokenizer, one in need of code of its own, no padding token of its own, no chat
-            template, or a token for which the model has no embedding.
+    be masked, too, and the model would never learn to stop. `eos_ids` are the ids that end an answer: the
+    tokenizer's own, and those of generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -242,13 +211,9 @@ def to_maxtext_config(
     Args:
         hf: the checkpoint's config.
         rows: sequences in one forward pass, over all devices.
-        prompt_tokens: P, the prompt's half of the KV cache.
-        new_tokens: T, the answer's half.
+        prompt_tokens, new_tokens: P and T, the two parts of the KV cache.
         dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
         machine: further MaxText settings: parallelism, another machine than this one.
-
-    Raises:
-        UserError: MaxText refuses a value.
     """
     rope = hf.rope_parameters
     settings = dict(
@@ -305,13 +270,8 @@ def to_maxtext_config(
 
 
 def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine: Any):
-    """The MaxText config of a training run: B * G sequences per pass, weights split over all devices.
-
-    Args:
-        c: the constants of the run.
-        hf: the checkpoint's config.
-        rows: another number of sequences (0 = B * G).
-        machine: as in `to_maxtext_config`.
+    """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split over all
+    devices; `machine` as in `to_maxtext_config`.
     """
     return to_maxtext_config(
         hf,
@@ -382,28 +342,24 @@ def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool
     return names, layout_hooks
 
 
-def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
-    """Builds the MaxText model under Tunix's adapter and fills it with the checkpoint's weights.
-
-    Args:
-        folder: holds `*.safetensors`.
-        hf: its config.
-        config: from `to_maxtext_config`.
-        pad_id: padding token id; the adapter masks it.
-        devices: None for all.
-
-    Returns:
-        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
-        logits [B, L, V] and None; and its mesh.
-
-    Raises:
-        UserError: weights that are missing, left over or of another shape.
-    """
-    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
+def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.Mesh]:
+    """The MaxText model of a checkpoint's sizes, shapes without arrays, and its mesh over all `devices`."""
     mesh = maxtext_utils.get_mesh_from_config(config, devices)
     with faster_on_cpu.modules_for(mesh):
         _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
     use_rope_scaling(model, hf)
+    return model, mesh
+
+
+def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
+    """Builds the MaxText model under Tunix's adapter and fills it with the weights of a checkpoint's folder.
+
+    Returns:
+        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
+        logits [B, L, V] and None; and its mesh, over `devices` or over all.
+    """
+    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
+    model, mesh = abstract_model(hf, config, devices)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     with mesh:
@@ -441,11 +397,7 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def check_teacher(c, tokenizer) -> None:
-    """Refuses a TEACHER that cannot be read, or whose tokens are not MODEL's.
-
-    Raises:
-        UserError: either.
-    """
+    """Refuses a TEACHER that cannot be read, or whose tokens are not MODEL's."""
     if not c.TEACHER:
         return
     try:
@@ -458,13 +410,6 @@ def check_teacher(c, tokenizer) -> None:
             f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
             f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
         )
-
-
-def load_teacher(c, pad_id: int, devices=None):
-    """TEACHER, of any size, under the adapter of `load_llama`."""
-    folder, hf = load_hf_config(c.TEACHER)
-    adapter, _ = load_llama(folder, hf, to_run_config(c, hf), pad_id, devices)
-    return adapter
 
 
 def copy_of(adapter):
@@ -496,10 +441,7 @@ def hf_weights(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
 
-    Args:
-        hf: the config of Hugging Face's side.
-        config: of MaxText's.
-        read: gives the array of a MaxText name; asked for one at a time.
+    `read` gives the array of a MaxText name, and is asked for one at a time.
     """
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=True)
     shapes = hf_shapes(hf, config)
@@ -516,11 +458,7 @@ def used_columns(model: nnx.Module, limit: int, longest: int) -> int:
     """How many columns of answers [N, limit] are computed: on one CPU a quarter, half, 7/8 or all of them.
 
     Each width is a program of its own; on other devices that takes minutes to compile: there it is `limit`.
-
-    Args:
-        model: that computes.
-        limit: T.
-        longest: tokens of the longest answer.
+    `longest` counts the tokens of the longest answer.
     """
     if not faster_on_cpu.shares_prompts(model):
         return limit

@@ -88,8 +88,7 @@ class Model:
 def sum_of_passes(one_pass, params, model: Model, batch, use):
     """Applies `one_pass`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
 
-    Returns:
-        (loss, metrics), gradient: loss and gradient summed, the metrics of the passes stacked.
+    Loss and gradient are summed, the metrics of the passes stacked.
     """
 
     def add_pass(total, batch):
@@ -110,10 +109,6 @@ def split(model: nnx.Module, trained) -> tuple[nnx.GraphDef, dict, nnx.State]:
 
 class Llm:
     """The language model of a run.
-
-    Args:
-        c: the constants of the run.
-        cluster: from `make_cluster`.
 
     Attributes:
         params: what is trained: all weights, or LoRA's A and B.
@@ -193,12 +188,10 @@ class Llm:
         )  # fmt: skip
 
     def place(self, batch):
-        """A batch of NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes.
+        """NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes: [passes, N / passes, ...].
 
-        On one CPU the columns that no answer uses are dropped: `llama.used_columns`.
-
-        Returns:
-            The same fields as arrays [passes, N / passes, ...], the rows of a pass split over the devices.
+        The rows of a pass are split over the devices. On one CPU the columns that no answer uses are dropped:
+        `llama.used_columns`.
         """
         B, G, T = batch.completion_ids.shape
         width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())

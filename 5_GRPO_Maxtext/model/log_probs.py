@@ -21,7 +21,7 @@ def log_probs(
     logits_clip: float = 0.0,
     num_generations: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs of the answers' tokens under a model, and its logits there.
+    """Log-probs [N, T] of the answers' tokens, and the logits [N, T, V], clipped and divided by temperature.
 
     Args:
         model: called as Tunix calls it.
@@ -31,9 +31,6 @@ def log_probs(
         temperature: of the sampling; may be traced, so that a schedule compiles nothing anew.
         logits_clip: largest absolute logit (0 = off).
         num_generations: G, rows side by side that have the same prompt.
-
-    Returns:
-        float32 [N, T] and logits [N, T, V], clipped and divided by the temperature.
     """
     tokens = jnp.concatenate([prompts, completions], axis=1)  # [N, P + T]
     segment_ids = (tokens != pad_id).astype(jnp.int32)  # 1, and 0 for padding: no token sees it
@@ -54,15 +51,9 @@ def log_probs(
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
 def log_probs_of_states(graphdef, states, prompts, completions, **arguments) -> jax.Array:
-    """`log_probs` as a compiled program of its own, pass by pass and without the logits.
+    """`log_probs` as a compiled program of its own, without the logits: [passes, N, T].
 
-    Args:
-        graphdef, states: a model and its weights, as `nnx.split` gives them; arguments as in `log_probs`.
-        prompts: int32 [passes, N, P].
-        completions: int32 [passes, N, T].
-
-    Returns:
-        float32 [passes, N, T].
+    `graphdef` and `states` are as `nnx.split` gives them; the tokens have an axis of passes in front.
     """
 
     def one_pass(tokens):
@@ -84,11 +75,7 @@ def entropy_of(logits: jax.Array) -> jax.Array:
 
 
 def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of a gradient pass for the log, over the tokens that are trained.
-
-    Args:
-        batch: the pass, with `old_log_prob`.
-        per_token: metrics by name, [N, T].
+    """Metrics [N, T] of a gradient pass for the log, over the tokens that are trained.
 
     Returns:
         Sum and count [2] of each, and of `mismatch`, |log pi_old - log pi_sampler| (nats); the largest
@@ -105,10 +92,7 @@ def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:
     """`token_metrics` of all gradient passes of an update, one number each.
 
     A mean of the passes' means would weigh few tokens like many. If no token counts there is no mean: nan,
-    since 0 would pass for a measurement.
-
-    Args:
-        metrics: of one pass, or stacked over the passes: [passes, 2], and [passes].
+    since 0 would pass for a measurement. `metrics` are of one pass, or stacked: [passes, 2], and [passes].
     """
     means = {}
     for name, values in jax.tree.map(np.asarray, metrics).items():

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import qwix
 from flax import nnx
 
@@ -53,14 +52,8 @@ def add_lora(
 ) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
     """A model with the weights of `adapter`, the very same arrays, and A and B beside those in `targets`.
 
-    Args:
-        adapter: `TunixMaxTextAdapter` around a MaxText Llama; left as it is.
-        mesh: of its weights; A and B are small, each device gets all of them.
-        config: its MaxText config.
-        rank: r.
-        alpha: A B is multiplied by alpha / r.
-        targets: LORA_TARGETS.
-        seed: of A, uniform with variance 2 / in (He et al. 2015, qwix's choice), one per layer; B is 0.
+    A is uniform with variance 2 / in (He et al. 2015, qwix's choice), another one per layer; B is 0. Both are
+    small: each device of `mesh` gets all of them.
 
     Returns:
         Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` and
@@ -92,21 +85,13 @@ def add_lora(
 
 
 def product(a, b, shape: Iterable[int], scale: float):
-    """scale * A B in the shape of its weight; NumPy or JAX arrays.
-
-    Args:
-        a: [in, r], or [in, layer, r] of stacked layers.
-        b: [r, out], or [r, layer, out].
-        shape: of the weight: its axes multiply to in * out; MaxText's layer axis is the second.
-        scale: alpha / r.
-    """
-    xp = np if isinstance(a, np.ndarray) else jnp
-    precision = {} if xp is np else {"precision": "highest"}  # a TPU would multiply in bfloat16
+    """scale * A B in the shape of its weight, whose layer axis is the second."""
+    # highest: a TPU would multiply in bfloat16
+    added = jnp.einsum("i...r,r...o->...io", a, b, precision="highest") * scale  # [in, out], [layer, in, out]
     if a.ndim == 2:
-        return (xp.matmul(a, b, **precision) * scale).reshape(shape)
+        return added.reshape(shape)
     inner, layers, *outer = shape
-    stacked = xp.matmul(xp.moveaxis(a, 1, 0), xp.moveaxis(b, 1, 0), **precision)  # [layer, in, out]
-    return xp.moveaxis((stacked * scale).reshape(layers, inner, *outer), 0, 1)
+    return jnp.moveaxis(added.reshape(layers, inner, *outer), 0, 1)
 
 
 def merge(params: nnx.State, scale: float) -> nnx.State:

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,38 +43,19 @@ GENERATION_CONFIGS = {
     "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
     "standard": dict(temperature=0.7, top_k=50, top_p=0.95),
     "liberal": dict(temperature=0.85, top_k=-1, top_p=1.0),
+    "policy": dict(temperature=1.0, top_k=-1, top_p=1.0),  # samples from the policy itself
 }
-
-
-def rollout_config(
-    sampling: dict[str, float], *, prompt_tokens: int, new_tokens: int, **changes: Any
-) -> RolloutConfig:
-    """Tunix's `RolloutConfig`.
-
-    Args:
-        sampling: temperature, top_k and top_p, such as an entry of GENERATION_CONFIGS.
-        prompt_tokens: P, the longest prompt.
-        new_tokens: T, the longest answer.
-        changes: further fields.
-    """
-    return RolloutConfig(
-        **sampling,
-        max_prompt_length=prompt_tokens,
-        max_tokens_to_generate=new_tokens,
-        kv_cache_size=prompt_tokens + new_tokens,
-        **changes,
-    )
 
 
 def sampling(c, config_name: str = "", **changes: Any) -> RolloutConfig:
     """How to sample answers: as in training, or as an entry of GENERATION_CONFIGS says."""
-    own = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
-    return rollout_config(
-        GENERATION_CONFIGS[config_name] if config_name else own,
-        prompt_tokens=c.MAX_PROMPT_LENGTH,
-        new_tokens=c.TOTAL_GENERATION_STEPS,
-        **changes,
-    )
+    if config_name:
+        how = GENERATION_CONFIGS[config_name]
+    else:
+        how = dict(temperature=c.TEMPERATURE, top_k=c.TOP_K, top_p=c.TOP_P)
+    P, T = c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS
+    lengths = dict(max_prompt_length=P, max_tokens_to_generate=T, kv_cache_size=P + T)
+    return RolloutConfig(**how, **lengths, **changes)
 
 
 def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:
@@ -91,62 +72,43 @@ def batch_axis(variable: nnx.Variable) -> int:
     return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
 
 
-class SamplingMethod(NamedTuple):
-    """How a token is sampled. The temperature isn't here: it's an argument of the compiled program."""
-
-    greedy: bool
-    top_p: float
-    top_k: int
+# How a token is sampled: (greedy, top_p, top_k). The temperature is an argument of the compiled program.
+SamplingMethod = tuple[bool, float, int]
 
 
-def method_of(temperature: float, top_p: float, top_k: int) -> SamplingMethod:
-    """The sampling method with these numbers."""
-    return SamplingMethod(temperature == 0.0, top_p, top_k)
+def method_of(config: RolloutConfig) -> SamplingMethod:
+    """The sampling method of a `RolloutConfig`."""
+    return config.temperature == 0.0, config.top_p, config.top_k
 
 
 def sample(
     logits: jax.Array, t, key: jax.Array, temperature, method, methods: tuple[SamplingMethod, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Samples token t of each row from logits [B, V]: the tokens and their log-probs, [B] each.
+    """Samples token t of each row's answer from logits [B, V]: the tokens and their log-probs, [B] each.
 
-    Args:
-        t: counts the tokens of an answer.
-        key: of the call.
-        temperature: of the sampling.
-        method: index into `methods`, traced: training and both evaluations share one program.
-        methods: static.
+    `method`, an index into the static `methods`, is traced: training and both evaluations share one program.
     """
 
-    def sampler(method: SamplingMethod):
-        if method.greedy:
+    def sampler(greedy: bool, top_p: float, top_k: int):
+        if greedy:
             return lambda: (jnp.argmax(logits, axis=-1), jnp.zeros(len(logits)))
 
         def sampled():
             noise = jax.random.fold_in(key, t)
-            top_k = min(method.top_k, logits.shape[-1])  # a vocabulary may be smaller
-            token = sample_top_p(logits[:, None], noise, temperature, method.top_p, top_k)[0]
-            return token, sampled_log_prob(logits, token, temperature, method.top_p, top_k)
+            kept = min(top_k, logits.shape[-1])  # a vocabulary may be smaller
+            token = sample_top_p(logits[:, None], noise, temperature, top_p, kept)[0]
+            return token, sampled_log_prob(logits, token, temperature, top_p, kept)
 
         return sampled
 
-    return jax.lax.switch(method, [sampler(method) for method in methods])
+    return jax.lax.switch(method, [sampler(*method) for method in methods])
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
-    """Log-prob of a token under the distribution that top-k and top-p left, renormalised.
+    """Log-prob [B] of tokens under the distribution that top-k and top-p left, renormalised.
 
-    Tunix's `sample_top_p` can return the log-prob before the cut, which hides the very difference that
-    SAMPLER_CORRECTION is for.
-
-    Args:
-        logits: [B, V].
-        token: int32 [B], sampled by `sample_top_p` with the same arguments.
-        temperature: of the sampling.
-        top_p: probability mass that is kept (1 = all).
-        top_k: number of tokens that are kept (-1 = all).
-
-    Returns:
-        float32 [B].
+    Tunix's `sample_top_p`, which sampled the `token` [B] from `logits` [B, V] with the same arguments, can
+    return the log-prob before the cut. That hides the very difference that SAMPLER_CORRECTION is for.
     """
     scaled = logits.astype(jnp.float32) / temperature  # [B, V]
     kept = scaled
@@ -162,16 +124,12 @@ class MaxTextRollout(BaseRollout):
     """A Tunix rollout engine that decodes with the actor's own weights (nothing to synchronise).
 
     Args:
-        rollout_actor: `TunixMaxTextAdapter` around the actor; Tunix passes the one it trains.
-        tokenizer: Tunix's `TokenizerAdapter` of a Hugging Face tokenizer with a pad token of its own.
-        mesh: device mesh of the actor.
-        rollout_config: Tunix's `RolloutConfig` of the training rollouts.
+        rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them.
         maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
             `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
         prompt_config: the same with as many rows R as a prompt pass has (None = B).
         hf: the checkpoint's config, for the rotary scaling.
-        current_step: returns the training step; the sampling key of a step is a function of it.
-        seed: sampling seed of the whole run.
+        current_step, seed: the training step and the run's seed, of which the sampling key is a function.
         logits_clip: largest absolute logit, as in training (0 = off).
         merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
     """
@@ -191,23 +149,18 @@ class MaxTextRollout(BaseRollout):
         logits_clip: float = 0.0,
         merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
-        self._actor = rollout_actor
-        self.tokenizer = tokenizer
-        self.rows = maxtext_config.global_batch_size_to_load
-        self._mesh = mesh
+        self._actor, self.tokenizer, self._mesh, self._config = rollout_actor, tokenizer, mesh, maxtext_config
         self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
-        self._config = maxtext_config
-        self._current_step = current_step
-        self._seed = seed
-        self._logits_clip = logits_clip
+        self._current_step, self._seed, self._logits_clip = current_step, seed, logits_clip
         self._merge = jax.jit(merge) if merge else None
+        self.rows = maxtext_config.global_batch_size_to_load
         self._last_step, self._calls = None, 0
         self._prompt_rows = (prompt_config or maxtext_config).global_batch_size_to_load
         self._graphdef, self._cache, rest = self._decoder(maxtext_config, hf)
         self._prompt_graphdef, self._prompt_cache, _ = self._decoder(prompt_config or maxtext_config, hf)
         self._rest = jax.tree.map(llama.unused_random_state, rest)
-        own = {name: getattr(rollout_config, name) for name in ("temperature", "top_p", "top_k")}
-        self._methods = tuple(dict.fromkeys(method_of(**how) for how in (own, *GENERATION_CONFIGS.values())))
+        hows = (rollout_config, *(RolloutConfig(**how) for how in GENERATION_CONFIGS.values()))
+        self._methods = tuple(dict.fromkeys(map(method_of, hows)))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
         self._decode = jax.jit(  # the cache is given away and handed back: no second copy beside it
@@ -225,12 +178,10 @@ class MaxTextRollout(BaseRollout):
         with self._axes(), faster_on_cpu.modules_for(self._mesh):
             decoder = nnx.eval_shape(
                 lambda: model_creation_utils.from_config(
-                    config,
-                    mesh=self._mesh,
-                    model_mode=MODEL_MODE_AUTOREGRESSIVE,
+                    config, mesh=self._mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE,
                     rngs=nnx.Rngs(params=0, dropout=1),
                 )
-            )
+            )  # fmt: skip
         llama.use_rope_scaling(decoder, hf)
         graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         return graphdef, cache, rest
@@ -244,12 +195,9 @@ class MaxTextRollout(BaseRollout):
         nnx.replace_by_pure_dict(state, cache)
         model = nnx.merge(graphdef, params, state, rest, copy=True)
         logits = model(
-            decoder_input_tokens=tokens,
-            decoder_positions=positions,
-            decoder_segment_ids=segment_ids,
-            enable_dropout=False,
-            model_mode=mode,
-        )[:, -1]
+            decoder_input_tokens=tokens, decoder_positions=positions, decoder_segment_ids=segment_ids,
+            enable_dropout=False, model_mode=mode,
+        )[:, -1]  # fmt: skip
         if self._logits_clip:  # otherwise another policy would be trained than answers
             logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
         logits = logits.at[..., self.pad_id()].set(-jnp.inf)
@@ -257,15 +205,9 @@ class MaxTextRollout(BaseRollout):
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
 
     def _prompt_pass(self, params, rest, prompts):
-        """The prompts through the model.
+        """Left-padded prompts [R, P]: logits [R, V] of the answers' first tokens, and the KV cache.
 
-        Args:
-            params: the actor's `nnx.Param` state.
-            rest: the remaining (random-number) state of the decoder.
-            prompts: int32 [R, P], left-padded.
-
-        Returns:
-            Logits [R, V] of the answers' first token, and the KV cache of R rows.
+        `params` is the actor's `nnx.Param` state, `rest` the decoder's random-number state.
         """
         mask = prompts != self.pad_id()  # [R, P]
         # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
@@ -277,15 +219,7 @@ class MaxTextRollout(BaseRollout):
         )  # fmt: skip
 
     def _spread_rows(self, passes, rows):
-        """What the prompt passes gave, one row for each answer.
-
-        Args:
-            passes: from `_prompt_pass`, one after the other.
-            rows: int32 [B], which row of all passes an answer's prompt is.
-
-        Returns:
-            Logits [B, V], and the KV cache of B rows.
-        """
+        """What the prompt passes gave, with a row for each answer: `rows` [B] says which of theirs it is."""
         axes = nnx.traversals.unflatten_mapping(
             {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
         )
@@ -322,14 +256,8 @@ class MaxTextRollout(BaseRollout):
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Whole answers, as one program.
 
-        Args:
-            params, rest: as in `_prompt_pass`.
-            cache: of the prompts.
-            logits: [B, V], of the first token.
-            lengths: of the prompts, int32 [B]; a row of padding alone only fills up the batch.
-            key: token t is sampled with `fold_in(key, t)`.
-            temperature, method, methods: as in `sample`.
-            max_tokens: T, static.
+        `logits` [B, V] and `cache` are from the prompts, whose `lengths` [B] are 0 where a row only fills up
+        the batch. Token t is sampled with `fold_in(key, t)`.
 
         Returns:
             Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their log-probs [B, T]
@@ -362,7 +290,7 @@ class MaxTextRollout(BaseRollout):
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
-        method = method_of(config.temperature, config.top_p, config.top_k)
+        method = method_of(config)
         if method not in self._methods:  # compiles anew
             self._methods += (method,)
         return dict(temperature=config.temperature, method=self._methods.index(method), methods=self._methods)
@@ -388,19 +316,13 @@ class MaxTextRollout(BaseRollout):
         return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
-        """Samples one completion for each prompt.
+        """Samples one completion for each prompt (its chat template already applied).
 
-        Args:
-            prompts: texts, chat template already applied.
-            rollout_config: temperature, top_p, top_k, max_tokens_to_generate, max_prompt_length. With
-                `seed=None` (training) the key is a function of (run seed, step, call within the step).
+        With `seed=None` (training) the key is a function of (run seed, step, call within the step).
 
         Returns:
             `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token, `logprobs` are of the
             distribution they were sampled from (temperature, top-k and top-p applied).
-
-        Raises:
-            ValueError: a prompt is longer than `max_prompt_length` tokens.
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
         key, how = self.key(rollout_config.seed), self._how_to_sample(rollout_config)
@@ -452,15 +374,10 @@ class MaxTextRollout(BaseRollout):
         """Samples a token for each prompt, column by column; the caller says which token the row really gets.
 
         That's the sampled one, or an environment's (task/turns.py). The KV cache is kept between columns.
-
-        Args:
-            prompts: at most `rows` texts, as in `generate`.
-            rollout_config: as in `generate`.
-            key: token t is sampled with `fold_in(key, t)`.
+        There are at most `rows` prompts; token t is sampled with `fold_in(key, t)`.
 
         Yields:
-            The sampled tokens, int32 [N], and their log-probs, float32 [N]. Send the tokens of the rows back,
-            int32 [N].
+            The sampled tokens [N] and their log-probs [N]. Send the tokens [N] of the rows back.
         """
         prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
         how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)

@@ -18,11 +18,7 @@ VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}  # pin
 
 
 def check_versions() -> None:
-    """Refuses other versions than those whose private names and layouts are relied on.
-
-    Raises:
-        UserError: names the package, its version and the one that is needed.
-    """
+    """Refuses other versions than those whose private names and layouts are relied on."""
     for package, wanted in VERSIONS.items():
         found = importlib.metadata.version(package)
         if found != wanted:

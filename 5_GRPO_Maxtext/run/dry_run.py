@@ -9,7 +9,6 @@ the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be 
 8 s on one core of an AMD EPYC, imports included.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -19,7 +18,6 @@ from types import ModuleType
 import huggingface_hub
 import jax
 from etils import epath
-from maxtext.utils import maxtext_utils, model_creation_utils
 
 import settings
 from model import devices, llama, versions
@@ -34,20 +32,15 @@ def dry_run(c, course: ModuleType) -> None:
 
     A model of 8 B is planned on any machine. What only the machine that trains can tell (its chips, disk and
     packages) is then checked against memory.SLICES, or reported as unchecked. `course` is reward_func.py.
-
-    Raises:
-        UserError: the first thing that would stop the run.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(devices.all_hosts(c))
+    with devices.all_hosts(c):
         if on_target(c):
             checks.rollout_engine(c)
         print(f"versions {', '.join(map(' '.join, versions.VERSIONS.items()))}: as needed")
         folder, hf, source = find_model(c.MODEL, on_target(c))
         c = dataclasses.replace(c, MODEL=llama.pinned(c.MODEL, folder) if folder else c.MODEL)
         config = llama.to_run_config(c, hf, ici_fsdp_parallelism=1, ici_tensor_parallelism=1)
-        mesh = maxtext_utils.get_mesh_from_config(config, jax.devices()[:1])
-        _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
+        model, _ = llama.abstract_model(hf, config, jax.devices()[:1])
         parameters = llama.count_parameters(model)  # nothing was allocated
         print(
             f"model    {source}\n         {parameters:,} parameters, {hf.num_hidden_layers} layers, "
@@ -93,9 +86,6 @@ def find_model(model: str, weights: bool):
 
     With `weights` a folder has to hold those and the tokenizer, as it must where the run starts. Returns the
     folder that holds its tokenizer (None: out of reach), the config, and where that came from.
-
-    Raises:
-        UserError: no such model, no access to it, not a Llama.
     """
     folder, source = find_path(model), ""
     if not folder.is_dir():
@@ -120,11 +110,7 @@ def find_model(model: str, weights: bool):
 
 
 def check_data(c, course: ModuleType, tokenizer) -> None:
-    """Checks questions and rewards, and counts the prompts that are short enough.
-
-    Raises:
-        UserError: bad data, no such reward, or no question that is short enough.
-    """
+    """Checks questions and rewards, and counts the prompts that are short enough."""
     data = {}
     try:
         data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
@@ -154,11 +140,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
 
 
 def check_paths(c, trained: int) -> None:
-    """Checks that RUN_DIR and CHECKPOINT_DIR can be written and have room; `trained` numbers are saved.
-
-    Raises:
-        UserError: not writable, a bucket out of reach, another run's constants, too little space.
-    """
+    """Checks that RUN_DIR and CHECKPOINT_DIR can be written and have room; `trained` numbers are saved."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)

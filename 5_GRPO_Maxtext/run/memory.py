@@ -85,10 +85,7 @@ def check_disk(c, trained: int, checkpoints: str) -> None:
 
 
 def refuse_full_disk(folder: Path, needed: int, setting: str, remedy: str) -> None:
-    """Raises UserError if fewer than `needed` bytes are free where `folder` is, or will be.
-
-    The message begins with `setting`, such as "TARGET=out", and ends with `remedy`.
-    """
+    """Raises UserError, "`setting`: ...; `remedy`", if fewer than `needed` bytes are free for `folder`."""
     free = shutil.disk_usage(existing(folder)).free
     if free < needed:
         sizes = f"{needed / GIB:.2f} GiB are needed, {free / GIB:.2f} GiB are free in {folder}"
@@ -202,8 +199,7 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 def plan_memory(c, hf, parameters: int) -> str:
     """Prints who trains and who generates, and whether it fits; returns where, in a sentence.
 
-    Raises:
-        UserError: it fits none of the machines; the reason is the first one's.
+    Raises UserError if it fits none of the machines, for the first one's reason.
     """
     if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
@@ -224,11 +220,7 @@ def plan_memory(c, hf, parameters: int) -> str:
 
 
 def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
-    """Whether a run "fits" a machine, or that it's "unknown", and the same in words.
-
-    Raises:
-        UserError: it doesn't fit.
-    """
+    """Whether a run "fits" a machine, or that it's "unknown", and the same in words; else a UserError."""
     trainer, rollout_mesh = devices.plan_devices(c, hf, list(range(machine.chips)))
     needs = estimate(c, hf, parameters, trainer, rollout_mesh)
     least, most = committed_peaks(c, hf, machine.name)
@@ -245,25 +237,18 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
 
 def memory_remedy(c) -> str:
     """The constant to change when memory is short: of those with room left, the least harmful."""
-    larger = "or take a larger machine"
+    name, change = "BATCH_SIZE" if c.BATCH_SIZE > 1 else "NUM_GENERATIONS", "lower it"
     if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
         name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
     elif c.TRAINER_DEVICES_FRACTION < 1 and c.ROLLOUT_ENGINE == "vllm":
-        name, change = "TRAINER_DEVICES_FRACTION", f"set it and SAMPLER_DEVICES_FRACTION to 1.0, {larger}"
-    elif c.BATCH_SIZE > 1:
-        name, change = "BATCH_SIZE", f"lower it, {larger}"
-    else:
-        name, change = "NUM_GENERATIONS", f"lower it, {larger}"
-    return f"{name}={getattr(c, name)}, {change}"
+        name, change = "TRAINER_DEVICES_FRACTION", "set it and SAMPLER_DEVICES_FRACTION to 1.0"
+    return f"{name}={getattr(c, name)}, {change}, or take a larger machine"
 
 
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
-    """Says how well a run fits, where `trains` of the chips train.
+    """Says how well a run fits, where `trains` of the chips train; raises UserError if it doesn't.
 
     Training takes `peak` GiB of each; `said` is where that number is from: "compiled earlier".
-
-    Raises:
-        UserError: training takes too much, or vLLM's share is too small for it or too large for training.
     """
     limit = f"{machine.gib:.4g} GiB per chip"
     fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"

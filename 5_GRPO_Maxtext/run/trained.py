@@ -5,15 +5,12 @@ from types import SimpleNamespace
 import jax
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
-from tunix.rl.rollout.base_rollout import RolloutConfig
 
 from model import llama, lora
-from model.rollout import MaxTextRollout, rollout_config
+from model.rollout import MaxTextRollout, sampling
 from run import checkpoints, identity
 from run.run_files import Checkpoint
 from settings import UserError
-
-POLICY = dict(temperature=1.0, top_k=-1, top_p=1.0)  # samples from the policy itself
 
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
@@ -47,12 +44,6 @@ def changed_model(model: str, checkpoint: Checkpoint) -> str:
     return said
 
 
-def sampling(c, how: dict[str, float], seed: jax.Array | None = None) -> RolloutConfig:
-    """Tunix's config for answers to a run's questions: `how`, such as POLICY, with the lengths of `c`."""
-    lengths = dict(prompt_tokens=c.MAX_PROMPT_LENGTH, new_tokens=c.TOTAL_GENERATION_STEPS)
-    return rollout_config(how, **lengths, seed=seed)
-
-
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
     """An engine with MODEL's weights, and LoRA's A and B where the run of `checkpoint` has them.
 
@@ -78,7 +69,7 @@ def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = Non
         adapter,
         TokenizerAdapter(tokenizer),
         mesh,
-        sampling(c, POLICY),  # the page's log-probs are the policy's own
+        sampling(c, "policy"),  # the page's log-probs are the policy's own
         maxtext_config=config,
         hf=hf,
         current_step=lambda: 0,

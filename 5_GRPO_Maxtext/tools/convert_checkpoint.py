@@ -113,8 +113,6 @@ def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
             how = jax.tree.map(lambda _: ocp.ArrayRestoreArgs(restore_type=np.ndarray), tree)
             args = ocp.args.PyTreeRestore(item=tree, restore_args=how, partial_restore=True)
             return detect_and_extract_checkpoint(orbax.restore(checkpoint, args=args))
-    except MemoryError:
-        raise
     except Exception as error:  # of Orbax, tensorstore, json, the network: they share no type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][: checkpoints.MAX_REASON]
         fault = f"{checkpoint} cannot be read ({reason})"
@@ -227,7 +225,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
         for name in adapted:
             a, b = (stored[f"{name}_lora_{letter}"].astype(np.float32) for letter in "ab")
             scale = run.constants["LORA_ALPHA"] / run.constants["LORA_RANK"]
-            weights[name] = weights[name] + lora.product(a, b, weights[name].shape, scale)
+            weights[name] = weights[name] + np.asarray(lora.product(a, b, weights[name].shape, scale))
     write_safetensors(c, hf, config, llama.hf_weights(hf, config, weights.pop), target)
     for path in folder.iterdir():  # tokenizer, chat template, generation config, licence: as they are
         kept = path.suffix in (".json", ".jinja", ".model") or path.name.startswith("LICENSE")

@@ -65,7 +65,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from maxtext.integration.tunix.tunix_adapter import TunixMaxTextAdapter
-from maxtext.utils import accelerator_to_spec_map, maxtext_utils, model_creation_utils
+from maxtext.utils import accelerator_to_spec_map
 from tunix.generate.utils import transfer_state_with_mappings
 
 import grpo_llama3_1_8b_demo as demo
@@ -184,20 +184,16 @@ def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
 
 
 def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
-    """What a run executes on the chips that train.
+    """What a run executes on the chips that train, of a topology or real ones.
 
-    Args:
-        trainer: the devices that train, of a topology or real ones.
-        machine: MaxText settings for the machine to compile for; none for this one.
+    `machine` has MaxText's settings for the machine to compile for; none for this one.
 
     Returns:
         Of each program its name, a `jax.jit`, and its arguments: first what lies in memory beside the others,
         or a function that makes them from the programs compiled before; how many parameters the model has.
     """
     config = llama.to_run_config(c, hf, **machine)
-    mesh = maxtext_utils.get_mesh_from_config(config, trainer)
-    _, base = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
-    llama.use_rope_scaling(base, hf)
+    base, mesh = llama.abstract_model(hf, config, trainer)
     plain = TunixMaxTextAdapter(base, pad_id=pad_id)
     plain.config = None  # as MaxText's own `from_pretrained` leaves it
     model = abstract_lora(c, plain, mesh, config) if c.LORA_RANK else plain
@@ -356,11 +352,8 @@ def compile_program(jitted: Callable, arguments: tuple, limit: float = math.inf,
 def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -> tuple[list[dict], str]:
     """Compiles the programs of one configuration, prints as it goes, and stops at one that doesn't fit.
 
-    Args:
-        name: of the slice or of the cards.
-        algorithm: as ALGORITHM.
-        arguments: constants of the main script.
-        only: one program, and those that its arguments come from; "" is all.
+    `name` is the slice's or the cards', `arguments` are the main script's constants; `only` one program, and
+    those that its arguments come from, are compiled ("" is all).
 
     Returns:
         One row of COLUMNS per program; the verdict, a line.

@@ -6,7 +6,6 @@ another order: llama.cpp rotates neighbors, (0, 1), (2, 3) ..., Hugging Face row
 (0, d/2), (1, d/2 + 1) ...
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,7 @@ SIZES = {  # of config.json, and their fields in GGUF's header
 
 
 class GGUFLlama:
-    """A GGUF file with the `config` and `tokenizer` that Hugging Face would have.
-
-    Raises:
-        UserError: the file is missing, cut short or no GGUF; a field of its header is missing or odd; its
-            architecture, tokenizer or rope scaling isn't supported.
-    """
+    """A GGUF file with the `config` and `tokenizer` that Hugging Face would have."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -66,8 +60,8 @@ class GGUFLlama:
             known = ", ".join(PRE_TOKENIZERS)
             return f"tokenizer {' '.join(map(str, kind))} is not supported; gpt2 with {known} is"
         layers = len({name.split(".")[1] for name in self.tensors if name.startswith("blk.")})
-        if self.number("block_count") != layers:
-            return f"has {layers} layers, its header says {self.number('block_count')}; fetch it again"
+        if (said := self.field("llama.block_count")) != layers:
+            return f"has {layers} layers, its header says {said}; fetch it again"
         return ""
 
     def field(self, name: str, default: Any = None) -> Any:
@@ -75,54 +69,38 @@ class GGUFLlama:
         field = self.reader.fields.get(name)
         return default if field is None else field.contents()
 
-    def number(self, name: str, default: int | None = None, kind: type = int) -> int | float:
-        """A positive number, `llama.<name>`; raises ValueError or TypeError if it isn't one."""
-        value = kind(self.field(f"llama.{name}", default))
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}")
-        return value
-
     def weights(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and float32 weight [out, in] (norms [width]), one at a time. `shapes` by Hugging Face's name.
-
-        Raises:
-            UserError: a weight is missing or has another shape.
-        """
+        """Name and float32 weight [out, in] (norms [width]), one at a time, for the names in `shapes`."""
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, self.config.num_hidden_layers)
         heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}
-        own = {name: names.get_name(name, try_suffixes=(".weight",)) for name in shapes}
         for name, shape in shapes.items():
-            if own[name] not in self.tensors:
-                raise UserError(f"SOURCE={self.path}: lacks weight {own[name]}; fetch it again")
-            held = tuple(map(int, reversed(self.tensors[own[name]].shape)))  # GGUF: the innermost axis first
+            own = names.get_name(name, try_suffixes=(".weight",))
+            if (tensor := self.tensors.get(own)) is None:
+                raise UserError(f"SOURCE={self.path}: lacks weight {own}; fetch it again")
+            held = tuple(map(int, reversed(tensor.shape)))  # GGUF: the innermost axis first
             if held != shape:
-                fault = f"{own[name]} is {held}, its header says {shape}"
+                fault = f"{own} is {held}, its header says {shape}"
                 raise UserError(f"SOURCE={self.path}: {fault}; fetch another file")
-
-        def read(name: str) -> np.ndarray:
-            tensor = self.tensors[own[name]]
             weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
             if (kind := name.split(".")[-2]) in heads:  # pairs of rows [heads, d/2, 2, in] into halves
-                weight = weight.reshape(heads[kind], -1, 2, shapes[name][1]).swapaxes(1, 2)
-            return weight.reshape(shapes[name])
-
-        return ((name, read(name)) for name in shapes)
+                weight = weight.reshape(heads[kind], -1, 2, shape[1]).swapaxes(1, 2)
+            yield name, weight.reshape(shape)
 
     def make_config(self) -> transformers.LlamaConfig:
         """The sizes, as Hugging Face's config.json has them, and the special tokens."""
-        sizes = {name: self.number(field) for name, field in SIZES.items()}
+        sizes = {name: int(self.field(f"llama.{field}")) for name, field in SIZES.items()}
         width = sizes["hidden_size"] // sizes["num_attention_heads"]
+        rope = {"rope_type": "default", "rope_theta": float(self.field("llama.rope.freq_base"))}
         return transformers.LlamaConfig(
             **sizes,
             vocab_size=int(self.tensors["token_embd.weight"].shape[-1]),
-            head_dim=self.number("attention.key_length", width),
-            rms_norm_eps=self.number("attention.layer_norm_rms_epsilon", kind=float),
-            rope_parameters={"rope_type": "default", "rope_theta": self.number("rope.freq_base", kind=float)},
+            head_dim=self.field("llama.attention.key_length", width),
+            rms_norm_eps=float(self.field("llama.attention.layer_norm_rms_epsilon")),
+            rope_parameters=rope,
             tie_word_embeddings="output.weight" not in self.tensors,
-            **{
-                name: getattr(self.tokenizer, name)
-                for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-            },
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
             architectures=["LlamaForCausalLM"],
         )
 
@@ -148,5 +126,5 @@ class GGUFLlama:
             **{f"{role}_token": None if i is None else tokens[int(i)] for role, i in ids.items()},
             chat_template=self.field("tokenizer.chat_template") or None,
             clean_up_tokenization_spaces=False,
-            model_max_length=self.number("context_length"),
+            model_max_length=self.field("llama.context_length"),
         )

@@ -57,6 +57,7 @@ from tqdm import tqdm
 import inference
 import reward_func
 from model import llama
+from model.rollout import sampling
 from model.versions import check_versions
 from run import identity, process, run_files, start
 from run import trained as runs
@@ -93,7 +94,7 @@ def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenize
     name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
     for first in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
         part = asked[first : first + ask.BATCH_SIZE]
-        how = runs.sampling(ask, runs.POLICY, jax.random.fold_in(jax.random.key(c.SEED), first))
+        how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
         texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
         columns = {name: [rows[i][name] for i in part] for name in ("answer", "data_source", "extra_info")}
         np.add.at(counts["strict"], part, grader.score(texts, **columns) >= 1)
