@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY = "#1f77b4", "#ff7f0e", "#888888"
+BLUE, ORANGE, GREY = "#0969da", "#c2570c", "#6e7781"
 
 
 def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
@@ -25,22 +25,22 @@ def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, lab
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_learning_curve(path: Path, log: Any) -> None:
-    """Left: return against environment steps. Right: what the network promises against what comes of it."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+def draw_learning_curve(path: Path, log: Any) -> plt.Figure:
+    """Above: return against environment steps. Below: what the network promises against what comes of it."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.6), facecolor="white", layout="constrained")
     x = log.env_step[0]
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
-    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
-    left.legend(frameon=False, loc="lower right")
-    draw_band(right, x, log.max_q, ORANGE, "promised: max Q of the first state")
-    draw_band(right, x, log.discounted_return, BLUE, "what came of it")
-    right.set(xlabel="environment step", ylabel="discounted return")
-    right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
+    draw_band(above, x, log.eval_return, BLUE, "greedy policy")
+    above.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
+    above.set(title="return", ylim=(0, 515))
+    draw_band(below, x, log.max_q, ORANGE, "estimated: max Q of the first state")
+    draw_band(below, x, log.discounted_return, BLUE, "what came of it")
+    below.set(xlabel="environment step", title="discounted return")
+    for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
 
 
 def record_gif(path: Path, untrained: Any, trained: Any) -> None:

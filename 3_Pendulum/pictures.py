@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY, GREEN = "#1f77b4", "#ff7f0e", "#888888", "#2ca02c"
+BLUE, ORANGE, GREY, GREEN = "#0969da", "#c2570c", "#6e7781", "#1a7f37"
 
 
 def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | None = None) -> None:
@@ -27,31 +27,38 @@ def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | 
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_ppo_curve(path: Path, log: Any) -> None:
-    """Left: return against environment steps. Middle and right: what a practitioner watches."""
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(12, 3.6), facecolor="white", layout="constrained"
-    )
+def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
+    """Return against environment steps; below, one quantity an axis, what a practitioner watches."""
+    figure, panels = plt.subplot_mosaic(
+        [["return", "return"], ["kl", "clipped"], ["explained", "spread"]],
+        figsize=(6, 6.4), facecolor="white", layout="constrained", height_ratios=(3, 2, 2),
+    )  # fmt: skip
     x = log.env_step[0]
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
+    draw_band(panels["return"], x, log.eval_return, BLUE, "greedy policy")
     ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
-    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="actions drawn")
-    left.set(ylabel="return", **({"ylim": (None, 0)} if (log.eval_return < 0).any() else {"ylim": (0, 515)}))
-    draw_band(middle, x, log.approx_kl, ORANGE, "approximate KL")
-    draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
-    middle.set(ylim=(0, None))
-    draw_band(right, x, log.explained_variance, GREEN, "explained variance")
-    spread = log.sigma if hasattr(log, "sigma") else log.entropy
-    draw_band(right, x, spread, BLUE, "sigma, N m" if hasattr(log, "sigma") else "entropy, nats")
-    right.set(
-        ylim=(-0.1, max(1.1, 1.05 * spread.max()))
-    )  # explained variance falls far where all returns agree
-    for axes in (left, middle, right):
-        axes.set_xlabel("environment step")
+    panels["return"].plot(
+        x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="sampled actions"
+    )
+    panels["return"].set(title="return", ylim=(None, 0) if (log.eval_return < 0).any() else (0, 515))
+    panels["return"].legend(frameon=False, loc="lower right")
+    draw_band(panels["kl"], x, np.maximum(log.approx_kl, 1e-4), ORANGE)
+    panels["kl"].set(title="approximate KL, logarithmic", yscale="log")  # one spike would flatten the rest
+    draw_band(panels["clipped"], x, log.clip_fraction, BLUE)
+    panels["clipped"].set(title="share clipped", ylim=(0, None))
+    # It falls far where all returns agree: what is left of the variance is noise
+    draw_band(panels["explained"], x, np.maximum(log.explained_variance, -0.5), GREEN)
+    panels["explained"].set(title="explained variance (≥ −0.5)", ylim=(-0.55, 1.05))
+    spread, words = (log.sigma, "sigma, N m") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
+    draw_band(panels["spread"], x, spread, BLUE)
+    panels["spread"].set(title=words, ylim=(0, None))
+    for name, axes in panels.items():
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(frameon=False)
+        if name != "return":
+            axes.set_xticks(np.linspace(0, x[-1], 3))
+    figure.supxlabel("environment step", fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
 
 
 def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
@@ -106,41 +113,43 @@ def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None
     plt.close(figure)
 
 
-def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> None:
+def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> plt.Figure:
     """PPO's objective against the ratio, for an advantage of +1 and of -1; the band of the clip is shaded."""
-    ratio = jnp.linspace(0.5, 1.5, 401)
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+    ratio = np.linspace(0.5, 1.5, 401)
+    figure, both = plt.subplots(1, 2, figsize=(6, 3.4), facecolor="white", layout="constrained")
     for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
         clipped = clipped_objective(ratio, advantage, epsilon)
         axes.axvspan(max(1 - epsilon, 0.5), min(1 + epsilon, 1.5), color=GREY, alpha=0.15, linewidth=0)
-        axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio x advantage")
-        axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: what is maximised")
+        axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio × advantage")
+        axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: maximized")
         for end, side in ((0, "left"), (-1, "right")):
             steps = (clipped[-1] - clipped[-2]) if end else (clipped[1] - clipped[0])
-            words = "flat: no pull" if abs(float(steps)) < 1e-6 else "full pull"
-            axes.annotate(words, (ratio[end], clipped[end]), (0, -14), ha=side, textcoords="offset points")
-        title = f"advantage {advantage:+.0f}: the action was {'better' if advantage > 0 else 'worse'}"
-        axes.set(xlabel="ratio: new probability / old", ylabel="objective", title=title)
-        axes.text(1, axes.get_ylim()[0], "1 ± ε", ha="center", va="bottom", color=GREY)
-        axes.margins(y=0.15)
-        axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right")
+            words = "no gradient" if abs(float(steps)) < 1e-6 else "full gradient"
+            axes.annotate(words, (ratio[end], clipped[end]), (0, -22), ha=side, textcoords="offset points")
+        better = "better" if advantage > 0 else "worse"
+        axes.set(
+            xlabel="ratio: new probability / old", title=f"A = {advantage:+.0f}: {better}".replace("-", "−")
+        )
+        axes.margins(y=0.25)
+        axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right", fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
 
 
-def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> None:
-    """Left: return against steps. Right: how much of the returns' variance the baseline explains."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> plt.Figure:
+    """Above: return against steps. Below: how much of the returns' variance the baseline explains."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5), facecolor="white", layout="constrained")
     x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="drawing its actions")
-    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
-    left.legend(frameon=False, loc="lower right")
-    draw_band(right, x, log.explained_variance, BLUE, f"BASELINE={baseline}")
-    right.axhline(0, color=GREY, linewidth=1)
-    right.set(xlabel="environment step", ylabel="explained variance")
-    right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
+    draw_band(above, x, log.eval_return, BLUE, "greedy policy")
+    above.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="sampled actions")
+    above.set(title="return", ylim=(0, 515))
+    above.legend(frameon=False, loc="lower right")
+    draw_band(below, x, log.explained_variance, BLUE)
+    below.axhline(0, color=GREY, linewidth=1)
+    below.set(xlabel="environment step", title=f"explained variance, BASELINE={baseline}")
+    for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure

@@ -120,6 +120,13 @@ def q_learning_curves(runs: Sequence[Path]) -> Lines:
         yield {"episode": int(episode)} | {name: f"{values[i]:.4g}" for name, values in lines.items()}
 
 
+def q_learning_crawl(runs: Sequence[Path]) -> Lines:
+    """crawl.csv: the best action's value in each state."""
+    for row in read_csv(runs[0] / "q_table.csv"):
+        state, *values = row.values()
+        yield {"state": state, "best_value": max(map(float, values))}
+
+
 # %% Folders 2 and 3: seeds side by side ----------------------------------------------------------------
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
