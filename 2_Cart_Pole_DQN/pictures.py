@@ -44,21 +44,21 @@ def draw_learning_curve(path: Path, log: Any) -> plt.Figure:
 
 
 def record_gif(path: Path, untrained: Any, trained: Any) -> None:
-    """500 steps of two greedy policies side by side, every fourth frame (12.5 per second).
+    """500 steps of two greedy policies side by side, with the steps played; every fourth frame.
 
     What ends an episode is a lean of 12 degrees. The film goes on to the ground, then the next one begins.
     """
     greedy = jax.jit(lambda network, obs: network(obs).argmax())
     films = []
-    for name, network in (("untrained", untrained), ("trained", trained)):
+    for network in (untrained, trained):
         env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
         obs, _ = env.reset(seed=0)
         film, steps, since_end = [], 0, 0  # of this episode
         for step in range(500):
             if step % 4 == 0:
                 film.append(Image.fromarray(env.render()).resize((450, 300)))
-                label = f"{name}: {steps} steps" + (", over" if since_end else "")
-                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=20)
+                colour = "#cf222e" if since_end else "black"
+                ImageDraw.Draw(film[-1]).text((12, 10), str(steps), fill=colour, font_size=32)
             if since_end:
                 fall_on(env.unwrapped)
                 since_end += 1
@@ -74,8 +74,18 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
         frame = Image.new("RGB", (910, 300), "white")  # 10 pixels between the two
         frame.paste(left, (0, 0))
         frame.paste(right, (460, 0))
-        frames.append(frame.quantize(16))
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
+        frames.append(see_through(frame))
+    look = {"transparency": 15, "disposal": 2, "loop": 0}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, **look)
+
+
+def see_through(frame: Image.Image) -> Image.Image:
+    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
+    pixels = np.array(frame)
+    pixels[pixels.max(axis=2) < 100] = 128
+    film = Image.fromarray(pixels).quantize(15)
+    film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
+    return film
 
 
 def fall_on(env: Any) -> None:

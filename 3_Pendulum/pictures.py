@@ -69,15 +69,15 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
     """
     greedy = jax.jit(lambda actor, obs: policy(actor, obs).mode())
     films = []
-    for name, actor in (("untrained", untrained), ("trained", trained)):
+    for actor in (untrained, trained):
         env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
         obs, _ = env.reset(seed=34)  # starts hanging
         played, film, episode_return, truncated = [], [], 0.0, False
         while not truncated:
             if len(played) % 3 == 0:
                 film.append(Image.fromarray(env.render()).resize((350, 350)))
-                label = f"{name}: return {episode_return:,.0f}"
-                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=20)
+                label = f"{episode_return:,.0f}".replace("-", "−")
+                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=32)
             played.append(env.unwrapped.state)
             obs, reward, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
             episode_return += reward
@@ -88,10 +88,20 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
         frame = Image.new("RGB", (710, 350), "white")  # 10 pixels between the two
         frame.paste(left, (0, 0))
         frame.paste(right, (360, 0))
-        frames.append(frame.quantize(16))
+        frames.append(see_through(frame))
     # 150 ms per frame of 3 steps of 0.05 s: as fast as it is
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, loop=0)
+    look = {"transparency": 15, "disposal": 2, "loop": 0}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, **look)
     return np.array(played)
+
+
+def see_through(frame: Image.Image) -> Image.Image:
+    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
+    pixels = np.array(frame)
+    pixels[pixels.max(axis=2) < 100] = 128
+    film = Image.fromarray(pixels).quantize(15)
+    film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
+    return film
 
 
 def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None:
@@ -100,16 +110,16 @@ def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None
     grid = np.stack(np.meshgrid(angle, speed), axis=-1).astype(np.float32)  # [161, 181, 2]
     obs = jnp.stack([jnp.cos(grid[..., 0]), jnp.sin(grid[..., 0]), grid[..., 1]], axis=-1)
     expected = value(obs)  # [161, 181]
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), facecolor="white", layout="constrained")
-    mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
-    figure.colorbar(mesh, label="V(s): discounted return expected")
-    degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
-    axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
-    axes.annotate("start", (degrees[0], played[0, 1]), (4, -12), textcoords="offset points", color="white")
-    axes.set(
-        xlabel="angle, degrees (0: upright, 180: hanging)", ylabel="speed, rad/s", xticks=range(-180, 181, 60)
-    )
-    figure.savefig(path, dpi=110)
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with plt.rc_context(dict.fromkeys(names, "#767d86") | {"font.size": 12}):  # seen on white and on black
+        figure, axes = plt.subplots(figsize=(6, 4.4), layout="constrained")
+        mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
+        figure.colorbar(mesh, label="V(s)")
+        degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
+        axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
+        axes.plot(degrees[0], played[0, 1], "o", color="none", markersize=11, markeredgecolor="white")
+        axes.set(xlabel="θ, °", ylabel="dθ/dt, rad/s", xticks=range(-180, 181, 60))
+        figure.savefig(path, dpi=110, transparent=True)
     plt.close(figure)
 
 

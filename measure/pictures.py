@@ -285,7 +285,8 @@ def failures(table: Path) -> plt.Figure:
     for one in axes[::2]:
         one.set_ylabel("return")
     with_commas(*axes)
-    figure.supxlabel("environment step", fontsize=11)
+    for one in axes[-2:]:
+        one.set_xlabel("environment step")
     key_below(figure, axes[0])
     return figure
 
