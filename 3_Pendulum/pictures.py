@@ -75,9 +75,8 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
         played, film, episode_return, truncated = [], [], 0.0, False
         while not truncated:
             if len(played) % 3 == 0:
-                film.append(Image.fromarray(env.render()).resize((350, 350)))
-                label = f"{episode_return:,.0f}".replace("-", "−")
-                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=32)
+                film.append(Image.fromarray(env.render()).resize((350, 350), box=(115, 115, 385, 385)))
+                ImageDraw.Draw(film[-1]).text((8, 8), f"{episode_return:,.0f}", fill="black", font_size=28)
             played.append(env.unwrapped.state)
             obs, reward, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
             episode_return += reward
