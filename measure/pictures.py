@@ -29,7 +29,6 @@ DARK = {  # of GitHub's dark pages
 FONTS = (
     "system-ui, 'Segoe UI', 'Noto Sans', 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', sans-serif"
 )
-warnings.filterwarnings("ignore", "Glyph .* missing")  # of Chinese: the reader's machine has the font
 CHINESE = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text())
 NUMBER = re.compile(r"[+−-]?\d[\d,.]*(?<![,.])")
 WIDE = 6.0  # inches of every picture: a phone shows it at two thirds of its size
@@ -80,7 +79,9 @@ def save(figure: plt.Figure, path: Path) -> None:
         if target != path:
             translate(figure)
         svg = io.StringIO()
-        figure.savefig(svg, format="svg", facecolor=PAGE, metadata={"Date": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of Chinese: the reader has the font
+            figure.savefig(svg, format="svg", facecolor=PAGE, metadata={"Date": None})
         target.write_text(adapted(svg.getvalue()))
     plt.close(figure)
 

@@ -106,11 +106,6 @@ def test_a_picture_has_words_and_its_labels_are_in_the_pages_language(page):
         assert not path.endswith(".svg") or path.endswith("_ch.svg") == (page in CHINESE), path
 
 
-@pytest.mark.parametrize("picture", sorted(ROOT.glob("[1-5]_*/assets/*.gif")), ids=name_of)
-def test_an_animation_is_below_a_megabyte(picture):
-    assert picture.stat().st_size < 10**6
-
-
 # --- languages
 
 
