@@ -37,11 +37,7 @@ def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
 def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> plt.Figure:
     """Above: return against episodes, and where epsilon stops falling. Below: the largest error of the table.
 
-    Args:
-        path: of the PNG file.
-        log: float64 (rows, 4), see `train`.
-        errors: float64 (rows,), largest absolute error at the end of each row.
-        best_return: of the shortest way from the start.
+    `log` is float64 [rows, 4], see `train`; `errors`, [rows], are those at the end of each row.
     """
     episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
     figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
@@ -65,12 +61,8 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
 def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> plt.Figure:
     """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
 
-    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
-
-    Args:
-        path: of the PNG file.
-        q_table: float64 [SIZE^2, 4].
-        moves: (rows, columns) of each action.
+    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes. `q_table`
+    is float64 [SIZE^2, 4], `moves` has (rows, columns) of each action.
     """
     size = size_of(q_table)
     figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")
@@ -94,13 +86,9 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
             color = "white" if q < middle else "black"
             axes.text(x, y, f"{q:.1f}", ha="center", va="center", fontsize=8.5, color=color)
         for action in np.flatnonzero(q_table[state] >= q_table[state].max() - TIE):
-            rows, columns = moves[action]
-            axes.annotate(
-                "",
-                xy=center + 0.24 * np.array([columns, rows]),
-                xytext=center,
-                arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
-            )
+            tip = center + 0.24 * np.array(moves[action])[::-1]
+            look = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16}
+            axes.annotate("", xy=tip, xytext=center, arrowprops=look)
     axes.text(size - 0.5, size - 0.5, "goal", ha="center", va="center", fontsize=13)
     axes.text(0.5, -0.04, "start", ha="center", va="bottom", fontsize=13)
     axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xticks=[], yticks=[])

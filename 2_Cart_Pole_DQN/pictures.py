@@ -69,19 +69,13 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
                 (obs, _), steps, since_end = env.reset(), 0, 0
         env.close()
         films.append(film)
-    frames = []
-    for left, right in zip(*films, strict=True):
-        frame = Image.new("RGB", (910, 300), "white")  # 10 pixels between the two
-        frame.paste(left, (0, 0))
-        frame.paste(right, (460, 0))
-        frames.append(see_through(frame))
+    frames = [see_through(np.hstack(pair)) for pair in zip(*films, strict=True)]
     look = {"transparency": 15, "disposal": 2, "loop": 0}
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, **look)
 
 
-def see_through(frame: Image.Image) -> Image.Image:
+def see_through(pixels: np.ndarray) -> Image.Image:
     """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
-    pixels = np.array(frame)
     pixels[pixels.max(axis=2) < 100] = 128
     film = Image.fromarray(pixels).quantize(15)
     film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))

@@ -27,38 +27,48 @@ def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | 
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
+def finished(figure: plt.Figure, path: Path) -> plt.Figure:
+    """Writes a picture."""
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return figure
+
+
+def draw_return(axes, x: np.ndarray, log: Any) -> None:
+    """Of the greedy policy, and while training."""
+    draw_band(axes, x, log.eval_return, BLUE, "greedy policy")
+    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
+    axes.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="sampled actions")
+    axes.set(title="return", ylim=(None, 0) if (log.eval_return < 0).any() else (0, 515))
+    axes.legend(frameon=False, loc="lower right")
+
+
 def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
     """Return against environment steps; below, one quantity an axis, what a practitioner watches."""
-    figure, panels = plt.subplot_mosaic(
+    figure, axes = plt.subplot_mosaic(
         [["return", "return"], ["kl", "clipped"], ["explained", "spread"]],
         figsize=(6, 6.4), facecolor="white", layout="constrained", height_ratios=(3, 2, 2),
     )  # fmt: skip
     x = log.env_step[0]
-    draw_band(panels["return"], x, log.eval_return, BLUE, "greedy policy")
-    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
-    panels["return"].plot(
-        x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="sampled actions"
-    )
-    panels["return"].set(title="return", ylim=(None, 0) if (log.eval_return < 0).any() else (0, 515))
-    panels["return"].legend(frameon=False, loc="lower right")
-    draw_band(panels["kl"], x, np.maximum(log.approx_kl, 1e-4), ORANGE)
-    panels["kl"].set(title="approximate KL, logarithmic", yscale="log")  # one spike would flatten the rest
-    draw_band(panels["clipped"], x, log.clip_fraction, BLUE)
-    panels["clipped"].set(title="share clipped", ylim=(0, None))
-    # It falls far where all returns agree: what is left of the variance is noise
-    draw_band(panels["explained"], x, np.maximum(log.explained_variance, -0.5), GREEN)
-    panels["explained"].set(title="explained variance (≥ −0.5)", ylim=(-0.55, 1.05))
+    draw_return(axes["return"], x, log)
     spread, words = (log.sigma, "sigma, N m") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
-    draw_band(panels["spread"], x, spread, BLUE)
-    panels["spread"].set(title=words, ylim=(0, None))
-    for name, axes in panels.items():
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        if name != "return":
-            axes.set_xticks(np.linspace(0, x[-1], 3))
+    for name, values, color, title in (
+        ("kl", np.maximum(log.approx_kl, 1e-4), ORANGE, "approximate KL, logarithmic"),
+        ("clipped", log.clip_fraction, BLUE, "share clipped"),
+        # It falls far where all returns agree: what is left of the variance is noise
+        ("explained", np.maximum(log.explained_variance, -0.5), GREEN, "explained variance (≥ −0.5)"),
+        ("spread", spread, BLUE, words),
+    ):
+        draw_band(axes[name], x, values, color)
+        axes[name].set(title=title, xticks=np.linspace(0, x[-1], 3))
+    axes["clipped"].set_ylim(0)
+    axes["spread"].set_ylim(0)
+    axes["kl"].set_yscale("log")  # one spike would flatten the rest
+    axes["explained"].set(ylim=(-0.55, 1.05))
+    for one in axes.values():
+        one.xaxis.set_major_formatter("{x:,.0f}")
     figure.supxlabel("environment step", fontsize="medium")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return figure
+    return finished(figure, path)
 
 
 def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
@@ -82,21 +92,15 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
             episode_return += reward
         env.close()
         films.append(film)
-    frames = []
-    for left, right in zip(*films, strict=True):
-        frame = Image.new("RGB", (710, 350), "white")  # 10 pixels between the two
-        frame.paste(left, (0, 0))
-        frame.paste(right, (360, 0))
-        frames.append(see_through(frame))
+    frames = [see_through(np.hstack(pair)) for pair in zip(*films, strict=True)]
     # 150 ms per frame of 3 steps of 0.05 s: as fast as it is
     look = {"transparency": 15, "disposal": 2, "loop": 0}
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, **look)
     return np.array(played)
 
 
-def see_through(frame: Image.Image) -> Image.Image:
+def see_through(pixels: np.ndarray) -> Image.Image:
     """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
-    pixels = np.array(frame)
     pixels[pixels.max(axis=2) < 100] = 128
     film = Image.fromarray(pixels).quantize(15)
     film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
@@ -141,24 +145,17 @@ def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: flo
         )
         axes.margins(y=0.25)
         axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right", fontsize="small")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return figure
+    return finished(figure, path)
 
 
 def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> plt.Figure:
     """Above: return against steps. Below: how much of the returns' variance the baseline explains."""
     figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5), facecolor="white", layout="constrained")
     x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout
-    draw_band(above, x, log.eval_return, BLUE, "greedy policy")
-    above.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="sampled actions")
-    above.set(title="return", ylim=(0, 515))
-    above.legend(frameon=False, loc="lower right")
+    draw_return(above, x, log)
     draw_band(below, x, log.explained_variance, BLUE)
     below.axhline(0, color=GREY, linewidth=1)
     below.set(xlabel="environment step", title=f"explained variance, BASELINE={baseline}")
     for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return figure
+    return finished(figure, path)

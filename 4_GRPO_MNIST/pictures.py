@@ -8,26 +8,19 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY, GREEN, RED, PURPLE = (
-    "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e", "#8250df"
-)  # fmt: skip
+BLUE, ORANGE, GREY, GREEN, RED = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e"
 COLORS = {"grpo": BLUE, "cross_entropy": GREY, "ppo": ORANGE, "reinforce": GREEN}
 LABELS = {
-    "grpo": "GRPO",
-    "cross_entropy": "cross-entropy",
-    "ppo": "PPO with critic",
+    "grpo": "GRPO", "cross_entropy": "cross-entropy", "ppo": "PPO with critic",
     "reinforce": "REINFORCE, no baseline",
-}
+}  # fmt: skip
 
 
 def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     """Above: validation accuracy of all methods, mean over the seeds, and a band from lowest to highest.
 
-    Below: the signal in GRPO's groups, one quantity an axis.
-
-    Args:
-        path: of the PNG file, or an open one.
-        logs: by method, each a NamedTuple of arrays [NUM_SEEDS, rows].
+    Below: the signal in GRPO's groups, one quantity an axis. `logs` has a log for each method, whose fields
+    are [NUM_SEEDS, rows].
     """
     figure, panels = plt.subplot_mosaic(
         [["main"] * 3, [0, 1, 2]],
@@ -50,13 +43,10 @@ def draw_accuracy(path: Any, logs: dict[str, Any]) -> plt.Figure:
     main.set_ylim(min(1.3 * every.max(), 100), max(0.8 * every.min(), 0.1))
     main.legend(frameon=False, loc="lower right")
     log = logs["grpo"]
-    for row, (values, title, color) in enumerate(
-        (
-            (log.reward, "right guesses", BLUE),
-            (log.zero_variance, "groups without signal", RED),
-            (log.advantage_std, "std of advantages", PURPLE),
-        )
-    ):
+    for row, (values, title, color) in enumerate((
+        (log.reward, "right guesses", BLUE), (log.zero_variance, "groups without signal", RED),
+        (log.advantage_std, "std of advantages", GREY),
+    )):  # fmt: skip
         panels[row].plot(log.images[0], values.mean(axis=0), color=color)
         panels[row].set_title(title, fontsize=10)
         panels[row].set_ylim(0, 1)

@@ -58,6 +58,7 @@ PASS_QUESTIONS = 128  # from the top of the test file, 64 answers each
 RESAMPLES = 10_000
 
 OLD = "ROLLOUTS=one-step-ahead"
+CORRECTED = f"{OLD} SAMPLER_CORRECTION=2.0"
 ZERO_ONE = "REWARDS=correctness_reward"
 DISTILLED = "TEACHER={teacher} ADVANTAGE=none BETA=1.0"
 PAIRS = "NUM_GENERATIONS=2 BATCH_SIZE=64"  # as many answers per step
@@ -86,13 +87,10 @@ METHODS = {
         "GRPO",
     ),
     "one step old": (OLD, "GRPO"),
-    "one step old, token capped": (f"{OLD} SAMPLER_CORRECTION=2.0", "one step old"),
-    "one step old, token masked": (f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=token-mask", "one step old"),
-    "one step old, answer capped": (f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=sequence", "one step old"),
-    "one step old, answer masked": (
-        f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=sequence-mask",
-        "one step old",
-    ),
+    "one step old, token capped": (CORRECTED, "one step old"),
+    "one step old, token masked": (f"{CORRECTED} SAMPLER_WEIGHT=token-mask", "one step old"),
+    "one step old, answer capped": (f"{CORRECTED} SAMPLER_WEIGHT=sequence", "one step old"),
+    "one step old, answer masked": (f"{CORRECTED} SAMPLER_WEIGHT=sequence-mask", "one step old"),
     "distillation, k3": (f"{DISTILLED} KL_LOSS_MODE=low_var_kl", "distillation"),
     "entropy bonus": ("ENTROPY_COEF=0.01", "GRPO"),
 }
@@ -152,15 +150,12 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[list[dict[str, Any]],
             log = read_csv(folder / "train_log.csv")
             graded = np.cumsum([0, *(int(row["answers"]) for row in log)]).tolist()
             line = {"method": method, "seed": seed, "graded": graded[-1]}
-            line |= {
-                f"pass_at_{row['k']}": float(row["pass_at_k"]) for row in right if int(row["k"]) in PASS_AT
-            }
-            line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
-            line |= {"format": result["after"]["format_accuracy"]}
-            line |= {
-                name: round(np.mean([float(row[name]) for row in log[-10:]]), 5)
-                for name in ("entropy", "length")
-            }
+            of_k = {row["k"]: float(row["pass_at_k"]) for row in right}
+            line |= {f"pass_at_{k}": of_k[str(k)] for k in PASS_AT}
+            line["greedy"] = result["after"]["greedy_answer_accuracy"]
+            line["format"] = result["after"]["format_accuracy"]
+            for name in ("entropy", "length"):
+                line[name] = round(np.mean([float(row[name]) for row in log[-10:]]), 5)
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
             evaluations = map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())

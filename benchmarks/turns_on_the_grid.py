@@ -291,9 +291,8 @@ def table_of_price(curves: list[dict[str, Any]]) -> None:
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
-            means = [
-                np.mean([float(r["reward"]) for r in rows[max(0, i - 2) : i + 1]]) for i in range(len(rows))
-            ]
+            rewards = [float(row["reward"]) for row in rows]
+            means = [np.mean(rewards[max(0, i - 2) : i + 1]) for i in range(len(rows))]
             at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
             if at is None:
                 continue

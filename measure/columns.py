@@ -53,14 +53,8 @@ def q_learning_facts(run: Path) -> dict[str, Any]:
     error = np.abs(Q - grid["value_iteration"](c))
     last = log["return"][log["episode"] > constants["NUM_EPISODES"] - 1000].mean()
     moves = grid["greedy_moves"](c, Q, grid["START"])
-    return {
-        "seed": constants["SEED"],
-        "result": result,
-        "log": log,
-        "error": error,
-        "last": last,
-        "moves": moves,
-    }
+    facts = {"seed": constants["SEED"], "result": result, "log": log}
+    return facts | {"error": error, "last": last, "moves": moves}
 
 
 def q_learning_seed(runs: Sequence[Path]) -> Lines:

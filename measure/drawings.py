@@ -65,14 +65,14 @@ def course_map() -> plt.Figure:
         ("5 GRPO, MaxText", "a language model\n0.3 M to 8 billion", "the mean of\neight answers",
          "eight answers\nper question"),
     )  # fmt: skip
-    places = 1.0, 2.95, 4.9
-    for x, colour, words in zip(places, (BLUE, ORANGE, GREY), (
-        "what is learned", "who says whether\nan action was good", "the price"), strict=True):  # fmt: skip
+    columns = {"what is learned": (1.0, BLUE), "who says whether\nan action was good": (2.95, ORANGE),
+               "the price": (4.9, GREY)}  # fmt: skip
+    for words, (x, colour) in columns.items():
         say(axes, x, 5.1, words, color=colour, weight="bold")
     for i, (title, *words) in enumerate(steps):
         y = 4.32 - 0.98 * i
         say(axes, 0.05, y + 0.42, title, ha="left", weight="bold")
-        for x, text, colour in zip(places, words, (BLUE, ORANGE, GREY), strict=True):
+        for text, (x, colour) in zip(words, columns.values(), strict=True):
             box(axes, (x, y), (1.8, 0.52), text, colour)
     say(axes, 3, -0.1, "last part: a mesh cuts the model over many chips", color=GREEN)
     return figure
@@ -157,11 +157,9 @@ def ratio_passes(table: Path) -> plt.Figure:
     for axes, epsilon, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
         mine = [line for line in lines if line["clip_epsilon"] == epsilon]
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
-        for step in dict.fromkeys(line["step"] for line in mine):
-            action = [line for line in mine if line["step"] == step]
-            good = float(action[0]["normalized_advantage"]) > 0
-            axes.plot([int(line["passes"]) for line in action], [float(line["ratio"]) for line in action],
-                      color=GREEN if good else RED, lw=1.2, alpha=0.8)  # fmt: skip
+        for action in grouped(mine, "step").values():
+            colour = GREEN if float(action[0]["normalized_advantage"]) > 0 else RED
+            axes.plot(numbers(action, "passes"), numbers(action, "ratio"), color=colour, lw=1.2, alpha=0.8)
         outside = f"{100 * float(mine[-1]['share_outside']):.0f} % end outside 1 ± ε"
         axes.set(title=f"{title}\n{outside}", xlabel="passes over the rollout", xlim=(0, 10), ylim=(0, 2.05))
     both[0].set(ylabel="ratio: new probability / old", yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))
@@ -173,9 +171,7 @@ def ratio_passes(table: Path) -> plt.Figure:
 def eight_answers(transcript: Path) -> plt.Figure:
     """A group of the main job's first step: rewards, their mean, and the advantages."""
     group = json.loads(transcript.read_text())
-    rewards, advantages = (
-        np.array([answer[name] for answer in group["before"]]) for name in ("reward", "advantage")
-    )
+    rewards, advantages = (np.array([a[n] for a in group["before"]]) for n in ("reward", "advantage"))
     rows = np.arange(len(rewards))
     figure, (left, right) = panels(1, 2, 4.6, sharey=True)
     figure.suptitle(f"{group['question']}\n(right: {group['answer']})", fontsize=10.5)

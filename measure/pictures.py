@@ -6,7 +6,7 @@ import runpy
 import statistics
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,9 +26,7 @@ DARK = {  # of GitHub's dark pages
     BLUE: "#58a6ff", ORANGE: "#f0883e", GREY: "#8b949e", GREEN: "#3fb950", RED: "#ff7b72", PURPLE: "#bc8cff",
     INK: "#e6edf3", PAGE: "#0d1117",
 }  # fmt: skip
-FONTS = (
-    "system-ui, 'Segoe UI', 'Noto Sans', 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', sans-serif"
-)
+FONTS = "system-ui, 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', sans-serif"
 CHINESE = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text())
 NUMBER = re.compile(r"[+−-]?\d[\d,.]*(?<![,.])")
 WIDE = 6.0  # inches of every picture: a phone shows it at two thirds of its size
@@ -100,17 +98,19 @@ def numbers(rows: Sequence[dict[str, str]], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in rows])
 
 
-def log_of(rows: Sequence[dict[str, str]], by: str = "seed") -> SimpleNamespace:
+def log_of(rows: Sequence[dict[str, str]]) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
-    seeds = list(grouped(rows, by).values())
+    seeds = list(grouped(rows, "seed").values())
     return SimpleNamespace(**{name: np.stack([numbers(one, name) for one in seeds])
-                              for name in rows[0] if name not in ("method", "variant", by)})  # fmt: skip
+                              for name in rows[0] if name not in ("method", "variant", "seed")})  # fmt: skip
 
 
 def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[plt.Figure, list[plt.Axes]]:
     """Axes below and beside each other, in a picture of the usual width."""
     size = (WIDE, height * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
+    for one in axes.flat:
+        one.xaxis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
     return figure, [*axes.flat]
 
 
@@ -120,29 +120,36 @@ def band(axes: plt.Axes, x, mean, low, high, color: str, label: str | None = Non
     axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
 
 
+def band_of(axes: plt.Axes, x: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+    """The same of `values`, [seeds, rows]."""
+    band(axes, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), color, label)
+
+
 def draw_band(axes: plt.Axes, rows: Sequence[dict[str, str]], color: str, label: str | None = None) -> None:
     """The same of a table with the columns env_step, mean, low, high."""
     band(axes, *(numbers(rows, name) for name in ("env_step", "mean", "low", "high")), color, label)
 
 
-def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> None:
-    """The legend, where it covers nothing."""
+def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figure:
+    """The figure with a legend where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+    return figure
 
 
-def with_commas(*axes: plt.Axes) -> None:
-    """10,000 instead of 10000."""
-    for one in axes:
-        one.xaxis.set_major_formatter("{x:,.0f}")
+def returns_of(table: Path) -> dict[str, np.ndarray]:
+    """The seeds' last policies, by what was changed."""
+    groups = grouped(read_csv(table), "changed")
+    return {label: numbers(rows, "eval_return") for (label,), rows in groups.items()}
 
 
-def by_seed(groups: dict[str, np.ndarray], color: str = BLUE, height: float = 0.42):
-    """A line for each row of a study, a dot for each seed's last policy."""
+def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
+    """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
     figure, [axes] = panels(1, height=height * len(groups) + 0.9)
-    for y, returns in enumerate(groups.values()):
+    for y, (returns, word) in enumerate(groups.values()):
         # Spread out vertically, else ten seeds at one place look like one
-        axes.scatter(returns, y + np.linspace(-0.25, 0.25, len(returns)), s=16, color=color)
+        axes.scatter(returns, y + np.linspace(-0.25, 0.25, len(returns)), s=16, color=BLUE)
+        axes.text(1.02, y, word, va="center", transform=axes.get_yaxis_transform())
     axes.set_yticks(range(len(groups)), groups, fontsize=9)
     axes.grid(axis="y", color=GREY, alpha=0.25)
     axes.set(ylim=(len(groups) - 0.5, -0.5))
@@ -152,6 +159,11 @@ def by_seed(groups: dict[str, np.ndarray], color: str = BLUE, height: float = 0.
 def of_chapter(folder: str, name: str, *given) -> plt.Figure:
     """A picture that a chapter's script draws at the end of its run, drawn by the same function."""
     return runpy.run_path(str(ROOT / folder / "pictures.py"))[name](io.BytesIO(), *given)
+
+
+def of_log(folder: str, name: str, *more) -> Callable[[Path], plt.Figure]:
+    """A function that draws such a picture from a log."""
+    return lambda log: of_chapter(folder, name, log_of(read_csv(log)), *more)
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
@@ -173,33 +185,28 @@ def step_sizes(curves: Path) -> plt.Figure:
     figure, both = panels(2, sharex=True)
     colors = (BLUE, ORANGE, GREY, GREEN, RED)
     for ((label,), rows), color in zip(grouped(read_csv(curves), "changed").items(), colors, strict=True):
+        rows = [rows[i] for i in sorted({*np.geomspace(1, len(rows), 150).astype(int) - 1})]
         for axes, name in zip(both, ("error", "return"), strict=True):
             columns = "episode", *(f"{name}_{end}" for end in ("mean", "min", "max"))
-            rows = [rows[i] for i in sorted({*np.geomspace(1, len(rows), 150).astype(int) - 1})]
             # The first one thick: where a later one covers it, both are seen
             width = 4 if label == "unchanged" else 1.5
             band(axes, *(numbers(rows, key) for key in columns), color, label, linewidth=width)
     both[0].set(xscale="log", yscale="log", title="largest error of the table")
     both[1].set(xlabel="episode", title="return (mean of 50 episodes)")
-    key_below(figure, both[0], 3)
-    return figure
+    return key_below(figure, both[0], 3)
 
 
 # %% Folder 2 -------------------------------------------------------------------------------------------
-def dqn_curve(log: Path) -> plt.Figure:
-    """Return; and what the network promises against what comes of it."""
-    return of_chapter("2_Cart_Pole_DQN", "draw_learning_curve", log_of(read_csv(log)))
+dqn_curve = of_log("2_Cart_Pole_DQN", "draw_learning_curve")
 
 
 def seeds_of_dqn(table: Path) -> plt.Figure:
     """Last policies of the rows where not every seed is solved."""
-    groups = {label: numbers(rows, "eval_return") for (label,), rows in
-              grouped(read_csv(table), "changed").items()}  # fmt: skip
-    solved = {label: int((returns >= 475).sum()) for label, returns in groups.items()}
+    groups = returns_of(table)
+    solved = {label: (returns >= 475).sum() for label, returns in groups.items()}
     rows = sorted((label for label in groups if solved[label] < 10), key=solved.get)
-    figure, axes = by_seed({label.replace(" ", "\n"): groups[label] for label in rows}, height=0.6)
-    for y, label in enumerate(rows):
-        axes.text(1.02, y, f"{solved[label]} of 10", va="center", transform=axes.get_yaxis_transform())
+    shown = {label.replace(" ", "\n"): (groups[label], f"{solved[label]} of 10") for label in rows}
+    figure, axes = by_seed(shown, height=0.6)
     axes.axvline(475, color=GREEN, linewidth=1)
     axes.set(xlim=(0, 510), xticks=range(0, 501, 100), title="What fails: seeds solved (475 or more)")
     axes.set_xlabel("return of the last policy; other rows: 10 of 10", loc="right")
@@ -218,20 +225,12 @@ def overestimation(table: Path) -> plt.Figure:
         axes.set(title=title, ylabel="estimate − true return")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
     both[1].set_xlabel("environment step")
-    with_commas(*both)
-    key_below(figure, both[0])
-    return figure
+    return key_below(figure, both[0])
 
 
 # %% Folder 3 -------------------------------------------------------------------------------------------
-def ppo_curve(log: Path) -> plt.Figure:
-    """Return, and what a practitioner watches."""
-    return of_chapter("3_Pendulum", "draw_ppo_curve", log_of(read_csv(log)))
-
-
-def reinforce_curve(log: Path) -> plt.Figure:
-    """Return, and the baseline's explained variance."""
-    return of_chapter("3_Pendulum", "draw_reinforce_curve", log_of(read_csv(log)), "critic_baseline")
+ppo_curve = of_log("3_Pendulum", "draw_ppo_curve")
+reinforce_curve = of_log("3_Pendulum", "draw_reinforce_curve", "critic_baseline")
 
 
 def clipped_objective() -> plt.Figure:
@@ -245,15 +244,15 @@ def clipped_objective() -> plt.Figure:
 
 def seeds_of_ppo(table: Path) -> plt.Figure:
     """Last policies of the rows that do worse."""
-    groups = {label: numbers(rows, "eval_return") for (label,), rows in
-              grouped(read_csv(table), "changed").items()}  # fmt: skip
-    words = {label: label.replace(" ", "\n") if label.count(" ") < 3 else
-             f"the textbook's constants\n{label.split()[0]}" for label in groups}  # fmt: skip
-    worse = sorted((label for label in groups if groups[label].mean() < -170), key=lambda x: groups[x].mean())
-    figure, axes = by_seed({words[label]: -groups[label] for label in [*worse, "unchanged"]}, height=0.48)
-    for y, label in enumerate([*worse, "unchanged"]):
-        mean = f"{groups[label].mean():.0f}".replace("-", "−")
-        axes.text(1.02, y, mean, va="center", transform=axes.get_yaxis_transform())
+    groups = returns_of(table)
+    rows = sorted(groups, key=lambda label: groups[label].mean())
+    rows = [label for label in rows if groups[label].mean() < -170] + ["unchanged"]
+    shown = {}
+    for label in rows:
+        steps, *others = label.split()
+        words = f"the textbook's constants\n{steps}" if len(others) > 2 else label.replace(" ", "\n")
+        shown[words] = -groups[label], f"−{-groups[label].mean():.0f}"
+    figure, axes = by_seed(shown, height=0.48)
     ticks = [150, 300, 600, 1200]
     axes.set(xscale="log", xlim=(1700, 125), title="What does worse, and the mean of ten seeds")
     axes.set_xticks(ticks, [f"−{tick:,}" for tick in ticks])
@@ -263,33 +262,26 @@ def seeds_of_ppo(table: Path) -> plt.Figure:
 
 
 FAILURES = {  # the rows from which most is to be learned
-    "CLIP_EPSILON=1e9": "no clip, no KL penalty",
-    "BOOTSTRAP_TRUNCATED=False": "truncated = terminated",
-    "NORMALIZE_ADVANTAGES=False": "advantages of any size",
-    "GAE_LAMBDA=0.0": "critic trusted at once",
-    "CRITIC_LEARNING_RATE=1e-3": "critic learns too slowly",
-    "NUM_EPOCHS=1": "each rollout used once",
-}
+    "CLIP_EPSILON=1e9": "no clip, no KL penalty", "BOOTSTRAP_TRUNCATED=False": "truncated = terminated",
+    "NORMALIZE_ADVANTAGES=False": "advantages of any size", "GAE_LAMBDA=0.0": "critic trusted at once",
+    "CRITIC_LEARNING_RATE=1e-3": "critic learns too slowly", "NUM_EPOCHS=1": "each rollout used once",
+}  # fmt: skip
 
 
 def failures(table: Path) -> plt.Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
     groups = grouped(read_csv(table), "changed")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
-    unchanged = groups["unchanged",]
+    unchanged = [numbers(groups["unchanged",], name) for name in ("env_step", "mean")]
     for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
-        one.plot(numbers(unchanged, "env_step"), numbers(unchanged, "mean"), color=GREY, label="unchanged")
+        one.plot(*unchanged, color=GREY, label="unchanged")
         draw_band(one, groups[label,], BLUE, "changed")
         one.set_title(f"{words}\n", fontsize=11)
         one.text(0, 1.03, label, fontsize=8, color=GREY, transform=one.transAxes)
         one.set_xticks([0, 50_000, 100_000])
-    for one in axes[::2]:
-        one.set_ylabel("return")
-    with_commas(*axes)
-    for one in axes[-2:]:
-        one.set_xlabel("environment step")
-    key_below(figure, axes[0])
-    return figure
+    axes[2].set_ylabel("return")
+    axes[4].set_xlabel("environment step")
+    return key_below(figure, axes[0])
 
 
 BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
@@ -302,11 +294,9 @@ def baselines(table: Path) -> plt.Figure:
     figure, axes = panels(3, 2, 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in BASELINES for to_go in CREDIT]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
-        rows = groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}",]
-        draw_band(one, rows, BASELINES[baseline])
+        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}",], BASELINES[baseline])
         one.set_title(f"{baseline.replace('_', ' ')}, {CREDIT[to_go]}")
         one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
-    with_commas(*axes)
     figure.supxlabel("environment step", fontsize=11)
     return figure
 
@@ -339,17 +329,16 @@ def gradient_variance(table: Path) -> plt.Figure:
         if np.isfinite(value):
             digits = 1 - int(np.floor(np.log10(value)))  # two that count
             above.text(value * 1.15, y, f"{round(value, digits):,.{max(0, digits)}f}", va="center")
-    title = f"variance / (length of the mean gradient)² at step {step:,}"
-    above.set(xscale="log", xlim=(1, 1e5), title=title)
+    above.set(
+        xscale="log", xlim=(1, 1e5), title=f"variance / (length of the mean gradient)² at step {step:,}"
+    )
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == ("True", baseline)]
         label = f"{baseline.replace('_', ' ')}, return to go"
         below.plot(steps, numbers(mine, "trace"), color=BASELINES[baseline], marker="o", label=label)
     below.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
-    with_commas(below)
-    key_below(figure, below)
-    return figure
+    return key_below(figure, below)
 
 
 # %% Folder 4 -------------------------------------------------------------------------------------------
@@ -376,9 +365,12 @@ def pull(table: Path) -> plt.Figure:
 
 
 # %% Folder 5 -------------------------------------------------------------------------------------------
-def report(log: Path, seeds: Path, reading: str = "answer", column: str = "correct") -> plt.Figure:
+def report(log: Path, seeds: Path) -> plt.Figure:
     """While a run trains: its own answers and held-out questions. Below: the test before and after."""
     rows, result = read_csv(log), read_csv(seeds)[0]
+    reading, column = "answer", "correct"
+    if float(result["after_answer_accuracy"]) < 0.1:  # answers are paid by their last number
+        reading, column = "lenient", "correct_lenient"
     held_out = [row for row in rows if row[f"held_out_{column}"] != "nan"]
     figure, (above, below) = panels(2, height=2.7, height_ratios=(2, 1))
     lines = {"zero_variance": (GREY, "groups without signal"), column: (BLUE, "the step's answers: right")}
@@ -397,17 +389,10 @@ def report(log: Path, seeds: Path, reading: str = "answer", column: str = "corre
         for place, value in zip(places, values, strict=True):
             below.text(value + 1, place, f"{value:.0f} %, {when}", va="center")
     below.set_yticks([0, 1], ["sampled", "greedy"])
-    below.set(
-        xlim=(0, 125), xticks=[], ylim=(1.5, -0.5), title=f"{result['questions']} test questions: right"
-    )
+    below.set(xlim=(0, 125), xticks=[], ylim=(1.5, -0.5))
+    below.set_title(f"{result['questions']} test questions: right")
     below.spines["bottom"].set_visible(False)
-    key_below(figure, above)
-    return figure
-
-
-def report_of_smollm2(log: Path, seeds: Path) -> plt.Figure:
-    """The same where an answer counts by its last number."""
-    return report(log, seeds, "lenient", "correct_lenient")
+    return key_below(figure, above)
 
 
 def pass_at_k(table: Path) -> plt.Figure:
@@ -424,8 +409,7 @@ def pass_at_k(table: Path) -> plt.Figure:
         axes.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
         axes.set(xlabel="k, answers per question", title=title)
     both[0].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-    key_below(figure, both[0])
-    return figure
+    return key_below(figure, both[0])
 
 
 METHODS = (  # of the page's table; one's own method joins them
@@ -448,8 +432,7 @@ def methods(table: Path) -> plt.Figure:
         for y, method in enumerate(shown):
             mean, low, high = (100 * x for x in study.difference(lines, method, counterpart[method], name))
             color = GREY if low <= 0 <= high else BLUE if mean > 0 else RED
-            axes.plot([low, high], [y, y], color=color, lw=2.5)
-            axes.plot(mean, y, "o", color=color)
+            axes.plot([low, mean, high], [y] * 3, "-o", markevery=[1], color=color, lw=2.5)
             if mean < -7:  # off the picture
                 axes.text(-6.8, y, f"← {mean:.0f}".replace("-", "−"), va="center", color=color)
         axes.axvline(0, color=INK, lw=0.8)
@@ -471,8 +454,7 @@ def methods_pass_at_k(table: Path) -> plt.Figure:
     axes.set_xticks(numbers(rows, "k"), [row["k"] for row in rows])
     axes.set(xlabel="k, answers per question", title="questions with a right answer among k")
     axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-    key_below(figure, axes, 3)
-    return figure
+    return key_below(figure, axes, 3)
 
 
 def methods_dense(table: Path) -> plt.Figure:
@@ -480,14 +462,10 @@ def methods_dense(table: Path) -> plt.Figure:
     figure, [axes] = panels(1, height=3.4)
     for method, color in {"GRPO": ORANGE, "distillation": BLUE}.items():
         log = log_of([row for row in read_csv(table) if row["method"] == method])
-        share = log.held_out
-        band(axes, log.graded.mean(axis=0), share.mean(axis=0), share.min(axis=0), share.max(axis=0), color,
-             method)  # fmt: skip
+        band_of(axes, log.graded.mean(axis=0), log.held_out, color, method)
     axes.set(xlabel="answers sampled", title="held-out questions right, one answer", ylim=(0, 1))
     axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-    with_commas(axes)
-    key_below(figure, axes)
-    return figure
+    return key_below(figure, axes)
 
 
 VARIANTS = {  # of the grid in turns: what works, and the mistakes
@@ -495,7 +473,6 @@ VARIANTS = {  # of the grid in turns: what works, and the mistakes
     "the world's tokens trained": ORANGE, "only the last turn trained": GREEN,
     "groups of different starts": RED, "padding between turns": PURPLE,
 }  # fmt: skip
-OPTIMUM = 95.57  # of the plain grid, mean over the starts
 
 
 def turns(table: Path) -> plt.Figure:
@@ -506,9 +483,8 @@ def turns(table: Path) -> plt.Figure:
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:
             log = log_of(groups[name,])
-            band(axes, log.step[0], log.reward.mean(axis=0), log.reward.min(axis=0), log.reward.max(axis=0),
-                 VARIANTS[name], name)  # fmt: skip
-        axes.axhline(OPTIMUM, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
+            band_of(axes, log.step[0], log.reward, VARIANTS[name], name)
+        axes.axhline(95.57, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
         axes.set(ylim=(-10, 100), title=title)
         axes.legend(loc="lower right")
     both[1].set_xlabel("step (120 episodes each)")
@@ -520,18 +496,14 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
-        for ((variant,), rows), color in zip(
-            grouped(read_csv(table), "variant").items(), (BLUE, ORANGE, GREEN), strict=True
-        ):
+        variants = grouped(read_csv(table), "variant").items()
+        for ((variant,), rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
-            mean = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
-            graded = log.graded.mean(axis=0)[window - 1 :]
-            band(axes, graded, mean.mean(axis=0), mean.min(axis=0), mean.max(axis=0), color, variant)
+            means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
+            band_of(axes, log.graded.mean(axis=0)[window - 1 :], means, color, variant)
         axes.set(title=title, ylim=(0, None))
     both[1].set_xlabel("answers graded")
-    with_commas(*both)
-    key_below(figure, both[0], 3)
-    return figure
+    return key_below(figure, both[0], 3)
 
 
 def scaling(table: Path) -> plt.Figure:
@@ -551,5 +523,4 @@ def scaling(table: Path) -> plt.Figure:
     axes.grid(axis="y", color=GREY, alpha=0.25)
     axes.set(xlim=(0, 1.1), ylim=(len(labels) - 0.5, -0.5), title="A step's time and memory: TRL = 1")
     axes.set_xlabel("usually 10 M parameters, 128 tokens, 4 questions")
-    key_below(figure, axes)
-    return figure
+    return key_below(figure, axes)

@@ -249,10 +249,9 @@ def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, worker
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """A table."""
+    names = dict.fromkeys(name for row in rows for name in row)
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
-        )
+        writer = csv.DictWriter(file, list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
