@@ -54,7 +54,7 @@ def signed(number: float, digits: int = 0) -> str:
 def course_map() -> plt.Figure:
     """Five chapters: what each learns, who says whether an action was good, and what that costs."""
     figure, axes = sheet(5.6)
-    axes.set(ylim=(-0.25, 5.35))
+    axes.set_ylim(-0.25, 5.35)
     steps = (
         ("1 Q-learning", "a table\n64 numbers", "the table itself", "every cell must\nbe visited"),
         ("2 DQN", "a network\n4,610 weights", "a frozen copy\nof the network", "moving targets:\nunstable"),

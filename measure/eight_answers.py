@@ -3,8 +3,7 @@
     python measure/eight_answers.py              # runs the main job first: about two minutes
     python measure/eight_answers.py RUN=folder   # takes a run of it with its default constants
 
-Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README shows, and which
-measure/drawings.py draws.
+Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README and measure/drawings.py show.
 """
 
 import json

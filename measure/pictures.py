@@ -320,8 +320,9 @@ def gradient_variance(table: Path) -> plt.Figure:
     lines = read_csv(table)
     figure, (above, below) = panels(2, height=2.9)
     steps = list(dict.fromkeys(int(line["env_step"]) for line in lines))
-    step = steps[min(2, len(steps) - 1)]  # it has learned a good part, and still falls
-    bars = [line for line in lines if int(line["env_step"]) == step]
+    bars = [
+        line for line in lines if int(line["env_step"]) == steps[2]
+    ]  # much is learned, and it still falls
     labels = [f"{line['baseline'].replace('_', ' ')},\n{CREDIT[line['reward_to_go']]}" for line in bars]
     noises = [noise(line, lines) for line in bars]
     above.barh(labels, noises, color=[BASELINES[line["baseline"]] for line in bars])
@@ -329,9 +330,8 @@ def gradient_variance(table: Path) -> plt.Figure:
         if np.isfinite(value):
             digits = 1 - int(np.floor(np.log10(value)))  # two that count
             above.text(value * 1.15, y, f"{round(value, digits):,.{max(0, digits)}f}", va="center")
-    above.set(
-        xscale="log", xlim=(1, 1e5), title=f"variance / (length of the mean gradient)² at step {step:,}"
-    )
+    above.set(xscale="log", xlim=(1, 1e5))
+    above.set_title(f"variance / (length of the mean gradient)² at step {steps[2]:,}")
     above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == ("True", baseline)]
@@ -359,8 +359,8 @@ def pull(table: Path) -> plt.Figure:
     ):
         axes.loglog(numbers(rows, "p"), numbers(rows, name), color=color, linewidth=2)
         axes.text(*place, text, color=color)
-    axes.set(xlabel="p: probability of the right digit", ylim=(5e-4, 6))
-    axes.set_title("Pull on an image: dividing by the spread pulls harder")
+    title = "Pull on an image: dividing by the spread pulls harder"
+    axes.set(xlabel="p: probability of the right digit", ylim=(5e-4, 6), title=title)
     return figure
 
 

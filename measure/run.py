@@ -360,8 +360,7 @@ def mark(found: Sequence[Job]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
-    only = options.pop("ONLY", "")
-    found = chosen(only)
+    found = chosen(only := options.pop("ONLY", ""))
     if options.pop("PICTURES", "") == "True":
         found = [job for job in found if "draw" in job.make]
     workers, out = int(options.pop("WORKERS", 1)), Path(options.pop("OUT", ROOT))
