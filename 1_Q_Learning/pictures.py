@@ -83,7 +83,7 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
         center = np.array([state % size + 0.5, state // size + 0.5])
         for q, (rows, columns) in zip(q_table[state], moves):
             x, y = center + 0.34 * np.array([columns, rows])
-            color = "white" if q < middle else "black"
+            color = "#fefefe" if q < middle else "black"  # white is the page, and dark on a dark one
             axes.text(x, y, f"{q:.1f}", ha="center", va="center", fontsize=8.5, color=color)
         for action in np.flatnonzero(q_table[state] >= q_table[state].max() - TIE):
             tip = center + 0.24 * np.array(moves[action])[::-1]
