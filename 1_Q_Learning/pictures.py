@@ -10,7 +10,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY, RED = "#1f77b4", "#ff7f0e", "#888888", "#d62728"
+BLUE, ORANGE, GREY, RED = "#0969da", "#c2570c", "#6e7781", "#cf222e"
 ARROWS = "↑↓←→"  # in the order of the actions
 TIE = 1e-6  # points; actions closer than this are equally good
 FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
@@ -34,45 +34,38 @@ def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> None:
-    """Left: return and epsilon against episodes. Right: the largest error of the table.
+def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> plt.Figure:
+    """Above: return against episodes, and where epsilon stops falling. Below: the largest error of the table.
 
-    Args:
-        path: of the PNG file.
-        log: float64 (rows, 4), see `train`.
-        errors: float64 (rows,), largest absolute error at the end of each row.
-        best_return: of the shortest way from the start.
+    `log` is float64 [rows, 4], see `train`; `errors`, [rows], are those at the end of each row.
     """
     episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
-    left.plot(episodes, returns, color=BLUE, label=f"return (mean of {episodes[0]:.0f} episodes)")
-    left.axhline(best_return, color=ORANGE, linestyle="--", label=f"best possible: {best_return:g}")
-    left.set(xlabel="episode", ylabel="return")
-    chance = left.twinx()
-    left.plot([], [], color=GREY, label="epsilon (right axis)")
-    chance.plot(episodes, epsilon, color=GREY)
-    chance.set(ylim=(0, 1.05), ylabel="epsilon")
-    left.set_xticks(np.linspace(0, episodes[-1], 5))
-    left.xaxis.set_major_formatter("{x:,.0f}")
-    left.legend(frameon=False, loc="center right")
-    right.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
-    right.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs")
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
+    above.plot(episodes, returns, color=BLUE)
+    above.axhline(best_return, color=ORANGE, linestyle="--")
+    above.annotate(f"best possible: {best_return:g}", (episodes[-1], best_return), (0, -14),
+                   textcoords="offset points", ha="right", color=ORANGE)  # fmt: skip
+    falls = episodes[epsilon.argmin()]
+    above.axvline(falls, color=GREY, linestyle=":")
+    above.text(falls, returns.min(), f" epsilon is down to {epsilon.min():.2g}", color=GREY)
+    above.set(title=f"return (mean of {episodes[0]:.0f} episodes)", xlabel="episode")
+    above.set_xticks(np.linspace(0, episodes[-1], 5))
+    above.xaxis.set_major_formatter("{x:,.0f}")
+    below.loglog(episodes, np.maximum(errors, FLOOR), color=BLUE)
+    below.set(xlabel="episode, logarithmic", title="largest error of the table")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
 
 
-def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> None:
+def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> plt.Figure:
     """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
 
-    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
-
-    Args:
-        path: of the PNG file.
-        q_table: float64 [SIZE^2, 4].
-        moves: (rows, columns) of each action.
+    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes. `q_table`
+    is float64 [SIZE^2, 4], `moves` has (rows, columns) of each action.
     """
     size = size_of(q_table)
-    figure, axes = plt.subplots(figsize=(1.6 * size + 1, 1.6 * size), facecolor="white", layout="constrained")
+    figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
     edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right
     states = range(size**2 - 1)  # all but the goal
@@ -90,19 +83,16 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
         center = np.array([state % size + 0.5, state // size + 0.5])
         for q, (rows, columns) in zip(q_table[state], moves):
             x, y = center + 0.34 * np.array([columns, rows])
-            color = "white" if q < middle else "black"
+            color = "#fefefe" if q < middle else "black"  # white is the page, and dark on a dark one
             axes.text(x, y, f"{q:.1f}", ha="center", va="center", fontsize=8.5, color=color)
         for action in np.flatnonzero(q_table[state] >= q_table[state].max() - TIE):
-            rows, columns = moves[action]
-            axes.annotate(
-                "",
-                xy=center + 0.24 * np.array([columns, rows]),
-                xytext=center,
-                arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16},
-            )
+            tip = center + 0.24 * np.array(moves[action])[::-1]
+            look = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.2, "mutation_scale": 16}
+            axes.annotate("", xy=tip, xytext=center, arrowprops=look)
     axes.text(size - 0.5, size - 0.5, "goal", ha="center", va="center", fontsize=13)
     axes.text(0.5, -0.04, "start", ha="center", va="bottom", fontsize=13)
     axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xticks=[], yticks=[])
     figure.colorbar(patches, ax=axes, label="Q(state, action)", shrink=0.85)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure

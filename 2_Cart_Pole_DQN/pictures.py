@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY = "#1f77b4", "#ff7f0e", "#888888"
+BLUE, ORANGE, GREY = "#0969da", "#c2570c", "#6e7781"
 
 
 def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, label: str) -> None:
@@ -25,40 +25,40 @@ def draw_band(axes: plt.Axes, x: np.ndarray, curves: np.ndarray, color: str, lab
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_learning_curve(path: Path, log: Any) -> None:
-    """Left: return against environment steps. Right: what the network promises against what comes of it."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+def draw_learning_curve(path: Path, log: Any) -> plt.Figure:
+    """Above: return against environment steps. Below: what the network promises against what comes of it."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.6), facecolor="white", layout="constrained")
     x = log.env_step[0]
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
-    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
-    left.legend(frameon=False, loc="lower right")
-    draw_band(right, x, log.max_q, ORANGE, "promised: max Q of the first state")
-    draw_band(right, x, log.discounted_return, BLUE, "what came of it")
-    right.set(xlabel="environment step", ylabel="discounted return")
-    right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
+    draw_band(above, x, log.eval_return, BLUE, "greedy policy")
+    above.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="while exploring")
+    above.set(title="return", ylim=(0, 515))
+    draw_band(below, x, log.max_q, ORANGE, "estimated: max Q of the first state")
+    draw_band(below, x, log.discounted_return, BLUE, "what came of it")
+    below.set(xlabel="environment step", title="discounted return")
+    for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
 
 
 def record_gif(path: Path, untrained: Any, trained: Any) -> None:
-    """500 steps of two greedy policies side by side, every fourth frame (12.5 per second).
+    """500 steps of two greedy policies side by side, with the steps played; every fourth frame.
 
     What ends an episode is a lean of 12 degrees. The film goes on to the ground, then the next one begins.
     """
     greedy = jax.jit(lambda network, obs: network(obs).argmax())
     films = []
-    for name, network in (("untrained", untrained), ("trained", trained)):
+    for network in (untrained, trained):
         env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
         obs, _ = env.reset(seed=0)
         film, steps, since_end = [], 0, 0  # of this episode
         for step in range(500):
             if step % 4 == 0:
                 film.append(Image.fromarray(env.render()).resize((450, 300)))
-                label = f"{name}: {steps} steps" + (", over" if since_end else "")
-                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=20)
+                colour = "#cf222e" if since_end else "black"
+                ImageDraw.Draw(film[-1]).text((12, 10), str(steps), fill=colour, font_size=32)
             if since_end:
                 fall_on(env.unwrapped)
                 since_end += 1
@@ -69,13 +69,17 @@ def record_gif(path: Path, untrained: Any, trained: Any) -> None:
                 (obs, _), steps, since_end = env.reset(), 0, 0
         env.close()
         films.append(film)
-    frames = []
-    for left, right in zip(*films, strict=True):
-        frame = Image.new("RGB", (910, 300), "white")  # 10 pixels between the two
-        frame.paste(left, (0, 0))
-        frame.paste(right, (460, 0))
-        frames.append(frame.quantize(16))
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
+    frames = [see_through(np.hstack(pair)) for pair in zip(*films, strict=True)]
+    look = {"transparency": 15, "disposal": 2, "loop": 0}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, **look)
+
+
+def see_through(pixels: np.ndarray) -> Image.Image:
+    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
+    pixels[pixels.max(axis=2) < 100] = 128
+    film = Image.fromarray(pixels).quantize(15)
+    film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
+    return film
 
 
 def fall_on(env: Any) -> None:

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY, GREEN = "#1f77b4", "#ff7f0e", "#888888", "#2ca02c"
+BLUE, ORANGE, GREY, GREEN = "#0969da", "#c2570c", "#6e7781", "#1a7f37"
 
 
 def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | None = None) -> None:
@@ -27,31 +27,48 @@ def draw_band(axes, x: np.ndarray, curves: np.ndarray, color: str, label: str | 
     axes.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_ppo_curve(path: Path, log: Any) -> None:
-    """Left: return against environment steps. Middle and right: what a practitioner watches."""
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(12, 3.6), facecolor="white", layout="constrained"
-    )
-    x = log.env_step[0]
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
-    left.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="actions drawn")
-    left.set(ylabel="return", **({"ylim": (None, 0)} if (log.eval_return < 0).any() else {"ylim": (0, 515)}))
-    draw_band(middle, x, log.approx_kl, ORANGE, "approximate KL")
-    draw_band(middle, x, log.clip_fraction, BLUE, "share clipped")
-    middle.set(ylim=(0, None))
-    draw_band(right, x, log.explained_variance, GREEN, "explained variance")
-    spread = log.sigma if hasattr(log, "sigma") else log.entropy
-    draw_band(right, x, spread, BLUE, "sigma, N m" if hasattr(log, "sigma") else "entropy, nats")
-    right.set(
-        ylim=(-0.1, max(1.1, 1.05 * spread.max()))
-    )  # explained variance falls far where all returns agree
-    for axes in (left, middle, right):
-        axes.set_xlabel("environment step")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(frameon=False)
+def finished(figure: plt.Figure, path: Path) -> plt.Figure:
+    """Writes a picture."""
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return figure
+
+
+def draw_return(axes, x: np.ndarray, log: Any) -> None:
+    """Of the greedy policy, and while training."""
+    draw_band(axes, x, log.eval_return, BLUE, "greedy policy")
+    ended = ~np.isnan(log.episode_return).any(axis=0)  # a short interval may see no episode end
+    axes.plot(x[ended], log.episode_return.mean(axis=0)[ended], color=GREY, label="sampled actions")
+    axes.set(title="return", ylim=(None, 0) if (log.eval_return < 0).any() else (0, 515))
+    axes.legend(frameon=False, loc="lower right")
+
+
+def draw_ppo_curve(path: Path, log: Any) -> plt.Figure:
+    """Return against environment steps; below, one quantity an axis, what a practitioner watches."""
+    figure, axes = plt.subplot_mosaic(
+        [["return", "return"], ["kl", "clipped"], ["explained", "spread"]],
+        figsize=(6, 6.4), facecolor="white", layout="constrained", height_ratios=(3, 2, 2),
+    )  # fmt: skip
+    x = log.env_step[0]
+    draw_return(axes["return"], x, log)
+    spread, words = (log.sigma, "sigma, N m") if hasattr(log, "sigma") else (log.entropy, "entropy, nats")
+    for name, values, color, title in (
+        ("kl", np.maximum(log.approx_kl, 1e-4), ORANGE, "approximate KL, logarithmic"),
+        ("clipped", log.clip_fraction, BLUE, "share clipped"),
+        # It falls far where all returns agree: what is left of the variance is noise
+        ("explained", np.maximum(log.explained_variance, -0.5), GREEN, "explained variance (≥ −0.5)"),
+        ("spread", spread, BLUE, words),
+    ):
+        draw_band(axes[name], x, values, color)
+        axes[name].set(title=title, xticks=np.linspace(0, x[-1], 3))
+    axes["clipped"].set_ylim(0)
+    axes["spread"].set_ylim(0)
+    axes["kl"].set_yscale("log")  # one spike would flatten the rest
+    axes["explained"].set(ylim=(-0.55, 1.05))
+    for one in axes.values():
+        one.xaxis.set_major_formatter("{x:,.0f}")
+    figure.supxlabel("environment step", fontsize="medium")
+    return finished(figure, path)
 
 
 def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np.ndarray:
@@ -62,29 +79,32 @@ def record_gif(path: Path, policy: Callable, untrained: Any, trained: Any) -> np
     """
     greedy = jax.jit(lambda actor, obs: policy(actor, obs).mode())
     films = []
-    for name, actor in (("untrained", untrained), ("trained", trained)):
+    for actor in (untrained, trained):
         env = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
         obs, _ = env.reset(seed=34)  # starts hanging
         played, film, episode_return, truncated = [], [], 0.0, False
         while not truncated:
             if len(played) % 3 == 0:
-                film.append(Image.fromarray(env.render()).resize((350, 350)))
-                label = f"{name}: return {episode_return:,.0f}"
-                ImageDraw.Draw(film[-1]).text((12, 10), label, fill="black", font_size=20)
+                film.append(Image.fromarray(env.render()).resize((350, 350), box=(115, 115, 385, 385)))
+                ImageDraw.Draw(film[-1]).text((8, 8), f"{episode_return:,.0f}", fill="black", font_size=28)
             played.append(env.unwrapped.state)
             obs, reward, _, truncated, _ = env.step(np.asarray(greedy(actor, obs))[None])
             episode_return += reward
         env.close()
         films.append(film)
-    frames = []
-    for left, right in zip(*films, strict=True):
-        frame = Image.new("RGB", (710, 350), "white")  # 10 pixels between the two
-        frame.paste(left, (0, 0))
-        frame.paste(right, (360, 0))
-        frames.append(frame.quantize(16))
+    frames = [see_through(np.hstack(pair)) for pair in zip(*films, strict=True)]
     # 150 ms per frame of 3 steps of 0.05 s: as fast as it is
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, loop=0)
+    look = {"transparency": 15, "disposal": 2, "loop": 0}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=150, **look)
     return np.array(played)
+
+
+def see_through(pixels: np.ndarray) -> Image.Image:
+    """A frame whose white is transparent and whose black is grey: it fits a light page and a dark one."""
+    pixels[pixels.max(axis=2) < 100] = 128
+    film = Image.fromarray(pixels).quantize(15)
+    film.paste(15, mask=Image.fromarray(pixels.min(axis=2) > 230))
+    return film
 
 
 def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None:
@@ -93,54 +113,49 @@ def draw_value_function(path: Path, value: Callable, played: np.ndarray) -> None
     grid = np.stack(np.meshgrid(angle, speed), axis=-1).astype(np.float32)  # [161, 181, 2]
     obs = jnp.stack([jnp.cos(grid[..., 0]), jnp.sin(grid[..., 0]), grid[..., 1]], axis=-1)
     expected = value(obs)  # [161, 181]
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), facecolor="white", layout="constrained")
-    mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
-    figure.colorbar(mesh, label="V(s): discounted return expected")
-    degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
-    axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
-    axes.annotate("start", (degrees[0], played[0, 1]), (4, -12), textcoords="offset points", color="white")
-    axes.set(
-        xlabel="angle, degrees (0: upright, 180: hanging)", ylabel="speed, rad/s", xticks=range(-180, 181, 60)
-    )
-    figure.savefig(path, dpi=110)
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with plt.rc_context(dict.fromkeys(names, "#767d86") | {"font.size": 12}):  # seen on white and on black
+        figure, axes = plt.subplots(figsize=(6, 4.4), layout="constrained")
+        mesh = axes.pcolormesh(np.degrees(angle), speed, expected, shading="nearest", rasterized=True)
+        figure.colorbar(mesh, label="V(s)")
+        degrees = np.degrees((played[:, 0] + np.pi) % (2 * np.pi) - np.pi)
+        axes.plot(degrees, played[:, 1], "o", color="white", markersize=3, markeredgewidth=0)
+        axes.plot(degrees[0], played[0, 1], "o", color="none", markersize=11, markeredgecolor="white")
+        axes.set(xlabel="θ, °", ylabel="dθ/dt, rad/s", xticks=range(-180, 181, 60))
+        figure.savefig(path, dpi=110, transparent=True)
     plt.close(figure)
 
 
-def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> None:
+def draw_clipped_objective(path: Path, clipped_objective: Callable, epsilon: float) -> plt.Figure:
     """PPO's objective against the ratio, for an advantage of +1 and of -1; the band of the clip is shaded."""
-    ratio = jnp.linspace(0.5, 1.5, 401)
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+    ratio = np.linspace(0.5, 1.5, 401)
+    figure, both = plt.subplots(1, 2, figsize=(6, 3.4), facecolor="white", layout="constrained")
     for axes, advantage, color in zip(both, (1.0, -1.0), (BLUE, ORANGE)):
         clipped = clipped_objective(ratio, advantage, epsilon)
         axes.axvspan(max(1 - epsilon, 0.5), min(1 + epsilon, 1.5), color=GREY, alpha=0.15, linewidth=0)
-        axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio x advantage")
-        axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: what is maximised")
+        axes.plot(ratio, ratio * advantage, color=GREY, linestyle="--", label="ratio × advantage")
+        axes.plot(ratio, clipped, color=color, linewidth=2.5, label="clipped: maximized")
         for end, side in ((0, "left"), (-1, "right")):
             steps = (clipped[-1] - clipped[-2]) if end else (clipped[1] - clipped[0])
-            words = "flat: no pull" if abs(float(steps)) < 1e-6 else "full pull"
-            axes.annotate(words, (ratio[end], clipped[end]), (0, -14), ha=side, textcoords="offset points")
-        title = f"advantage {advantage:+.0f}: the action was {'better' if advantage > 0 else 'worse'}"
-        axes.set(xlabel="ratio: new probability / old", ylabel="objective", title=title)
-        axes.text(1, axes.get_ylim()[0], "1 ± ε", ha="center", va="bottom", color=GREY)
-        axes.margins(y=0.15)
-        axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            words = "no gradient" if abs(float(steps)) < 1e-6 else "full gradient"
+            axes.annotate(words, (ratio[end], clipped[end]), (0, -22), ha=side, textcoords="offset points")
+        better = "better" if advantage > 0 else "worse"
+        axes.set(
+            xlabel="ratio: new probability / old", title=f"A = {advantage:+.0f}: {better}".replace("-", "−")
+        )
+        axes.margins(y=0.25)
+        axes.legend(frameon=False, loc="upper left" if advantage > 0 else "upper right", fontsize="small")
+    return finished(figure, path)
 
 
-def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> None:
-    """Left: return against steps. Right: how much of the returns' variance the baseline explains."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), facecolor="white", layout="constrained")
+def draw_reinforce_curve(path: Path, log: Any, baseline: str) -> plt.Figure:
+    """Above: return against steps. Below: how much of the returns' variance the baseline explains."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5), facecolor="white", layout="constrained")
     x = log.env_step.mean(axis=0)  # seeds differ by less than a rollout
-    draw_band(left, x, log.eval_return, BLUE, "greedy policy")
-    left.plot(x, np.nanmean(log.episode_return, axis=0), color=GREY, label="drawing its actions")
-    left.set(xlabel="environment step", ylabel="return", ylim=(0, 515))
-    left.legend(frameon=False, loc="lower right")
-    draw_band(right, x, log.explained_variance, BLUE, f"BASELINE={baseline}")
-    right.axhline(0, color=GREY, linewidth=1)
-    right.set(xlabel="environment step", ylabel="explained variance")
-    right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
+    draw_return(above, x, log)
+    draw_band(below, x, log.explained_variance, BLUE)
+    below.axhline(0, color=GREY, linewidth=1)
+    below.set(xlabel="environment step", title=f"explained variance, BASELINE={baseline}")
+    for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return finished(figure, path)

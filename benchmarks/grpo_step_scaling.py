@@ -8,7 +8,7 @@ grpo_step_against_trl.py.
     python benchmarks/grpo_step_scaling.py PEER=/tmp/trl/bin/python [ROUNDS=1] [CONSTANT=value ...]
 
 CONSTANT: of our script only. Writes benchmarks/grpo_step_scaling.csv, a row per run, at once: what is there
-is not run again. Draws 5_GRPO_Maxtext/assets/scaling.png.
+is not run again.
 """
 
 import csv
@@ -20,14 +20,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
-import matplotlib.pyplot as plt
-from grpo_step_against_trl import FOLDER, HERE, ours, peer_of, trl
+from grpo_step_against_trl import HERE, ours, peer_of, trl
 from machine import processor
 
-matplotlib.use("Agg")
 TABLE = HERE / "grpo_step_scaling.csv"
-PICTURE = FOLDER / "assets" / "scaling.png"
 WARM_UP = 2  # steps left out
 ANSWERS = 8  # per question
 PROMPT_TOKENS = 28
@@ -148,37 +144,8 @@ def medians(column: str) -> dict[Point, dict[str, float]]:
     return {point: {k: statistics.median(v) for k, v in runs.items()} for point, runs in found.items()}
 
 
-def draw() -> None:
-    """Seconds and memory along each of the three series, as far as it was measured."""
-    labels = {
-        "model": "parameters (4 questions, 128 tokens)",
-        "tokens": "tokens per answer (10 M, 4 questions)",
-        "questions": "questions per step, 8 answers each (10 M, 128 tokens)",
-    }
-    quantities = {"seconds_per_step": "seconds per step", "peak_gib": "memory at its highest, GiB"}
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6.4), sharey="row")
-    for row, (column, name) in zip(axes, quantities.items(), strict=True):
-        values = medians(column)
-        for axis, (series, of_series) in zip(row, SERIES.items(), strict=True):
-            of_series = [point for point in of_series if point in values]
-            ticks = [str(getattr(point, series)) for point in of_series]
-            for program, style in {"ours": "o-", "trl": "s--"}.items():
-                heights = [values[point][program] for point in of_series]
-                label = "this script" if program == "ours" else "TRL"
-                axis.plot(range(len(ticks)), heights, style, label=label)
-            axis.set_yscale("log")
-            axis.set_xticks(range(len(ticks)), ticks)
-            axis.set_xlabel(labels[series])
-            axis.grid(alpha=0.3)
-        row[0].set_ylabel(name)
-    figure.suptitle("on this machine 0.4 to 0.75 of TRL's time; the more questions, the less of its memory")
-    axes[0][0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(PICTURE, dpi=110)
-
-
 def main() -> None:
-    """Measures what is missing, prints the table, draws the picture."""
+    """Measures what is missing, prints the table."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
     peer = peer_of(options)
     rounds = int(options.pop("ROUNDS", "1"))
@@ -188,7 +155,6 @@ def main() -> None:
     for point in seconds:
         a, b, c, d = (table[point][program] for table in (seconds, memory) for program in ("ours", "trl"))
         print(f"{point}: {a:.2f} s, TRL {b:.2f} s, ratio {a / b:.2f}; {c:.2f} GiB, TRL {d:.2f} GiB")
-    draw()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
 The task is examples/larger_numbers, and how it was chosen stands in folder 5's docs/methods.md, with what is
 found. Two runs at a time, each on a core of its own, in runs/measure: what is there is not run again.
 
-Tables and pictures are written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run
-and evaluation), `methods_pass_at_k.csv`, three pictures; the table is printed as Markdown.
+Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per run and evaluation),
+`methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed as Markdown.
 """
 
 import csv
@@ -21,18 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
+from measure import pictures
 from measure.columns import read_csv, read_json
-from measure.pictures import save
 from measure.run import Run, perform_all, write_csv
 
 import settings
@@ -48,7 +44,7 @@ class Constants:
     METHODS: str = ""  # names, divided by semicolons (empty = all, and METHOD)
     SEEDS: Count = 10  # seeds 0, 1, ... of each
     WORKERS: Count = 2  # runs at a time, each on a core of its own
-    OUT: str = str(FOLDER / "assets")  # folder for tables and pictures
+    OUT: str = str(FOLDER / "assets")  # folder for tables and picture
 
 
 STEPS = 100
@@ -62,6 +58,7 @@ PASS_QUESTIONS = 128  # from the top of the test file, 64 answers each
 RESAMPLES = 10_000
 
 OLD = "ROLLOUTS=one-step-ahead"
+CORRECTED = f"{OLD} SAMPLER_CORRECTION=2.0"
 ZERO_ONE = "REWARDS=correctness_reward"
 DISTILLED = "TEACHER={teacher} ADVANTAGE=none BETA=1.0"
 PAIRS = "NUM_GENERATIONS=2 BATCH_SIZE=64"  # as many answers per step
@@ -90,13 +87,10 @@ METHODS = {
         "GRPO",
     ),
     "one step old": (OLD, "GRPO"),
-    "one step old, token capped": (f"{OLD} SAMPLER_CORRECTION=2.0", "one step old"),
-    "one step old, token masked": (f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=token-mask", "one step old"),
-    "one step old, answer capped": (f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=sequence", "one step old"),
-    "one step old, answer masked": (
-        f"{OLD} SAMPLER_CORRECTION=2.0 SAMPLER_WEIGHT=sequence-mask",
-        "one step old",
-    ),
+    "one step old, token capped": (CORRECTED, "one step old"),
+    "one step old, token masked": (f"{CORRECTED} SAMPLER_WEIGHT=token-mask", "one step old"),
+    "one step old, answer capped": (f"{CORRECTED} SAMPLER_WEIGHT=sequence", "one step old"),
+    "one step old, answer masked": (f"{CORRECTED} SAMPLER_WEIGHT=sequence-mask", "one step old"),
     "distillation, k3": (f"{DISTILLED} KL_LOSS_MODE=low_var_kl", "distillation"),
     "entropy bonus": ("ENTROPY_COEF=0.01", "GRPO"),
 }
@@ -156,15 +150,12 @@ def collect(c: Constants, methods: Sequence[str]) -> tuple[list[dict[str, Any]],
             log = read_csv(folder / "train_log.csv")
             graded = np.cumsum([0, *(int(row["answers"]) for row in log)]).tolist()
             line = {"method": method, "seed": seed, "graded": graded[-1]}
-            line |= {
-                f"pass_at_{row['k']}": float(row["pass_at_k"]) for row in right if int(row["k"]) in PASS_AT
-            }
-            line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
-            line |= {"format": result["after"]["format_accuracy"]}
-            line |= {
-                name: round(np.mean([float(row[name]) for row in log[-10:]]), 5)
-                for name in ("entropy", "length")
-            }
+            of_k = {row["k"]: float(row["pass_at_k"]) for row in right}
+            line |= {f"pass_at_{k}": of_k[str(k)] for k in PASS_AT}
+            line["greedy"] = result["after"]["greedy_answer_accuracy"]
+            line["format"] = result["after"]["format_accuracy"]
+            for name in ("entropy", "length"):
+                line[name] = round(np.mean([float(row[name]) for row in log[-10:]]), 5)
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
             evaluations = map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
@@ -245,77 +236,6 @@ def table(lines, curves) -> list[str]:
     return text
 
 
-# %% Pictures -----------------------------------------------------------------------------------------------
-EDGE = -9.0  # points
-DROPPED = ("mean only", "no clip", "no KL", "pairs", "none of the four")
-
-
-def draw_differences(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Each method less its counterpart, with intervals: one answer on the left, the best of 64 beside it."""
-    present = {line["method"] for line in lines}
-    pairs = [(m, other) for m, (_, other) in METHODS.items() if other and {m, other} <= present]
-    pairs += [(m, "GRPO") for m in sorted(present - METHODS.keys()) if "GRPO" in present]
-    pairs.sort(key=lambda pair: pair[0] not in DROPPED)
-    if not pairs:
-        return
-    figure, halves = plt.subplots(
-        1, 2, figsize=(11, 1.2 + 0.3 * len(pairs)), sharey=True, layout="constrained"
-    )
-    titles = {"pass_at_1": "one answer (pass@1)", "pass_at_64": "the best of 64 (pass@64)"}
-    for axes, (name, title) in zip(halves, titles.items(), strict=True):
-        for y, (method, other) in enumerate(pairs):
-            value, low, high = (100 * x for x in difference(lines, method, other, name))
-            color = "#999999" if low <= 0 <= high else "#1f77b4" if value > 0 else "#d62728"
-            axes.plot([low, high], [y, y], color=color, lw=2)
-            axes.plot(value, y, "o", color=color)
-            if value < EDGE:  # off the picture
-                axes.text(EDGE, y, f" ← {value:.0f}".replace("-", "−"), va="center", color=color)
-        axes.axvline(0, color="black", lw=0.8)
-        axes.set_xlim(left=max(EDGE, axes.get_xlim()[0]))
-        axes.set(title=title, xlabel="points more than its counterpart, 95 % interval")
-    halves[0].set_yticks(range(len(pairs)), [f"{m}  (less {o})" if o != "GRPO" else m for m, o in pairs])
-    halves[0].invert_yaxis()
-    save(figure, path)
-
-
-def draw_pass_at_k(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Question one: does MaxRL keep what only many answers find?"""
-    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    colors = {"untrained": "#888888", "GRPO, 0/1 reward": "black", "MaxRL": "#1f77b4"}
-    for method, color in colors.items():
-        mine = [row for row in rows if row["method"] == method]
-        if not mine:
-            continue
-        ks, means, low, high = ([row[name] for row in mine] for name in ("k", "mean", "lowest", "highest"))
-        axes.plot(ks, means, color=color, marker="o", ms=3, label=method)
-        axes.fill_between(ks, low, high, color=color, alpha=0.15, lw=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, map(str, ks))
-    axes.set(xlabel="k, answers per question", ylabel="share of questions with a right one")
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)
-
-
-def draw_dense(path: Path, curves: Sequence[dict[str, Any]]) -> None:
-    """Question two: what a signal at every token buys."""
-    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for method, color in {"GRPO": "black", "distillation": "#1f77b4"}.items():
-        mine = [row for row in curves if row["method"] == method]
-        if not mine:
-            continue
-        steps = sorted({row["step"] for row in mine})
-        shares = [[row["held_out"] for row in mine if row["step"] == step] for step in steps]
-        graded = [np.mean([row["graded"] for row in mine if row["step"] == step]) for step in steps]
-        axes.plot(graded, [np.mean(s) for s in shares], color=color, label=method)
-        axes.fill_between(
-            graded, list(map(min, shares)), list(map(max, shares)), color=color, alpha=0.15, lw=0
-        )
-    axes.set(xlabel="answers drawn", ylabel="held-out questions right, one answer", ylim=(0, 1))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)
-
-
 def read(path: Path) -> list[dict[str, Any]]:
     """A CSV file of `write`, numbers as numbers."""
 
@@ -330,7 +250,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what is missing, then tables and pictures."""
+    """Runs what is missing, then tables and picture."""
     c = settings.read(Constants, arguments)
     own = [Path(c.METHOD).stem] if c.METHOD else []
     known = [*METHODS, *own]
@@ -344,9 +264,7 @@ def main(arguments: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("methods", lines), ("methods_curves", curves), ("methods_pass_at_k", by_k)):
         write_csv(out / f"{name}.csv", rows)
-    draw_differences(out / "methods.png", lines)
-    draw_pass_at_k(out / "methods_pass_at_k.png", by_k)
-    draw_dense(out / "methods_dense.png", curves)
+    pictures.save(pictures.methods(out / "methods.csv"), out / "methods.svg")
     print("\n".join(table(lines, curves)))
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/turns_on_the_grid.py    # goes on where it was stopped: runs are kept in runs/measure
 
-Tables and pictures are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per
-run and step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`, `turns.png`. They
-are explained in folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the episodes of its
+Tables are in 5_GRPO_Maxtext/assets: `turns.csv` (a line per run), `turns_curves.csv` (a line per run and
+step), `turns_starts.csv` (a line per start), `turns_credit.csv`, `turns_price.csv`. They are explained in
+folder 5's docs/turns.md. What a run drew is read from its answers.jsonl: the episodes of its
 first step are the untrained model's. Every figure of an episode is computed from its moves and the rules of
 the grid. Processor seconds count all threads: with two cores free, a run takes at least half as many.
 """
@@ -27,14 +27,9 @@ STORE = ROOT / "runs" / "measure"
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
 import jax
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from measure import lock
 from measure.columns import read_csv, read_json
-from measure.pictures import save
 from measure.run import Run, perform_all, write_csv
 
 import grpo_llama3_1_8b_demo as demo
@@ -296,9 +291,8 @@ def table_of_price(curves: list[dict[str, Any]]) -> None:
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
             rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
-            means = [
-                np.mean([float(r["reward"]) for r in rows[max(0, i - 2) : i + 1]]) for i in range(len(rows))
-            ]
+            rewards = [float(row["reward"]) for row in rows]
+            means = [np.mean(rewards[max(0, i - 2) : i + 1]) for i in range(len(rows))]
             at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
             if at is None:
                 continue
@@ -326,35 +320,14 @@ def worst_of_table(Q: np.ndarray) -> float:
     return min(shares)
 
 
-# %% Picture --------------------------------------------------------------------------------------------
-def draw(curves: list[dict[str, Any]]) -> None:
-    """Return against the optimum: the two kinds of credit, and the mistakes."""
-    figure, halves = plt.subplots(1, 2, figsize=(12, 4.4), sharey=True, layout="constrained")
-    names = list(VARIANTS)
-    for axes, shown in zip(halves, (names[:4], [names[0], *names[4:]])):
-        for name in shown:
-            of_seed = [[float(r["reward"]) for r in curves if r["variant"] == name and r["seed"] == seed]
-                       for seed in VARIANTS[name][0]]  # fmt: skip
-            values = np.array(of_seed)
-            [line] = axes.plot(np.arange(1, STEPS + 1), values.mean(axis=0), label=name, lw=1.6)
-            axes.fill_between(np.arange(1, STEPS + 1), values.min(axis=0), values.max(axis=0),
-                              color=line.get_color(), alpha=0.15, lw=0)  # fmt: skip
-        axes.axhline(optimum(""), color="black", lw=0.8, ls="--", label="optimum of the plain grid")
-        axes.set(xlabel="step (120 episodes each)", ylim=(-10, 100))
-        axes.legend(frameon=False, loc="lower right")
-    halves[0].set(ylabel="return, mean over all starts")
-    save(figure, ASSETS / "turns.png")
-
-
 def main() -> None:
-    """All tables and the picture."""
+    """All tables."""
     settings.quiet()
     process.keep_compiled()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()
     curves = table_of_runs()
     table_of_price(curves)
-    draw(curves)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 .PHONY: figures pages page-pictures benchmark
 
 figures: setup  ## committed tables and pictures anew where out of date: hours; STALE=True lists them, ONLY=path
-	$(BIN)/python -m measure.run $(foreach name,ONLY STALE MARK WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
+	$(BIN)/python -m measure.run $(foreach name,ONLY STALE MARK PICTURES WORKERS MNIST_PATH,$(if $($(name)),$(name)=$($(name))))
 
 pages: setup  ## fills the tables of measurements in all pages from the CSV files
 	$(BIN)/python -m measure.tables

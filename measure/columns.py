@@ -53,14 +53,8 @@ def q_learning_facts(run: Path) -> dict[str, Any]:
     error = np.abs(Q - grid["value_iteration"](c))
     last = log["return"][log["episode"] > constants["NUM_EPISODES"] - 1000].mean()
     moves = grid["greedy_moves"](c, Q, grid["START"])
-    return {
-        "seed": constants["SEED"],
-        "result": result,
-        "log": log,
-        "error": error,
-        "last": last,
-        "moves": moves,
-    }
+    facts = {"seed": constants["SEED"], "result": result, "log": log}
+    return facts | {"error": error, "last": last, "moves": moves}
 
 
 def q_learning_seed(runs: Sequence[Path]) -> Lines:
@@ -118,6 +112,13 @@ def q_learning_curves(runs: Sequence[Path]) -> Lines:
     }  # fmt: skip
     for i, episode in enumerate(logs[0]["episode"]):
         yield {"episode": int(episode)} | {name: f"{values[i]:.4g}" for name, values in lines.items()}
+
+
+def q_learning_crawl(runs: Sequence[Path]) -> Lines:
+    """crawl.csv: the best action's value in each state."""
+    for row in read_csv(runs[0] / "q_table.csv"):
+        state, *values = row.values()
+        yield {"state": state, "best_value": max(map(float, values))}
 
 
 # %% Folders 2 and 3: seeds side by side ----------------------------------------------------------------

@@ -1,40 +1,31 @@
-"""The drawings of the course: what explains, and isn't measured.
-
-    python -m measure.drawings
-
-Draws the map of the course, agent and environment, values that crawl back, actor and critic, surprises that
-become an advantage, the ratios of one update, eight answers, their advantages and where these push, the
-programs that train the language model, what they keep in memory, and eight chips as a mesh.
-"""
+"""The drawings of the course: what explains, and isn't measured."""
 
 import json
-import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from measure.columns import read_csv
-from measure.pictures import darken
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, numbers, panels, plt
 
-ROOT = Path(__file__).resolve().parent.parent
-BLUE, ORANGE, GREEN, RED, GREY = "#1f77b4", "#d9730d", "#2a8f3c", "#c73a3a", "#6b7280"
 Point = tuple[float, float]
 
 
 # %% Boxes and arrows -----------------------------------------------------------------------------------
-def sheet(width: float, height: float) -> tuple[plt.Figure, Axes]:
+def sheet(height: float) -> tuple[plt.Figure, Axes]:
     """An empty picture whose unit is an inch."""
-    figure = plt.figure(figsize=(width, height), dpi=150)
+    figure = plt.figure(figsize=(WIDE, height))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.set(xlim=(0, WIDE), ylim=(0, height))
     axes.axis("off")
     return figure, axes
+
+
+def say(axes: Axes, x: float, y: float, text: str, **options) -> None:
+    """Words about a point."""
+    axes.text(x, y, text, **({"ha": "center", "va": "center", "fontsize": 10.5} | options))
 
 
 def box(axes: Axes, middle: Point, size: Point, text: str, colour: str = BLUE, **options) -> None:
@@ -43,81 +34,78 @@ def box(axes: Axes, middle: Point, size: Point, text: str, colour: str = BLUE, *
     corner = (x - width / 2, y - height / 2)
     style = "round,pad=0,rounding_size=0.08"
     axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=style, fc=f"{colour}18", ec=colour, lw=1.6))
-    axes.text(x, y, text, ha="center", va="center", **({"fontsize": 10} | options))
+    say(axes, x, y, text, **options)
 
 
-def arrow(axes: Axes, start: Point, end: Point, text: str = "", at: Point | None = None, **options) -> None:
-    """An arrow, with words beside it."""
+def arrow(axes: Axes, start: Point, end: Point, **options) -> None:
+    """An arrow."""
     look = {"arrowstyle": "-|>", "mutation_scale": 14, "lw": 1.5, "color": GREY} | options
     axes.add_patch(FancyArrowPatch(start, end, shrinkA=0, shrinkB=0, **look))
-    if text:
-        x, y = at or ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        axes.text(x, y, text, ha="center", va="center", fontsize=9)
+
+
+def signed(number: float, digits: int = 0) -> str:
+    """A number with its sign and without zeros at its end."""
+    text = f"{number:+.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if digits else text
+    return "0" if float(text) == 0 else text.replace("-", "−")
 
 
 # %% The drawings ---------------------------------------------------------------------------------------
 def course_map() -> plt.Figure:
     """Five chapters: what each learns, who says whether an action was good, and what that costs."""
-    figure, axes = sheet(10, 4.6)
+    figure, axes = sheet(5.6)
+    axes.set_ylim(-0.25, 5.35)
     steps = (
-        ("1  Q-learning", "a table\n64 numbers", "the table\nitself", "every cell must\nbe visited"),
-        ("2  DQN", "a network\n4,610 weights", "a frozen copy\nof the network",
-         "targets that move:\nunstable"),
-        ("3  REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along",
+        ("1 Q-learning", "a table\n64 numbers", "the table itself", "every cell must\nbe visited"),
+        ("2 DQN", "a network\n4,610 weights", "a frozen copy\nof the network", "moving targets:\nunstable"),
+        ("3 REINFORCE, PPO", "policy and critic\n9,027 weights", "the critic, which\nlearns along",
          "a second network"),
-        ("4  GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
+        ("4 GRPO by hand", "a policy\n118,282 weights", "the mean of\neight guesses",
          "eight guesses\nper image"),
-        ("5  GRPO, MaxText", "a language model\n0.3 million to 8 billion", "the mean of\neight answers",
+        ("5 GRPO, MaxText", "a language model\n0.3 M to 8 billion", "the mean of\neight answers",
          "eight answers\nper question"),
     )  # fmt: skip
-    axes.text(5, 4.38, "Was the action good? Each chapter asks somebody else, and pays another price",
-              ha="center", va="center", fontsize=11.5, weight="bold")  # fmt: skip
-    for i, (title, what, judge, price) in enumerate(steps):
-        x = 1.05 + 1.98 * i
-        axes.text(x, 3.95, title, ha="center", va="center", fontsize=10, weight="bold")
-        box(axes, (x, 3.38), (1.72, 0.66), what, BLUE)
-        box(axes, (x, 2.3), (1.72, 0.66), judge, ORANGE)
-        box(axes, (x, 1.5), (1.72, 0.6), price, GREY, fontsize=9)
-        arrow(axes, (x, 2.63), (x, 3.05))
-        if i:
-            arrow(axes, (x - 1.12, 3.38), (x - 0.86, 3.38))
-    box(axes, (8.97, 0.72), (1.72, 0.6), "mesh: its numbers\ncut over many chips", GREEN, fontsize=9)
-    arrow(axes, (8.97, 1.2), (8.97, 1.02))
-    axes.text(8.0, 0.72, "last part, when the model\nfits on no chip (the mesh)", ha="right", va="center",
-              fontsize=9)  # fmt: skip
-    for x, colour, words in (
-        (0.2, BLUE, "blue: what is learned"),
-        (2.2, ORANGE, "orange: who says whether an action was good"),
-        (5.6, GREY, "grey: the price"),
-    ):
-        axes.text(x, 0.2, words, ha="left", va="center", fontsize=9, color=colour)
+    columns = {"what is learned": (1.0, BLUE), "who says whether\nan action was good": (2.95, ORANGE),
+               "the price": (4.9, GREY)}  # fmt: skip
+    for words, (x, colour) in columns.items():
+        say(axes, x, 5.1, words, color=colour, weight="bold")
+    for i, (title, *words) in enumerate(steps):
+        y = 4.32 - 0.98 * i
+        say(axes, 0.05, y + 0.42, title, ha="left", weight="bold")
+        for text, (x, colour) in zip(words, columns.values(), strict=True):
+            box(axes, (x, y), (1.8, 0.52), text, colour)
+    say(axes, 3, -0.1, "last part: a mesh cuts the model over many chips", color=GREEN)
     return figure
 
 
 def agent_environment() -> plt.Figure:
     """The loop, with a game of coins and enemies."""
-    figure, axes = sheet(7.6, 3.0)
-    box(axes, (1.5, 1.5), (2.0, 1.1), "agent\nthe player who decides", BLUE)
-    box(axes, (6.1, 1.5), (2.0, 1.1), "environment\nthe level of the game", ORANGE)
+    figure, axes = sheet(2.9)
+    box(axes, (1.05, 1.45), (1.9, 0.9), "agent\nthe player who decides", BLUE)
+    box(axes, (4.95, 1.45), (1.9, 0.9), "environment\nthe level of the game", ORANGE)
     arc = "arc3,rad=-0.35"
-    arrow(axes, (1.5, 2.05), (6.1, 2.05), "action:  step left", (3.8, 2.62), connectionstyle=arc)
-    arrow(axes, (6.1, 0.95), (1.5, 0.95), connectionstyle=arc)
-    axes.text(3.8, 0.38, "next state:  x = 3, y = 7", ha="center", va="center", fontsize=9)
-    axes.text(3.8, 0.62, "reward:  coin +10, enemy −50", ha="center", va="center", fontsize=9, color=GREEN)
+    arrow(axes, (1.05, 1.9), (4.95, 1.9), connectionstyle=arc)
+    arrow(axes, (4.95, 1.0), (1.05, 1.0), connectionstyle=arc)
+    say(axes, 3, 2.42, "action: step left")
+    say(axes, 3, 0.62, "reward: coin +10, enemy −50", color=GREEN)
+    say(axes, 3, 0.14, "next state: x = 3, y = 7")
     return figure
 
 
 def actor_critic() -> plt.Figure:
     """Who tells whom what."""
-    figure, axes = sheet(8.2, 3.7)
-    box(axes, (1.4, 1.85), (1.9, 1.0), "environment\nthe pendulum", ORANGE)
-    box(axes, (6.2, 3.0), (2.3, 0.9), "actor\nwhich torque?", BLUE)
-    box(axes, (6.2, 0.7), (2.3, 0.9), "critic\nhow much is to be\nexpected from here?", GREEN)
-    arrow(axes, (2.35, 2.1), (5.05, 2.82), "state", (3.55, 2.68))
-    arrow(axes, (2.35, 1.6), (5.05, 0.85), "state, reward", (3.3, 1.0))
-    arrow(axes, (5.05, 3.25), (1.4, 2.35), "action", (2.6, 3.2), connectionstyle="arc3,rad=0.22")
-    arrow(axes, (6.2, 1.15), (6.2, 2.55), color=GREEN, lw=2)
-    axes.text(6.35, 1.85, "advantage:\nbetter or worse\nthan expected", ha="left", va="center", fontsize=9)
+    figure, axes = sheet(3.4)
+    box(axes, (0.85, 1.7), (1.6, 0.9), "environment\nthe pendulum", ORANGE)
+    box(axes, (4.3, 2.85), (1.9, 0.8), "actor\nwhich torque?", BLUE)
+    box(axes, (4.3, 0.6), (1.9, 0.9), "critic\nhow much can we\nexpect from here?", GREEN)
+    arrow(axes, (1.65, 1.95), (3.35, 2.7))
+    arrow(axes, (1.65, 1.45), (3.35, 0.7))
+    arrow(axes, (3.35, 3.05), (0.85, 2.15), connectionstyle="arc3,rad=0.25")
+    arrow(axes, (4.3, 1.05), (4.3, 2.45), color=GREEN, lw=2)
+    say(axes, 2.75, 2.1, "state")
+    say(axes, 2.0, 0.8, "state, reward")
+    say(axes, 1.6, 3.1, "action")
+    say(axes, 4.42, 1.75, "advantage: better or\nworse than expected", ha="left", fontsize=10)
     return figure
 
 
@@ -132,103 +120,72 @@ def surprises() -> np.ndarray:
 
 
 def gae_timeline() -> plt.Figure:
-    """The surprises of an episode, and what of each is counted in the first step's advantage."""
+    """The TD errors of an episode, and what of each is counted in the first step's advantage."""
     delta, steps = surprises(), np.arange(1, 9)
-    figure, rows = plt.subplots(3, 1, figsize=(9.2, 4.3), dpi=150, sharex=True, layout="constrained")
-    kinds = (
-        (0.0, "trust the critic\nat once", "worse than promised"),
-        (0.5, "each step later\ncounts half", "about as promised"),
-        (1.0, "count all\nthat came", "better than promised"),
-    )
-    for axes, (gae_lambda, words, verdict) in zip(rows, kinds, strict=True):
+    figure, rows = plt.subplots(4, 1, figsize=(WIDE, 5.6), sharex=True, height_ratios=(2, 3, 3, 3))
+    figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, hspace=0.1)
+    rows[0].set(ylim=(-3.4, 0.6))
+    for y, words in enumerate(("step", "reward", "V", "δ")):
+        say(rows[0], 0.1, -y, words, ha="right", weight="bold")
+        for step, number in zip(steps, (steps, REWARDS, PROMISES, delta)[y], strict=True):
+            say(rows[0], step, -y, signed(number) if words == "δ" else str(number))
+    kinds = {0.0: "trust the critic at once", 0.5: "each later step counts half", 1.0: "count all that came"}
+    for axes, (gae_lambda, words) in zip(rows[1:], kinds.items(), strict=True):
         shares = delta * gae_lambda ** (steps - 1)
         axes.bar(steps, delta, width=0.6, color="none", edgecolor=GREY, lw=0.8, ls=":")
         axes.bar(steps, shares, width=0.6, color=np.where(shares > 0, GREEN, RED))
         axes.axhline(0, color=GREY, lw=1)
-        axes.set(xlim=(0.4, 8.6), ylim=(-3.1, 3.1), xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
+        axes.set(ylim=(-3.3, 4.3))
         for step, share, whole in zip(steps, shares, delta, strict=True):
-            above = whole >= 0
             number = signed(share, 3 if abs(share) > 0.1 else 2)
-            axes.text(step, whole + (0.2 if above else -0.2), number, fontsize=9, ha="center",
-                      va="bottom" if above else "top")  # fmt: skip
-        for x, side, bold, plain in (
-            (-0.02, "right", f"λ = {gae_lambda:g}", words),
-            (1.02, "left", f"A₁ = {signed(shares.sum(), 3)}", verdict),
-        ):
-            beside = {"ha": side, "transform": axes.transAxes}
-            axes.text(x, 0.6, bold, fontsize=11, weight="bold", **beside)
-            axes.text(x, 0.52, plain, fontsize=9, va="top", color=GREY, **beside)
-    for step, reward, promise, surprise in zip(steps, REWARDS, PROMISES, delta, strict=True):
-        rows[0].text(step, 6.3, f"step {step}", ha="center", weight="bold", fontsize=10)
-        numbers = f"reward {reward}\nV = {promise}\nδ = {signed(surprise)}"
-        rows[0].text(step, 6.0, numbers, ha="center", va="top", fontsize=9)
-    rows[0].text(8.75, 6.3, "then terminated", weight="bold", fontsize=10)
+            above = whole >= 0
+            say(axes, step, whole + (0.2 if above else -0.2), number, va="bottom" if above else "top")
+        axes.text(-0.7, 3.4, f"λ = {gae_lambda:g}:", fontsize=11, weight="bold")
+        axes.text(0.45, 3.4, words, fontsize=11)
+        say(axes, 8.6, 3.75, f"A₁ = {signed(shares.sum(), 3)}", fontsize=11, weight="bold", ha="right")
+    for axes in rows:
+        axes.set(xlim=(-0.7, 8.6), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
     return figure
 
 
-def signed(number: float, digits: int = 0) -> str:
-    """A number with its sign and without zeros at its end."""
-    text = f"{number:+.{digits}f}"
-    text = text.rstrip("0").rstrip(".") if digits else text
-    return "0" if float(text) == 0 else text.replace("-", "−")
-
-
-def ratio_passes() -> plt.Figure:
+def ratio_passes(table: Path) -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
-    lines = read_csv(ROOT / "3_Pendulum" / "assets" / "ratio_passes.csv")
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.5), dpi=150, sharey=True, layout="constrained")
+    lines = read_csv(table)
+    figure, both = panels(1, 2, 3.4, sharey=True)
     kinds = dict.fromkeys(line["clip_epsilon"] for line in lines)
-    for axes, epsilon, title in zip(panels, kinds, ("with the clip, ε = 0.2", "without it"), strict=True):
+    for axes, epsilon, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
         mine = [line for line in lines if line["clip_epsilon"] == epsilon]
-        axes.axhspan(0.8, 1.2, color=GREY, alpha=0.18, lw=0)
-        for step in dict.fromkeys(line["step"] for line in mine):
-            action = [line for line in mine if line["step"] == step]
-            good = float(action[0]["normalized_advantage"]) > 0
-            axes.plot([int(line["passes"]) for line in action], [float(line["ratio"]) for line in action],
-                      color=GREEN if good else RED, lw=1.2, alpha=0.8)  # fmt: skip
-        outside = float(mine[-1]["share_outside"])
-        axes.set_title(f"{title}: {outside:.0%} end outside of the band".replace("%", " %"), fontsize=10)
-        axes.set(xlabel="passes over the rollout", xticks=range(11), xlim=(0, 10), ylim=(0, 2.05),
-                 yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))  # fmt: skip
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("ratio: probability now / when drawn")
-    for y, colour, words in (
-        (0.36, GREEN, "green: an action with an advantage above 0"),
-        (0.21, RED, "red: one below 0"),
-        (0.06, GREY, "grey band: 1 ± ε"),
-    ):
-        panels[0].text(0.2, y, words, color=colour, fontsize=9)
+        axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
+        for action in grouped(mine, "step").values():
+            colour = GREEN if float(action[0]["normalized_advantage"]) > 0 else RED
+            axes.plot(numbers(action, "passes"), numbers(action, "ratio"), color=colour, lw=1.2, alpha=0.8)
+        outside = f"{100 * float(mine[-1]['share_outside']):.0f} % end outside 1 ± ε"
+        axes.set(title=f"{title}\n{outside}", xlabel="passes over the rollout", xlim=(0, 10), ylim=(0, 2.05))
+    both[0].set(ylabel="ratio: new probability / old", yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))
+    for y, colour, words in ((0.25, GREEN, "advantage above 0"), (0.08, RED, "advantage below 0")):
+        both[0].text(0.3, y, words, color=colour, fontsize=10)
     return figure
 
 
-def eight_answers() -> plt.Figure:
+def eight_answers(transcript: Path) -> plt.Figure:
     """A group of the main job's first step: rewards, their mean, and the advantages."""
-    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
-    rewards, advantages = (
-        np.array([answer[name] for answer in group["before"]]) for name in ("reward", "advantage")
-    )
+    group = json.loads(transcript.read_text())
+    rewards, advantages = (np.array([a[n] for a in group["before"]]) for n in ("reward", "advantage"))
     rows = np.arange(len(rewards))
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10, 3.9), dpi=150, sharey=True, width_ratios=(1, 1), layout="constrained"
-    )
-    figure.suptitle(f"{group['question']}   (right: {group['answer']})", fontsize=10)
-    left.barh(rows, rewards, color=GREY, height=0.6)
+    figure, (left, right) = panels(1, 2, 4.6, sharey=True)
+    figure.suptitle(f"{group['question']}\n(right: {group['answer']})", fontsize=10.5)
+    left.barh(rows, rewards, color=GREY, height=0.4)
     left.axvline(rewards.mean(), color=ORANGE, lw=2)
-    left.text(rewards.mean() + 0.1, -0.75, f"mean {rewards.mean():.2f}", color=ORANGE, fontsize=9)
-    left.set(xlabel="reward, points", xlim=(0, 10), ylim=(7.6, -1.1))
-    left.set_yticks(rows, [answer["text"] for answer in group["before"]], family="monospace", fontsize=7.5)
-    right.barh(rows, advantages, color=np.where(advantages > 0, GREEN, RED), height=0.6)
+    left.text(rewards.mean() + 0.1, 7.45, f"mean {rewards.mean():.2f}", color=ORANGE, fontsize=10)
+    left.set(title="reward, points", xlim=(0, 10), ylim=(7.6, -0.7), yticks=[])
+    right.barh(rows, advantages, color=np.where(advantages > 0, GREEN, RED), height=0.4)
     right.axvline(0, color=GREY, lw=1)
-    right.set(xlabel="advantage, standard deviations", xlim=(-2.2, 2.2))
-    for row, advantage in zip(rows, advantages):
+    right.set(title="advantage, in std", xlim=(-2.3, 2.6))
+    for row, (answer, advantage) in enumerate(zip(group["before"], advantages, strict=True)):
+        left.text(0, row - 0.28, answer["text"], family="monospace", fontsize=8.5)
         side = 1 if advantage > 0 else -1
-        right.text(advantage + 0.08 * side, row, f"{advantage:+.2f}".replace("-", "−"),
-                   ha="left" if side > 0 else "right", va="center", fontsize=8)  # fmt: skip
-    left.set_title("what each answer earns", fontsize=10)
-    right.set_title("how far it lies from the group's mean", fontsize=10)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
+        say(right, advantage + 0.08 * side, row, signed(advantage, 2), ha="left" if side > 0 else "right")
     return figure
 
 
@@ -248,175 +205,143 @@ def pushes(group: dict, row: int) -> list[float]:
     return pushed
 
 
-def token_credit() -> plt.Figure:
+def token_credit(transcript: Path) -> plt.Figure:
     """Two answers of the group, token by token: where the push of the eight advantages falls."""
-    group = json.loads((ROOT / "5_GRPO_Maxtext" / "assets" / "eight_answers.json").read_text())
-    figure, axes = sheet(10, 2.9)
-    axes.text(5, 2.66, "Tokens that all answers share are not pushed; those where they part are",
-              ha="center", va="center", fontsize=11.5, weight="bold")  # fmt: skip
-    for y, row, name in ((1.95, 2, "the right answer\nA = +1.65"), (0.75, 5, "a wrong one\nA = −1.08")):
-        axes.text(0.08, y, name, ha="left", va="center", fontsize=9.5)
-        x = 1.42
+    group = json.loads(transcript.read_text())
+    figure, axes = sheet(3.0)
+    say(axes, 0.1, 2.82, "Tokens that all eight answers share get no push", ha="left", weight="bold")
+    for y, row, name in ((1.85, 2, "the right answer: A = +1.65"), (0.55, 5, "a wrong answer: A = −1.08")):
+        say(axes, 0.1, y + 0.48, name, ha="left")
+        x = 0.1
         for piece, push in zip(group["before"][row]["pieces"][:-1], pushes(group, row)):
-            width = 0.14 + 0.085 * len(piece)
+            width = 0.1 + 0.077 * len(piece)
             strength = min(abs(push) / 3.2, 1)
-            colour = GREEN if push > 0 else RED
             seen = strength > 0.02
+            colour = (GREEN if push > 0 else RED) if seen else GREY
             axes.add_patch(FancyBboxPatch(
-                (x, y - 0.2), width, 0.4, boxstyle="round,pad=0,rounding_size=0.05", lw=1.6 if seen else 0.8,
-                ec=colour if seen else GREY, fc=f"{colour}{int(40 + 140 * strength):02x}" if seen else "none",
+                (x, y - 0.18), width, 0.36, boxstyle="round,pad=0,rounding_size=0.05", ec=colour,
+                lw=1.6 if seen else 0.8, fc=f"{colour}{int(30 + 80 * strength):02x}" if seen else "none",
             ))  # fmt: skip
-            axes.text(x + width / 2, y, piece, ha="center", va="center", fontsize=9.5, family="monospace")
+            say(axes, x + width / 2, y, piece, fontsize=9, family="monospace")
             if seen:
-                number = f"{push:+.2f}".replace("-", "−")
-                axes.text(x + width / 2, y - 0.38, number, ha="center", va="center", fontsize=9.5,
-                          color=colour, weight="bold")  # fmt: skip
-            x += width + 0.09
-    axes.text(5, 0.1, "below a token: the push of all eight answers together; no number: next to none",
-              ha="center", va="center", fontsize=9, color=GREY)  # fmt: skip
+                say(axes, x + width / 2, y - 0.34, signed(push, 2), color=colour, weight="bold")
+            x += width + 0.06
     return figure
 
 
-def values_crawl() -> plt.Figure:
+def values_crawl(table: Path) -> plt.Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
-    folder = str(ROOT / "1_Q_Learning")
-    sys.path.insert(0, folder)
-    import Q_Learning
-
-    sys.path.remove(folder)
-    c, rng = Q_Learning.Constants(), np.random.default_rng(0)  # SEED=0
-    Q = np.zeros((c.SIZE**2, 4))
-    figure, panels = plt.subplots(1, 4, figsize=(9.2, 2.7), dpi=150, layout="constrained")
-    played = 0
-    for axes, episodes in zip(panels, (1, 10, 50, 500), strict=True):
-        for episode in range(played, episodes):
-            Q_Learning.play_episode(c, Q, Q_Learning.epsilon_at(c, episode), rng)
-        played = episodes
-        best = Q.max(axis=1).reshape(c.SIZE, c.SIZE)
-        axes.imshow(np.where(best > 0, best, np.nan), cmap="Blues", vmin=0, vmax=150)
-        for (row, column), value in np.ndenumerate(best):
-            goal = row == column == c.SIZE - 1
-            text = "goal" if goal else f"{value:.0f}" if value >= 0.5 else "·"
-            axes.text(column, row, text, ha="center", va="center", fontsize=10)
-        axes.set(title=f"after episode {episodes}", xticks=[], yticks=[])
-        axes.title.set_fontsize(10)
+    figure, axes = panels(2, 2, 2.7)
+    for one, ((episodes,), rows) in zip(axes, grouped(read_csv(table), "episodes").items(), strict=True):
+        for i, value in enumerate(numbers(rows, "best_value")):
+            row, column = divmod(i, 4)
+            one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
+            text = "goal" if i == len(rows) - 1 else f"{value:.0f}" if value >= 0.5 else "·"
+            say(one, column + 0.5, row + 0.5, text, fontsize=11.5)
+        one.set(title=f"after episode {episodes}", xticks=[], yticks=[], xlim=(0, 4), ylim=(4, 0), aspect=1)
+        one.spines[:].set_visible(True)
     return figure
 
 
 def stack() -> plt.Figure:
     """Who calls whom when the language model is trained, down to the chips."""
-    figure, axes = sheet(9.2, 5.6)
-    axes.set(ylim=(-1.0, 4.6))
-    box(axes, (4.6, 4.15), (4.0, 0.66), "grpo_llama3_1_8b_demo.py\nthe loop, advantage, loss, update", BLUE)
-    box(axes, (1.2, 4.15), (2.0, 0.66), "Grain\nshuffles questions", GREY)
-    box(axes, (8.0, 4.15), (2.0, 0.66), "reward_func.py\npoints per answer", GREEN)
+    figure, axes = sheet(5.6)
+    box(axes, (3, 5.2), (2.7, 0.62), "grpo_llama3_1_8b_demo.py\nloop, advantage, loss, update", BLUE)
+    box(axes, (0.75, 5.2), (1.3, 0.62), "Grain\nthe questions", GREY)
+    box(axes, (5.25, 5.2), (1.3, 0.62), "reward_func.py\nthe points", GREEN, fontsize=10)
     box(
         axes,
-        (2.6, 2.95),
-        (4.3, 0.66),
-        "Tunix: RLCluster\nmodels on chips, new weights to the sampler",
+        (1.5, 4.05),
+        (2.8, 0.8),
+        "Tunix: RLCluster\nmodels on chips,\nweights for the sampler",
         ORANGE,
     )
-    box(axes, (7.75, 1.7), (2.2, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
-    box(axes, (1.75, 1.7), (2.6, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
-    box(axes, (4.85, 1.7), (2.5, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
-    box(axes, (4.6, 0.45), (8.4, 0.56), "JAX and XLA: one program, whatever the chips", BLUE)
-    rules = "the mesh and the axis rules: which piece of each array lies on which chip"
-    box(axes, (4.6, -0.17), (8.4, 0.44), rules, GREEN)
-    for x, chips in ((1.72, "CPU: your laptop, one chip"), (4.6, "TPU: 4, 8 or 32 chips"), (7.48, "GPU")):
-        box(axes, (x, -0.7), (2.64, 0.4), chips, GREY)
-    arrow(axes, (2.2, 4.15), (2.6, 4.15))
-    arrow(axes, (6.6, 4.25), (7.0, 4.25))
-    arrow(axes, (7.0, 4.05), (6.6, 4.05))
-    arrow(axes, (3.4, 3.82), (3.0, 3.28))
-    arrow(axes, (5.3, 3.82), (5.3, 2.15))
-    arrow(axes, (6.2, 3.82), (7.4, 2.15))
-    arrow(axes, (1.9, 2.62), (1.8, 2.15))
-    arrow(axes, (4.2, 2.62), (4.4, 2.15))
-    for x in (1.75, 4.85, 7.75):
-        arrow(axes, (x, 1.25), (x, 0.73))
+    box(axes, (0.98, 2.8), (1.8, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
+    box(axes, (3.0, 2.8), (1.95, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
+    box(axes, (5.05, 2.8), (1.75, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
+    box(axes, (3, 1.65), (5.85, 0.5), "JAX and XLA: one program, whatever the chips", BLUE)
+    box(axes, (3, 1.02), (5.85, 0.5), "mesh and axis rules: which piece lies on which chip", GREEN)
+    for x, chips in ((1.03, "CPU: your laptop"), (3, "TPU: 4, 8, 32 chips"), (4.97, "GPU")):
+        box(axes, (x, 0.4), (1.88, 0.46), chips, GREY)
+    for start, end in (
+        ((1.4, 5.2), (1.65, 5.2)), ((4.35, 5.28), (4.6, 5.28)), ((4.6, 5.12), (4.35, 5.12)),
+        ((2.4, 4.89), (2.2, 4.45)), ((3.5, 4.89), (3.2, 3.25)), ((4.1, 4.89), (4.9, 3.25)),
+        ((1.1, 3.65), (1.0, 3.25)), ((2.3, 3.65), (2.5, 3.25)),
+        *(((x, 2.35), (x, 1.9)) for x in (0.98, 3.0, 5.05)),
+    ):  # fmt: skip
+        arrow(axes, start, end)
     return figure
 
 
-def memory() -> plt.Figure:
-    """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16, of the study's memory.csv."""
-    rows = read_csv(ROOT / "4_GRPO_MNIST" / "assets" / "memory.csv")
-    row = next(row for row in rows if row["network"].startswith("8 billion, bfloat16"))
-    figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
-    parts = {
-        "weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED,
-    }  # fmt: skip
-    words = {"adam_moments": "Adam's moments", "critic": "critic: its weights, gradients, moments"}
+def memory(table: Path) -> plt.Figure:
+    """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
+    row = next(row for row in read_csv(table) if row["network"].startswith("8 billion, bfloat16"))
+    figure, [axes] = panels(1, height=3.0)
+    parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}
+    words = {"adam_moments": "Adam", "critic": "critic: weights,\ngradients, Adam"}
     for y, method in enumerate(("GRPO", "PPO")):
         left = 0.0
         for name, colour in parts.items():
             if name == "critic" and method == "GRPO":
                 continue
             size = int(row[name]) / 1e9
-            axes.barh(y, size, left=left, color=colour, edgecolor="white", height=0.62)
-            axes.text(
-                left + size / 2, y, f"{words.get(name, name).replace(' ', chr(10), 1)}\n{size:.1f}",
-                ha="center", va="center", color="white", fontsize=9,
-            )  # fmt: skip
+            axes.barh(y, size, left=left, color=f"{colour}30", edgecolor=colour, height=0.6)
+            upright = {"rotation": 90} if size < 20 else {}
+            say(axes, left + size / 2, y, f"{words.get(name, name)}\n{size:.1f}", fontsize=10, **upright)
             left += size
-        axes.text(left + 1.5, y, f"{left:.1f} GB", va="center", weight="bold")
-    axes.set_yticks([0, 1], ["GRPO", "PPO"])
-    axes.set(xlim=(0, 168), xlabel="GB, 8 billion parameters in bfloat16, activations not counted")
-    axes.set_title("the critic is nearly half of PPO's memory, and GRPO has none")
-    axes.spines[["top", "right"]].set_visible(False)
+        say(axes, left + 2, y, f"{left:.0f} GB", weight="bold", ha="left")
+    axes.set_yticks([0, 1], ["GRPO", "PPO"], fontsize=11)
+    axes.set(xlim=(0, 172), xlabel="GB, 8 billion parameters in bfloat16, without activations")
+    axes.set_title("The critic is nearly half of PPO's memory; GRPO has none")
     return figure
 
 
 def mesh_4x2() -> plt.Figure:
     """A list of eight chips becomes a grid; what each axis cuts, and what travels along it."""
-    figure, axes = sheet(9.2, 4.4)
+    figure, axes = sheet(4.5)
+    say(axes, 0.1, 4.32, "a list of eight chips", ha="left")
     for i in range(8):
-        box(axes, (0.62 + 0.42 * i, 3.95), (0.36, 0.4), f"c{i}", GREY, fontsize=9)
-    axes.text(0.44, 4.27, "a list of eight chips", fontsize=9)
-    arrow(axes, (3.85, 3.95), (4.45, 3.95))
+        box(axes, (0.3 + 0.42 * i, 3.98), (0.36, 0.36), f"c{i}", GREY, fontsize=9.5)
+    arrow(axes, (1.77, 3.75), (2.45, 3.3), connectionstyle="arc3,rad=0.3")
     for row in range(4):
+        y = 2.95 - 0.68 * row
         for column in range(2):
-            place = (5.1 + 1.5 * column, 3.3 - 0.85 * row)
-            box(axes, place, (1.15, 0.62), f"c{2 * row + column}", (BLUE, ORANGE)[column])
-        axes.text(4.35, 3.3 - 0.85 * row, f"data {row}", ha="right", va="center", fontsize=9)
+            box(axes, (3.4 + 1.25 * column, y), (0.85, 0.48), f"c{2 * row + column}", (BLUE, ORANGE)[column])
+        say(axes, 2.9, y, f"data {row}", ha="right")
+        arrow(axes, (3.83, y), (4.22, y), arrowstyle="<|-|>")
     for column, half in enumerate(("left half", "right half")):
-        axes.text(5.1 + 1.5 * column, 3.75, f"model {column}", ha="center", fontsize=9)
-        axes.text(5.1 + 1.5 * column, 0.22, f"{half}\nof the weights", ha="center", va="center", fontsize=8.5)
-    for row in range(4):
-        arrow(axes, (5.68, 3.3 - 0.85 * row), (6.02, 3.3 - 0.85 * row), arrowstyle="<|-|>")
-    arrow(axes, (7.45, 3.55), (7.45, 0.55), arrowstyle="<|-|>", color=GREEN, lw=2)
-    axes.text(7.6, 2.05, "along data:\ngradients are\nadded up,\nonce per step", va="center", fontsize=9)
-    axes.text(5.85, 4.1, "along model: activations, in every layer", ha="center", fontsize=9)
-    axes.text(0.44, 2.9, "each row of chips\ngets a quarter of the batch", va="center", fontsize=9)
-    axes.text(0.44, 1.9, "each column of chips\nkeeps one half of the weights:\nall four keep the same",
-              va="center", fontsize=9)  # fmt: skip
+        say(axes, 3.4 + 1.25 * column, 3.36, f"model {column}")
+        say(axes, 3.4 + 1.25 * column, 0.4, f"{half}\nof the weights", fontsize=10)
+    arrow(axes, (5.25, 3.1), (5.25, 0.75), arrowstyle="<|-|>", color=GREEN, lw=2)
+    say(axes, 5.65, 1.93, "along\ndata:\nsum of\ngradients\nonce per\nstep", fontsize=10, color=GREEN)
+    say(axes, 4.6, 3.85, "along model:\nactivations, in every layer", fontsize=10, va="bottom")
+    say(axes, 0.1, 2.7, "each row of chips\ngets a quarter\nof the batch", ha="left")
+    say(axes, 0.1, 1.6, "each column keeps\none half of the\nweights: all four\nkeep the same", ha="left")
     return figure
 
 
-DRAWINGS = {
-    "1_Q_Learning/assets/course_map.png": course_map,
-    "1_Q_Learning/assets/values_crawl.png": values_crawl,
-    "1_Q_Learning/assets/agent_environment.png": agent_environment,
-    "3_Pendulum/assets/actor_critic.png": actor_critic,
-    "3_Pendulum/assets/gae_timeline.png": gae_timeline,
-    "3_Pendulum/assets/ratio_passes.png": ratio_passes,
-    "5_GRPO_Maxtext/assets/eight_answers.png": eight_answers,
-    "5_GRPO_Maxtext/assets/token_credit.png": token_credit,
-    "5_GRPO_Maxtext/assets/stack.png": stack,
-    "5_GRPO_Maxtext/assets/memory.png": memory,
-    "5_GRPO_Maxtext/assets/mesh_4x2.png": mesh_4x2,
-}
+STRATEGIES = {  # mesh of mesh_and_axis_rules.py, and into how many rows and columns the weights are cut
+    "data parallel": ("8 × 1", 1, 1), "tensor parallel": ("1 × 8", 1, 8), "both": ("4 × 2", 1, 2),
+    "FSDP": ("8 × 1", 8, 1), "FSDP + tensor": ("4 × 2", 4, 2),
+}  # fmt: skip
 
 
-# %% Main -----------------------------------------------------------------------------------------------
-def main() -> None:
-    """Draws everything."""
-    for name, draw in DRAWINGS.items():
-        figure = draw()
-        figure.savefig(ROOT / name)
-        plt.close(figure)
-        darken(ROOT / name)
-
-
-if __name__ == "__main__":
-    main()
+def mesh_and_axis_rules() -> plt.Figure:
+    """The weights of a layer as five strategies cut them, and what one of eight devices keeps of them."""
+    figure, axes = panels(2, 3, 2.5)
+    for one, (name, (mesh, rows, columns)) in zip(axes, STRATEGIES.items(), strict=False):
+        pieces = rows * columns
+        for i in range(pieces):
+            row, column = divmod(i, columns)
+            corner = column / columns, row / rows
+            mine = i == 0
+            one.add_patch(
+                Rectangle(corner, 1 / columns, 1 / rows, fc=f"{BLUE}50" if mine else "none", ec=GREY)
+            )
+        say(one, 0.5, 1.1, "device 0: " + (f"1/{pieces}" if pieces > 1 else "everything"))
+        one.set(title=f"{name}\nmesh {mesh}", xlim=(0, 1), ylim=(1.25, 0), xticks=[], yticks=[], aspect=1)
+        one.spines[:].set_visible(False)
+    axes[-1].axis("off")
+    words = "One layer's weights,\ncut over 8 devices.\nBlue: the piece\nof device 0"
+    say(axes[-1], 0, 0.6, words, ha="left")
+    return figure

@@ -3,8 +3,7 @@
     python measure/eight_answers.py              # runs the main job first: about two minutes
     python measure/eight_answers.py RUN=folder   # takes a run of it with its default constants
 
-Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README shows, and which
-measure/drawings.py draws.
+Writes 5_GRPO_Maxtext/assets/eight_answers.json, which the root README and measure/drawings.py show.
 """
 
 import json
@@ -46,11 +45,10 @@ def main() -> None:
     """Runs the main job, or takes RUN, and writes the file."""
     given = [argument.removeprefix("RUN=") for argument in sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(given[0] if given else folder).resolve()
+        run = Path(given[0] if given else f"{folder}/run").resolve()
         if not given:
-            job = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run / 'run'}"]
+            job = [sys.executable, FOLDER / "grpo_llama3_1_8b_demo.py", f"RUN_DIR={run}"]
             subprocess.run(job, check=True)
-            run /= "run"
         text = json.dumps(transcript(run), indent=1)
     (FOLDER / "assets" / "eight_answers.json").write_text(f"{text}\n")
 

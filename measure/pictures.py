@@ -1,64 +1,90 @@
-"""The pictures of the lab books, each a function of committed tables; `save` writes light and dark."""
+"""The measured pictures of the pages, each a function of committed tables; `save` writes both languages."""
 
 import io
+import re
 import runpy
+import statistics
+import tomllib
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
-from PIL import Image, ImageSequence
+from matplotlib.text import Text
 
 from measure.columns import read_csv
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, ORANGE, GREY, GREEN, RED = "#1f77b4", "#ff7f0e", "#888888", "#2ca02c", "#d62728"
-PAGE = np.array([13, 17, 23])  # the background of GitHub's dark pages
+ROOT = Path(__file__).resolve().parent.parent
+BLUE, ORANGE, GREY, GREEN, RED, PURPLE = "#0969da", "#c2570c", "#6e7781", "#1a7f37", "#cf222e", "#8250df"
+INK, PAGE = "#1f2328", "#ffffff"
+DARK = {  # of GitHub's dark pages
+    BLUE: "#58a6ff", ORANGE: "#f0883e", GREY: "#8b949e", GREEN: "#3fb950", RED: "#ff7b72", PURPLE: "#bc8cff",
+    INK: "#e6edf3", PAGE: "#0d1117",
+}  # fmt: skip
+FONTS = "system-ui, 'PingFang TC', 'Microsoft JhengHei', 'Noto Sans CJK TC', sans-serif"
+CHINESE = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text())
+NUMBER = re.compile(r"[+−-]?\d[\d,.]*(?<![,.])")
+WIDE = 6.0  # inches of every picture: a phone shows it at two thirds of its size
+plt.rcParams.update({
+    "svg.fonttype": "none", "svg.hashsalt": "course", "font.size": 11, "axes.titlesize": 11,
+    "axes.titlelocation": "left", "legend.frameon": False, "axes.spines.top": False, "legend.fontsize": 10,
+    "axes.spines.right": False, "xtick.labelsize": 10, "ytick.labelsize": 10, "text.color": INK,
+    "axes.labelcolor": INK, "axes.edgecolor": GREY, "xtick.color": INK, "ytick.color": INK,
+})  # fmt: skip
 
 
-# %% Light and dark -------------------------------------------------------------------------------------
-def darkened(pixels: np.ndarray) -> np.ndarray:
-    """A picture with its lightness turned round and its hues kept; white becomes the dark page.
-
-    Lightness is HSL's, (max + min) / 2: adding 1 - 2 * lightness to every channel turns it round and leaves
-    hue and chroma as they are. Where a colour stands for a value, as in a map of V(s), it would say something
-    else: such a picture has no twin.
-
-    Args:
-        pixels: [height, width, 3], uint8.
-
-    Returns:
-        [height, width, 3], uint8.
-    """
-    colours = pixels / 255.0
-    lightness = (colours.max(axis=2, keepdims=True) + colours.min(axis=2, keepdims=True)) / 2  # [H, W, 1]
-    turned = np.clip(colours + 1 - 2 * lightness, 0, 1)
-    return np.round(PAGE + turned * (255 - PAGE)).astype(np.uint8)
+# %% Light and dark, English and Chinese ------------------------------------------------------------------
+def chinese(text: str) -> str:
+    """A label in Chinese, from chinese.toml, where # stands for each number. Code and numbers stay."""
+    numbers = iter(NUMBER.findall(text))
+    found = CHINESE.get(NUMBER.sub("#", text))
+    if found is None and "\n" in text:  # a line is a label of its own, unless the whole is one
+        return "\n".join(map(chinese, text.split("\n")))
+    return text if found is None else re.sub("#", lambda _: next(numbers), found)
 
 
-def darken(path: Path) -> None:
-    """Writes name_dark.png (or .gif) beside a picture."""
-    light = Image.open(path)
-    film = getattr(light, "is_animated", False)
-    first, *others = (
-        Image.fromarray(darkened(np.asarray(frame.convert("RGB")))).quantize(16 if film else 256)
-        for frame in ImageSequence.Iterator(light)
-    )
-    more = {"save_all": True, "append_images": others, "duration": light.info.get("duration"), "loop": 0}
-    first.save(path.with_stem(f"{path.stem}_dark"), optimize=True, **(more if film else {}))
+def translate(figure: plt.Figure) -> None:
+    """Puts Chinese labels where the English ones are; the layout stays."""
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            if labels != [*map(chinese, labels)]:
+                axis.set_ticks(axis.get_ticklocs(), [*map(chinese, labels)])
+    for text in figure.findobj(Text):
+        text.set_text(chinese(text.get_text()))
+
+
+def adapted(svg: str) -> str:
+    """An SVG of matplotlib's with the reader's fonts, light or dark as the page around it is."""
+    rules = [f"text:not([style*=Mono]) {{font-family: {FONTS} !important}}"]
+    rules += ["@media (prefers-color-scheme: dark) {"]
+    rules += [f"[style*='{what}: {light}'] {{{what}: {dark} !important}}"
+              for light, dark in DARK.items() for what in ("fill", "stroke")]  # fmt: skip
+    svg = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<\?xml.*?(?=<svg)", "", svg, flags=re.S)
+    return svg.replace("</style>", "\n".join([*rules, "}</style>"]), 1)
 
 
 def save(figure: plt.Figure, path: Path) -> None:
-    """Writes a picture and its dark twin."""
-    figure.savefig(path, dpi=figure.dpi if figure.dpi > 100 else 110, facecolor="white")
+    """Writes name.svg with English labels, and name_ch.svg with Chinese ones."""
+    for target in (path, path.with_stem(f"{path.stem}_ch")):
+        if target != path:
+            translate(figure)
+        svg = io.StringIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of Chinese: the reader has the font
+            figure.savefig(svg, format="svg", facecolor=PAGE, metadata={"Date": None})
+        target.write_text(adapted(svg.getvalue()))
     plt.close(figure)
-    darken(path)
 
 
-# %% Pieces ---------------------------------------------------------------------------------------------
+# %% Pieces -----------------------------------------------------------------------------------------------
 def grouped(rows: Sequence[dict[str, str]], *names: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """The lines by what these columns hold, in the order of appearance."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -72,131 +98,206 @@ def numbers(rows: Sequence[dict[str, str]], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in rows])
 
 
-def draw_band(axes, rows: Sequence[dict[str, str]], color: str, label: str | None = None) -> None:
-    """A line of the mean, a band from lowest to highest seed: columns env_step, mean, low, high."""
-    x = numbers(rows, "env_step")
-    axes.plot(x, numbers(rows, "mean"), color=color, label=label)
-    axes.fill_between(x, numbers(rows, "low"), numbers(rows, "high"), color=color, alpha=0.2, linewidth=0)
+def log_of(rows: Sequence[dict[str, str]]) -> SimpleNamespace:
+    """A log's columns as a script has them, each [seeds, rows]."""
+    seeds = list(grouped(rows, "seed").values())
+    return SimpleNamespace(**{name: np.stack([numbers(one, name) for one in seeds])
+                              for name in rows[0] if name not in ("method", "variant", "seed")})  # fmt: skip
 
 
-def seeds_by_row(
-    table: Path, height: float, shorten: Callable, said: Callable
-) -> tuple[plt.Figure, plt.Axes]:
-    """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
-    groups = grouped(read_csv(table), "changed")
-    figure, axes = plt.subplots(figsize=(10, height * len(groups) + 0.9), layout="constrained")
-    for y, rows in enumerate(groups.values()):
-        returns = numbers(rows, "eval_return")
-        # Spread out vertically, else ten seeds at one place look like one
-        axes.scatter(returns, y + np.linspace(-0.3, 0.3, len(returns)), s=14, color=BLUE)
-        axes.text(1.01, y, said(returns), va="center", transform=axes.get_yaxis_transform())
-    axes.set_yticks(range(len(groups)), [shorten(label) for (label,) in groups], fontsize=9)
-    axes.grid(axis="both", alpha=0.3)
-    axes.set(ylim=(len(groups) - 0.4, -0.6))
-    return figure, axes
+def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[plt.Figure, list[plt.Axes]]:
+    """Axes below and beside each other, in a picture of the usual width."""
+    size = (WIDE, height * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
+    for one in axes.flat:
+        one.xaxis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
+    return figure, [*axes.flat]
 
 
-# %% Folder 1 -------------------------------------------------------------------------------------------
-def step_sizes(curves: Path) -> plt.Figure:
-    """Left: largest error. Right: return. Lines are means over the seeds, bands lowest to highest."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    colors = (BLUE, ORANGE, GREY, GREEN, RED)
-    for ((label,), rows), color in zip(grouped(read_csv(curves), "changed").items(), colors, strict=True):
-        for axes, name in ((left, "error"), (right, "return")):
-            x, low, high = (numbers(rows, key) for key in ("episode", f"{name}_min", f"{name}_max"))
-            # The first one thick: where a later one covers it, both are seen
-            width = 4 if label == "unchanged" else 1.5
-            axes.semilogx(x, numbers(rows, f"{name}_mean"), color=color, label=label, linewidth=width)
-            axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-    left.set(xlabel="episode", ylabel="largest |Q − Q*| over all pairs", yscale="log")
-    right.set(xlabel="episode", ylabel="return (mean of 50 episodes)")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+def band(axes: plt.Axes, x, mean, low, high, color: str, label: str | None = None, **options) -> None:
+    """A line of the mean, and a band from the lowest to the highest seed."""
+    axes.plot(x, mean, color=color, label=label, **options)
+    axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def band_of(axes: plt.Axes, x: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+    """The same of `values`, [seeds, rows]."""
+    band(axes, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), color, label)
+
+
+def draw_band(axes: plt.Axes, rows: Sequence[dict[str, str]], color: str, label: str | None = None) -> None:
+    """The same of a table with the columns env_step, mean, low, high."""
+    band(axes, *(numbers(rows, name) for name in ("env_step", "mean", "low", "high")), color, label)
+
+
+def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figure:
+    """The figure with a legend where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns)
     return figure
 
 
+def returns_of(table: Path) -> dict[str, np.ndarray]:
+    """The seeds' last policies, by what was changed."""
+    groups = grouped(read_csv(table), "changed")
+    return {label: numbers(rows, "eval_return") for (label,), rows in groups.items()}
+
+
+def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
+    """A line for each row of a study, a dot for each seed's last policy, and a word at the right."""
+    figure, [axes] = panels(1, height=height * len(groups) + 0.9)
+    for y, (returns, word) in enumerate(groups.values()):
+        # Spread out vertically, else ten seeds at one place look like one
+        axes.scatter(returns, y + np.linspace(-0.25, 0.25, len(returns)), s=16, color=BLUE)
+        axes.text(1.02, y, word, va="center", transform=axes.get_yaxis_transform())
+    axes.set_yticks(range(len(groups)), groups, fontsize=9)
+    axes.grid(axis="y", color=GREY, alpha=0.25)
+    axes.set(ylim=(len(groups) - 0.5, -0.5))
+    return figure, axes
+
+
+def of_chapter(folder: str, name: str, *given) -> plt.Figure:
+    """A picture that a chapter's script draws at the end of its run, drawn by the same function."""
+    return runpy.run_path(str(ROOT / folder / "pictures.py"))[name](io.BytesIO(), *given)
+
+
+def of_log(folder: str, name: str, *more) -> Callable[[Path], plt.Figure]:
+    """A function that draws such a picture from a log."""
+    return lambda log: of_chapter(folder, name, log_of(read_csv(log)), *more)
+
+
+# %% Folder 1 -------------------------------------------------------------------------------------------
+def q_learning_curve(log: Path) -> plt.Figure:
+    """Return and largest error."""
+    rows = read_csv(log)
+    columns = np.stack([numbers(rows, name) for name in ("episode", "epsilon", "return", "steps")], axis=1)
+    return of_chapter("1_Q_Learning", "draw_learning_curve", columns, numbers(rows, "max_abs_error"), 95.0)
+
+
+def q_table(table: Path) -> plt.Figure:
+    """All values on the grid."""
+    values = np.stack([numbers(read_csv(table), name) for name in ("up", "down", "left", "right")], axis=1)
+    return of_chapter("1_Q_Learning", "draw_q_table", values, [(-1, 0), (1, 0), (0, -1), (0, 1)])
+
+
+def step_sizes(curves: Path) -> plt.Figure:
+    """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
+    figure, both = panels(2, sharex=True)
+    colors = (BLUE, ORANGE, GREY, GREEN, RED)
+    for ((label,), rows), color in zip(grouped(read_csv(curves), "changed").items(), colors, strict=True):
+        rows = [rows[i] for i in sorted({*np.geomspace(1, len(rows), 150).astype(int) - 1})]
+        for axes, name in zip(both, ("error", "return"), strict=True):
+            columns = "episode", *(f"{name}_{end}" for end in ("mean", "min", "max"))
+            # The first one thick: where a later one covers it, both are seen
+            width = 4 if label == "unchanged" else 1.5
+            band(axes, *(numbers(rows, key) for key in columns), color, label, linewidth=width)
+    both[0].set(xscale="log", yscale="log", title="largest error of the table")
+    both[1].set(xlabel="episode", title="return (mean of 50 episodes)")
+    return key_below(figure, both[0], 3)
+
+
 # %% Folder 2 -------------------------------------------------------------------------------------------
+dqn_curve = of_log("2_Cart_Pole_DQN", "draw_learning_curve")
+
+
 def seeds_of_dqn(table: Path) -> plt.Figure:
-    """Last policies, and how many seeds are solved."""
-    figure, axes = seeds_by_row(
-        table, 0.36,
-        lambda label: label.replace(" LEARN", "\nLEARN").replace(" DOUBLE", "\nDOUBLE", 1),
-        lambda returns: f"{(returns >= 475).sum()} of {len(returns)}",
-    )  # fmt: skip
-    axes.axvline(475, color=GREY, linewidth=1)
-    axes.set(xlim=(0, 515), xticks=range(0, 501, 100))
-    axes.set_xlabel("return of the last policy (line and right: seeds solved, 475 or more)")
+    """Last policies of the rows where not every seed is solved."""
+    groups = returns_of(table)
+    solved = {label: (returns >= 475).sum() for label, returns in groups.items()}
+    rows = sorted((label for label in groups if solved[label] < 10), key=solved.get)
+    shown = {label.replace(" ", "\n"): (groups[label], f"{solved[label]} of 10") for label in rows}
+    figure, axes = by_seed(shown, height=0.6)
+    axes.axvline(475, color=GREEN, linewidth=1)
+    axes.set(xlim=(0, 510), xticks=range(0, 501, 100), title="What fails: seeds solved (475 or more)")
+    axes.set_xlabel("return of the last policy; other rows: 10 of 10", loc="right")
     return figure
 
 
 def overestimation(table: Path) -> plt.Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
     groups = grouped(read_csv(table), "changed")
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    titles = "defaults: the promise starts too low", "1-step targets, copied every 20 steps: too high"
+    figure, both = panels(2, sharex=True)
+    titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
     for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
         draw_band(axes, groups[label or "unchanged",], BLUE, "Double DQN")
         draw_band(axes, groups[f"{label} DOUBLE_DQN=False".strip(),], ORANGE, "plain max")
         axes.axhline(0, color=GREY, linewidth=1)
-        axes.set(xlabel="environment step", title=title)
-        axes.legend(frameon=False, loc="lower right")
+        axes.set(title=title, ylabel="estimate − true return")
     both[1].set_yscale("symlog", linthresh=100)  # a seed that runs away would flatten all others
-    both[0].set_ylabel("promised less true\ndiscounted return")
-    return figure
+    both[1].set_xlabel("environment step")
+    return key_below(figure, both[0])
 
 
 # %% Folder 3 -------------------------------------------------------------------------------------------
+ppo_curve = of_log("3_Pendulum", "draw_ppo_curve")
+reinforce_curve = of_log("3_Pendulum", "draw_reinforce_curve", "critic_baseline")
+
+
+def clipped_objective() -> plt.Figure:
+    """PPO's objective against the ratio."""
+
+    def objective(ratio, advantage, epsilon):
+        return np.minimum(ratio * advantage, np.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage)
+
+    return of_chapter("3_Pendulum", "draw_clipped_objective", objective, 0.2)
+
+
 def seeds_of_ppo(table: Path) -> plt.Figure:
-    """Last policies, and their mean."""
-
-    def shorten(label: str) -> str:
-        steps, *rest = label.split()
-        return f"the textbook's constants\n{steps}" if len(rest) > 5 else label.replace(" KL", "\nKL")
-
-    figure, axes = seeds_by_row(table, 0.4, shorten, lambda returns: f"{returns.mean():.1f}")
-    axes.set_xlabel("return of the last policy (right: mean over the seeds)")
+    """Last policies of the rows that do worse."""
+    groups = returns_of(table)
+    rows = sorted(groups, key=lambda label: groups[label].mean())
+    rows = [label for label in rows if groups[label].mean() < -170] + ["unchanged"]
+    shown = {}
+    for label in rows:
+        steps, *others = label.split()
+        words = f"the textbook's constants\n{steps}" if len(others) > 2 else label.replace(" ", "\n")
+        shown[words] = -groups[label], f"−{-groups[label].mean():.0f}"
+    figure, axes = by_seed(shown, height=0.48)
+    ticks = [150, 300, 600, 1200]
+    axes.set(xscale="log", xlim=(1700, 125), title="What does worse, and the mean of ten seeds")
+    axes.set_xticks(ticks, [f"−{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.set_xlabel("return of the last policy, logarithmic")
     return figure
 
 
 FAILURES = {  # the rows from which most is to be learned
-    "CLIP_EPSILON=1e9": "no clip and no KL penalty",
-    "BOOTSTRAP_TRUNCATED=False": "truncated is taken for terminated",
-    "NORMALIZE_ADVANTAGES=False": "advantages of any size",
-    "GAE_LAMBDA=0.0": "the critic is trusted after one step",
-    "CRITIC_LEARNING_RATE=1e-3": "the critic learns too slowly",
-    "NUM_EPOCHS=1": "every rollout is used once",
-}
+    "CLIP_EPSILON=1e9": "no clip, no KL penalty", "BOOTSTRAP_TRUNCATED=False": "truncated = terminated",
+    "NORMALIZE_ADVANTAGES=False": "advantages of any size", "GAE_LAMBDA=0.0": "critic trusted at once",
+    "CRITIC_LEARNING_RATE=1e-3": "critic learns too slowly", "NUM_EPOCHS=1": "each rollout used once",
+}  # fmt: skip
 
 
 def failures(table: Path) -> plt.Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
     groups = grouped(read_csv(table), "changed")
-    figure, panels = plt.subplots(2, 3, figsize=(11, 5.6), layout="constrained", sharex=True, sharey=True)
-    unchanged = groups["unchanged",]
-    for axes, (label, words) in zip(panels.flat, FAILURES.items(), strict=True):
-        axes.plot(numbers(unchanged, "env_step"), numbers(unchanged, "mean"), color=GREY)
-        draw_band(axes, groups[label,], BLUE)
-        axes.set_title(f"{words}\n{label}", fontsize=9)
-        axes.set_xticks([25_000, 50_000, 75_000, 100_000])
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("return")
-    figure.supxlabel("environment steps (grey: unchanged)", fontsize=10)
-    return figure
+    figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
+    unchanged = [numbers(groups["unchanged",], name) for name in ("env_step", "mean")]
+    for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
+        one.plot(*unchanged, color=GREY, label="unchanged")
+        draw_band(one, groups[label,], BLUE, "changed")
+        one.set_title(f"{words}\n", fontsize=11)
+        one.text(0, 1.03, label, fontsize=8, color=GREY, transform=one.transAxes)
+        one.set_xticks([0, 50_000, 100_000])
+    axes[2].set_ylabel("return")
+    axes[4].set_xlabel("environment step")
+    return key_below(figure, axes[0])
 
 
-BASELINES = {"no_baseline": ORANGE, "batch_mean": GREY, "critic_baseline": BLUE}
+BASELINES = {"critic_baseline": BLUE, "batch_mean": GREY, "no_baseline": ORANGE}
+CREDIT = {"True": "return to go", "False": "whole return"}
 
 
 def baselines(table: Path) -> plt.Figure:
-    """Greedy return against steps: a panel for each kind of credit, a band for each baseline."""
+    """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
     groups = grouped(read_csv(table), "changed")
-    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharey=True)
-    for axes, to_go, title in zip(both, (True, False), ("return to go", "the whole episode's return")):
-        for baseline, color in BASELINES.items():
-            draw_band(axes, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}",], color, baseline)
-        axes.set(xlabel="environment step", title=f"each action credited with {title}", ylim=(0, 515))
-    both[0].set_ylabel("return of the greedy policy")
-    both[1].legend(frameon=False, loc="lower right")
+    figure, axes = panels(3, 2, 1.7, sharex=True, sharey=True)
+    pairs = [(baseline, to_go) for baseline in BASELINES for to_go in CREDIT]
+    for one, (baseline, to_go) in zip(axes, pairs, strict=True):
+        draw_band(one, groups[f"REWARD_TO_GO={to_go} BASELINE={baseline}",], BASELINES[baseline])
+        one.set_title(f"{baseline.replace('_', ' ')}, {CREDIT[to_go]}")
+        one.set(ylim=(0, 515), xticks=[0, 50_000, 100_000])
+    figure.supxlabel("environment step", fontsize=11)
     return figure
 
 
@@ -215,79 +316,211 @@ def noise(line: dict[str, str], lines: Sequence[dict[str, str]]) -> float:
 
 
 def gradient_variance(table: Path) -> plt.Figure:
-    """Left: noise of the five estimates at one policy. Right: variance of two of them, along the training."""
+    """Above: noise of the five estimates at one policy. Below: variance of two, along the training."""
     lines = read_csv(table)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.9), layout="constrained")
+    figure, (above, below) = panels(2, height=2.9)
     steps = list(dict.fromkeys(int(line["env_step"]) for line in lines))
-    step = steps[min(2, len(steps) - 1)]  # it has learned a good part, and still falls
-    bars = [line for line in lines if int(line["env_step"]) == step]
-    to_go = {"True": "return to go", "False": "whole return"}
-    labels = [f"{line['baseline'].replace('_', ' ')},\n{to_go[line['reward_to_go']]}" for line in bars]
+    bars = [
+        line for line in lines if int(line["env_step"]) == steps[2]
+    ]  # much is learned, and it still falls
+    labels = [f"{line['baseline'].replace('_', ' ')},\n{CREDIT[line['reward_to_go']]}" for line in bars]
     noises = [noise(line, lines) for line in bars]
-    left.barh(labels, noises, color=[BASELINES[line["baseline"]] for line in bars])
+    above.barh(labels, noises, color=[BASELINES[line["baseline"]] for line in bars])
     for y, value in enumerate(noises):
         if np.isfinite(value):
             digits = 1 - int(np.floor(np.log10(value)))  # two that count
-            left.text(value * 1.15, y, f"{round(value, digits):,.{max(0, digits)}f}", va="center", fontsize=9)
-    title = f"policy at step {step:,}, return {float(bars[0]['episode_return']):.0f}"
-    left.set(xscale="log", xlim=(1, 1e5), title=title)
-    left.set_xlabel("noise: variance of the gradient estimate / (length of its mean)²")
-    left.invert_yaxis()
+            above.text(value * 1.15, y, f"{round(value, digits):,.{max(0, digits)}f}", va="center")
+    above.set(xscale="log", xlim=(1, 1e5))
+    above.set_title(f"variance / (length of the mean gradient)² at step {steps[2]:,}")
+    above.invert_yaxis()
     for baseline in ("no_baseline", "critic_baseline"):
         mine = [line for line in lines if (line["reward_to_go"], line["baseline"]) == ("True", baseline)]
         label = f"{baseline.replace('_', ' ')}, return to go"
-        right.plot(steps, numbers(mine, "trace"), color=BASELINES[baseline], marker="o", label=label)
-    right.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
-    right.xaxis.set_major_formatter("{x:,.0f}")
-    right.legend(frameon=False)
-    return figure
+        below.plot(steps, numbers(mine, "trace"), color=BASELINES[baseline], marker="o", label=label)
+    below.set(xlabel="policy frozen at environment step", yscale="log", title="variance along one training")
+    return key_below(figure, below)
 
 
 # %% Folder 4 -------------------------------------------------------------------------------------------
 def accuracy(table: Path) -> plt.Figure:
-    """All four methods while they learn: the chapter's own picture, from the table."""
-    draw = runpy.run_path(str(table.resolve().parents[1] / "pictures.py"))["draw_accuracy"]
-    logs = {}
-    for (method,), rows in grouped(read_csv(table), "method").items():
-        seeds = list(dict.fromkeys(row["seed"] for row in rows))
-        columns = {n: np.stack([numbers([r for r in rows if r["seed"] == s], n) for s in seeds])
-                   for n in rows[0] if n not in ("method", "seed")}  # fmt: skip
-        logs[method] = SimpleNamespace(**columns)  # [seeds, rows]
-    return draw(io.BytesIO(), logs)
+    """All four methods while they learn."""
+    logs = {method: log_of(rows) for (method,), rows in grouped(read_csv(table), "method").items()}
+    return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
 def pull(table: Path) -> plt.Figure:
     """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
     rows = read_csv(table)
-    figure, axes = plt.subplots(figsize=(7.4, 4.2), layout="constrained")
+    figure, [axes] = panels(1, height=3.8)
     for name, text, color, place in (
         ("cross_entropy", "cross-entropy: told the digit", GREY, (1.5e-3, 1.3)),
-        ("group_std", "group_std, G = 8: GRPO", BLUE, (1.2e-3, 0.05)),
-        ("group", "group, G = 8: mean only", ORANGE, (0.02, 7e-3)),
+        ("group_std", "group_std, G = 8: GRPO", BLUE, (1.2e-3, 0.06)),
+        ("group", "group, G = 8: mean only", ORANGE, (0.02, 6e-3)),
     ):
         axes.loglog(numbers(rows, "p"), numbers(rows, name), color=color, linewidth=2)
         axes.text(*place, text, color=color)
-    axes.set(xlabel="p: probability of the right digit", ylabel="pull on the image", ylim=(5e-4, 6))
-    axes.set_title("what is rarely guessed is hardly pulled, and dividing by the spread pulls harder")
+    title = "Pull on an image: dividing by the spread pulls harder"
+    axes.set(xlabel="p: probability of the right digit", ylim=(5e-4, 6), title=title)
     return figure
 
 
 # %% Folder 5 -------------------------------------------------------------------------------------------
+def report(log: Path, seeds: Path) -> plt.Figure:
+    """While a run trains: its own answers and held-out questions. Below: the test before and after."""
+    rows, result = read_csv(log), read_csv(seeds)[0]
+    reading, column = "answer", "correct"
+    if float(result["after_answer_accuracy"]) < 0.1:  # answers are paid by their last number
+        reading, column = "lenient", "correct_lenient"
+    held_out = [row for row in rows if row[f"held_out_{column}"] != "nan"]
+    figure, (above, below) = panels(2, height=2.7, height_ratios=(2, 1))
+    lines = {"zero_variance": (GREY, "groups without signal"), column: (BLUE, "the step's answers: right")}
+    if column == "correct":
+        lines["format_ok"] = ORANGE, "the step's answers: format right"
+    for name, (color, label) in lines.items():
+        above.plot(numbers(rows, "step"), numbers(rows, name), color=color, lw=1, label=label)
+    above.plot(*(numbers(held_out, name) for name in ("step", f"held_out_{column}")), color=GREEN, marker="o",
+               lw=2, label="held-out questions: right")  # fmt: skip
+    above.set(ylim=(-0.02, 1.02), xlabel="training step")
+    above.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    for y, (when, color) in enumerate((("before", GREY), ("after", BLUE))):
+        places = np.arange(2) - 0.2 + 0.4 * y
+        values = [100 * float(result[f"{when}_{kind}{reading}_accuracy"]) for kind in ("", "greedy_")]
+        below.barh(places, values, 0.38, color=color)
+        for place, value in zip(places, values, strict=True):
+            below.text(value + 1, place, f"{value:.0f} %, {when}", va="center")
+    below.set_yticks([0, 1], ["sampled", "greedy"])
+    below.set(xlim=(0, 125), xticks=[], ylim=(1.5, -0.5))
+    below.set_title(f"{result['questions']} test questions: right")
+    below.spines["bottom"].set_visible(False)
+    return key_below(figure, above)
+
+
+def pass_at_k(table: Path) -> plt.Figure:
+    """Right answers among k, untrained and trained."""
+    figure, both = panels(1, 2, 3.3, sharey=True)
+    words = {"strict": "right, in the format asked for", "lenient": "right by the last number"}
+    for axes, (reading, title) in zip(both, words.items(), strict=True):
+        mine = [row for row in read_csv(table) if row["reading"] == reading]
+        for i, rows in enumerate(grouped(mine, "model").values()):
+            color, label = (BLUE, "trained" if i == 1 else None) if i else (GREY, "untrained")
+            band(axes, *(numbers(rows, name) for name in ("k", "pass_at_k", "low", "high")), color, label,
+                 marker="o", ms=3)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
+        axes.set(xlabel="k, answers per question", title=title)
+    both[0].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    return key_below(figure, both[0])
+
+
+METHODS = (  # of the page's table; one's own method joins them
+    "mean only", "GRPO, 0/1 reward", "MaxRL", "pairs", "no KL", "no clip", "DAPO", "random rewards"
+)  # fmt: skip
+
+
+def methods(table: Path) -> plt.Figure:
+    """Each method less its counterpart, with intervals: one answer, and the best of 64."""
+    import methods as study
+
+    lines = read_csv(table)
+    present = dict.fromkeys(line["method"] for line in lines)
+    counterpart = {name: study.METHODS.get(name, ("", "GRPO"))[1] for name in present}
+    shown = [name for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
+             if {name, counterpart.get(name)} <= present.keys()]  # fmt: skip
+    figure, both = panels(1, 2, 0.4 * len(shown) + 0.9, sharey=True)
+    titles = {"pass_at_1": "one answer: pass@1", "pass_at_64": "best of 64: pass@64"}
+    for axes, (name, title) in zip(both, titles.items(), strict=True):
+        for y, method in enumerate(shown):
+            mean, low, high = (100 * x for x in study.difference(lines, method, counterpart[method], name))
+            color = GREY if low <= 0 <= high else BLUE if mean > 0 else RED
+            axes.plot([low, mean, high], [y] * 3, "-o", markevery=[1], color=color, lw=2.5)
+            if mean < -7:  # off the picture
+                axes.text(-6.8, y, f"← {mean:.0f}".replace("-", "−"), va="center", color=color)
+        axes.axvline(0, color=INK, lw=0.8)
+        axes.set(title=title, xlim=(-7, 4), ylim=(len(shown) - 0.5, -0.5))
+    labels = [m if counterpart[m] == "GRPO" else f"{m}\n(less {counterpart[m]})" for m in shown]
+    both[0].set_yticks(range(len(shown)), labels)
+    figure.supxlabel("percentage points more than GRPO, 95 % interval", fontsize=11)
+    return figure
+
+
+def methods_pass_at_k(table: Path) -> plt.Figure:
+    """Does MaxRL keep what only many answers find?"""
+    figure, [axes] = panels(1, height=3.6)
+    for method, color in {"untrained": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
+        rows = [row for row in read_csv(table) if row["method"] == method]
+        columns = (numbers(rows, name) for name in ("k", "mean", "lowest", "highest"))
+        band(axes, *columns, color, method, marker="o", ms=3)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers(rows, "k"), [row["k"] for row in rows])
+    axes.set(xlabel="k, answers per question", title="questions with a right answer among k")
+    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    return key_below(figure, axes, 3)
+
+
+def methods_dense(table: Path) -> plt.Figure:
+    """What a signal at every token buys."""
+    figure, [axes] = panels(1, height=3.4)
+    for method, color in {"GRPO": ORANGE, "distillation": BLUE}.items():
+        log = log_of([row for row in read_csv(table) if row["method"] == method])
+        band_of(axes, log.graded.mean(axis=0), log.held_out, color, method)
+    axes.set(xlabel="answers sampled", title="held-out questions right, one answer", ylim=(0, 1))
+    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+    return key_below(figure, axes)
+
+
+VARIANTS = {  # of the grid in turns: what works, and the mistakes
+    "episode": BLUE, "return to go": ORANGE, "slippery": GREEN, "walls": RED,
+    "the world's tokens trained": ORANGE, "only the last turn trained": GREEN,
+    "groups of different starts": RED, "padding between turns": PURPLE,
+}  # fmt: skip
+
+
+def turns(table: Path) -> plt.Figure:
+    """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
+    figure, both = panels(2, height=3.1, sharex=True)
+    groups, names = grouped(read_csv(table), "variant"), list(VARIANTS)
+    titles = "return, mean over all starts", "the same with a mistake"
+    for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
+        for name in shown:
+            log = log_of(groups[name,])
+            band_of(axes, log.step[0], log.reward, VARIANTS[name], name)
+        axes.axhline(95.57, color=INK, lw=0.8, ls="--", label="optimum of the plain grid")
+        axes.set(ylim=(-10, 100), title=title)
+        axes.legend(loc="lower right")
+    both[1].set_xlabel("step (120 episodes each)")
+    return figure
+
+
 def mismatch(table: Path, window: int = 10) -> plt.Figure:
     """What the health line looks at, and what becomes of the answers; moving means of `window` steps."""
-    figure, halves = plt.subplots(1, 2, figsize=(13, 4.4), layout="constrained")
-    labels = {"mismatch": "mismatch (nats per token)", "correct": "answers right"}
-    for axes, (name, label) in zip(halves, labels.items(), strict=True):
-        for (variant,), rows in grouped(read_csv(table), "variant").items():
-            of_seed = list(grouped(rows, "seed").values())
-            values = np.stack([numbers(one, name) for one in of_seed])  # [seeds, steps]
-            mean = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in values])
-            graded = np.mean([numbers(one, "graded") for one in of_seed], axis=0)[window - 1 :]
-            [line] = axes.plot(graded, mean.mean(axis=0), label=variant, lw=1.6)
-            band = mean.min(axis=0), mean.max(axis=0)
-            axes.fill_between(graded, *band, color=line.get_color(), alpha=0.15, lw=0)
-        axes.set(xlabel="answers graded", ylabel=f"{label}, mean of {window} steps", ylim=(0, None))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(frameon=False)
-    figure.suptitle("3 seeds each: mean, lowest and highest")
-    return figure
+    figure, both = panels(2, sharex=True)
+    labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
+    for axes, (name, title) in zip(both, labels.items(), strict=True):
+        variants = grouped(read_csv(table), "variant").items()
+        for ((variant,), rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
+            log = log_of(rows)
+            means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
+            band_of(axes, log.graded.mean(axis=0)[window - 1 :], means, color, variant)
+        axes.set(title=title, ylim=(0, None))
+    both[1].set_xlabel("answers graded")
+    return key_below(figure, both[0], 3)
+
+
+def scaling(table: Path) -> plt.Figure:
+    """Seconds and memory of a step as a share of TRL's, in each setting."""
+    by_setting = grouped(read_csv(table), "model", "tokens", "questions")
+    figure, [axes] = panels(1, height=4.4)
+    labels = []
+    for y, ((model, tokens, questions), rows) in enumerate(by_setting.items()):
+        parts = [f"{model} parameters"] if y < 5 else [f"{tokens} tokens"] * (tokens != "128")
+        labels += [*parts, *[f"{questions} questions"] * (questions != "4")]
+        for name, color, label in (("seconds_per_step", BLUE, "time"), ("peak_gib", ORANGE, "memory")):
+            medians = {program: statistics.median(numbers(mine, name))
+                       for (program,), mine in grouped(rows, "program").items()}  # fmt: skip
+            axes.plot(medians["ours"] / medians["trl"], y, "o", color=color, label=None if y else label)
+    axes.axvline(1, color=INK, lw=0.8)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.grid(axis="y", color=GREY, alpha=0.25)
+    axes.set(xlim=(0, 1.1), ylim=(len(labels) - 0.5, -0.5), title="A step's time and memory: TRL = 1")
+    axes.set_xlabel("usually 10 M parameters, 128 tokens, 4 questions")
+    return key_below(figure, axes)

@@ -3,6 +3,7 @@
     python -m measure.run STALE=True                                  # what's out of date, and the minutes
     python -m measure.run ONLY=2_Cart_Pole_DQN                        # a chapter; or one product's path
     python -m measure.run MNIST_PATH=mnist.npz WORKERS=2              # all that's out of date: hours; resumes
+    python -m measure.run PICTURES=True                               # only the pictures: half a minute
     python -m measure.run MARK=True                                   # marks in lock.json what's out of date
 
 A row of a study is a script with some constants, perhaps in a copy of its folder with a few lines replaced (a
@@ -36,7 +37,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from machine import commit, processor, versions
 
-from measure import columns, lock, pictures
+from measure import columns, drawings, lock, pictures
 
 PACKAGES = ("jax", "flax", "optax", "numpy", "google-tunix", "maxtext")
 PLACES = (ROOT, ROOT / "5_GRPO_Maxtext")  # of files and folders that a command names
@@ -87,7 +88,7 @@ class Job:
 
     def sources(self) -> list[Path]:
         """The committed tables that this is made from."""
-        return [self.folder / "assets" / name for name in self.make.get("from", [])]
+        return [(self.folder / "assets" / name).resolve() for name in self.make.get("from", [])]
 
     def rows(self) -> list[dict[str, Any]]:
         """The table's rows: text becomes the column `changed`; a list means one row per value."""
@@ -120,10 +121,11 @@ class Job:
 
     def hashes(self) -> tuple[str, str]:
         """Digests of the code, and of what it is given."""
-        name = self.make.get("columns") or self.make.get("derive") or self.make.get("draw") or ""
-        module = "pictures.py" if "draw" in self.make else "columns.py"
-        function = lock.function_of(ROOT / "measure" / module, name) if name else ""
+        name = self.make.get("columns") or self.make.get("derive")
+        function = lock.function_of(ROOT / "measure" / "columns.py", name) if name else ""
         given = [lock.digest(path.read_text()) if path.exists() else "absent" for path in self.sources()]
+        if "draw" in self.make:
+            return drawn_with(), lock.digest(given, self.make["draw"])
         if "command" in self.make:  # the scripts are named under `code` where the command doesn't
             words = shlex.split(self.make["command"])
             scripts = self.make.get("code", words[1:2])
@@ -140,12 +142,22 @@ class Job:
 
 
 def jobs() -> list[Job]:
-    """Those of all chapters, and of what belongs to none (benchmarks/study.toml)."""
-    found = []
+    """Those of all chapters and of benchmarks/study.toml, and then the pictures of their tables."""
+    found, drawn = [], []
     for path in [*sorted(ROOT.glob("[1-9]_*/study.toml")), ROOT / "benchmarks" / "study.toml"]:
         study = tomllib.loads(path.read_text())
         found += [Job(path.parent, study, make) for make in study["make"]]
-    return found
+        for name, (draw, *tables) in study.get("picture", {}).items():
+            files = [f"{name}.svg", f"{name}_ch.svg"]
+            drawn.append(Job(path.parent, study, {"files": files, "draw": draw, "from": tables}))
+    return found + drawn
+
+
+def drawn_with() -> str:
+    """A digest of all code that draws: to draw everything anew takes half a minute."""
+    code = [lock.code_of(path) for path in sorted(ROOT.glob("[1-9]_*/pictures.py"))]
+    words = (ROOT / "measure" / "chinese.toml").read_text()
+    return lock.digest(code, lock.code_of(ROOT / "measure" / "drawings.py"), words)
 
 
 # %% Running --------------------------------------------------------------------------------------------
@@ -237,10 +249,9 @@ def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, worker
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """A table."""
+    names = dict.fromkeys(name for row in rows for name in row)
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
-        )
+        writer = csv.DictWriter(file, list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -275,18 +286,15 @@ def make(job: Job, places: dict[str, str], out: Path, store: Path, workers: int)
     if "run" in job.make:
         for name, target in zip(job.make.get("names", job.make["files"]), targets):
             shutil.copyfile(runs[0].folder(store) / Path(name).name, target)
-            if target.with_stem(f"{target.stem}_dark").exists():
-                pictures.darken(target)
     elif "columns" in job.make:
         write_csv(targets[0], list(table(job, store)))
     else:
         sources = [out / path.relative_to(ROOT) for path in job.sources()]
-        function = job.make.get("derive") or job.make["draw"]
-        made = getattr(columns if "derive" in job.make else pictures, function)(*sources)
         if "derive" in job.make:
-            write_csv(targets[0], list(made))
+            write_csv(targets[0], list(getattr(columns, job.make["derive"])(*sources)))
         else:
-            pictures.save(made, targets[0])
+            draw = getattr(pictures, job.make["draw"], None) or getattr(drawings, job.make["draw"])
+            pictures.save(draw(*sources), targets[0])
     measured = [json.loads((run.folder(store) / "measured.json").read_text())["minutes"] for run in runs]
     return sum(measured) if runs else (time.perf_counter() - started) / 60
 
@@ -352,8 +360,9 @@ def mark(found: Sequence[Job]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """See the top of the file."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
-    only = options.pop("ONLY", "")
-    found = chosen(only)
+    found = chosen(only := options.pop("ONLY", ""))
+    if options.pop("PICTURES", "") == "True":
+        found = [job for job in found if "draw" in job.make]
     workers, out = int(options.pop("WORKERS", 1)), Path(options.pop("OUT", ROOT))
     if options.pop("STALE", "") == "True":
         print(listing(stale(found)))
@@ -361,7 +370,9 @@ def main(arguments: Sequence[str]) -> None:
         mark(jobs())
     else:
         old = [job.make for job, _, _ in stale(found)]
-        for job in found if only else [job for job in found if job.make in old]:
+        for job in (
+            found if only and "draw" not in found[0].make else [job for job in found if job.make in old]
+        ):
             print(f"{job.command()}\n  -> {', '.join(job.make['files'])}", flush=True)
             try:
                 minutes = make(job, options, out, ROOT / "runs" / "measure", workers)

@@ -144,17 +144,11 @@ def described(folder: Path, page: dict[str, Any], language: int) -> list[list[st
 # %% Tables that are more than figures by row -----------------------------------------------------------
 def measured_when(folder: Path, language: int) -> list[list[str]]:
     """What was measured when, from lock.json."""
-    heading = (
-        ["file", "date", "commit", "machine", "minutes", "state"],
-        ["檔案", "日期", "commit", "機器", "分鐘", "狀態"],
-    )[language]
-    lines = [heading]
+    headings = "file date commit machine minutes state", "檔案 日期 commit 機器 分鐘 狀態"
+    lines = [headings[language].split()]
     for name, entry in lock.read().items():
         if name.startswith(f"{folder.name}/") and name.endswith((".csv", ".json")):
-            state = (
-                "out of date" if "stale" in entry else "current",
-                "已過時" if "stale" in entry else "最新",
-            )
+            state = ("out of date", "已過時") if "stale" in entry else ("current", "最新")
             minutes = entry["minutes"]
             lines.append([
                 f"[`{Path(name).name}`]({name.removeprefix(folder.name + '/')})",
@@ -180,16 +174,10 @@ def sixty_paired(folder: Path, language: int) -> list[list[str]]:
 def group_sizes(folder: Path, language: int) -> list[list[str]]:
     """Folder 4: rows with other G, and the cosine of one update's gradient with the exact one."""
     heading = (
-        [
-            "G",
-            "changed",
-            "greedy",
-            "groups without signal",
-            "spread of the advantages",
-            "cosine, `group_std`",
-        ],
+        ["G", "changed", "greedy", "groups without signal", "spread of the advantages",
+         "cosine, `group_std`"],
         ["G", "改了什麼", "貪婪", "沒有訊號的群組", "優勢的離散程度", "餘弦，`group_std`"],
-    )[language]
+    )[language]  # fmt: skip
     compare, gradient = (read_csv(folder / "assets" / f"{name}.csv") for name in ("compare", "gradient"))
     lines = [[*heading, "`group`", "`batch_mean`", "`leave_one_out`"]]
     for size in dict.fromkeys(row["num_generations"] for row in gradient):
@@ -289,20 +277,9 @@ def transcript(folder: Path, language: int) -> list[list[str]]:
     return lines
 
 
-SPECIAL = {
-    f.__name__: f
-    for f in (
-        measured_when,
-        sixty_paired,
-        group_sizes,
-        memory,
-        peers,
-        methods,
-        learned_when,
-        mismatch,
-        transcript,
-    )
-}
+SPECIAL = {f.__name__: f for f in (
+    measured_when, sixty_paired, group_sizes, memory, peers, methods, learned_when, mismatch, transcript
+)}  # fmt: skip
 
 
 # %% Pages ----------------------------------------------------------------------------------------------
@@ -330,9 +307,7 @@ def filled(page: Path) -> str:
 
 def all_pages() -> list[Path]:
     """Every page of the course."""
-    return sorted(
-        path for pattern in ("*.md", "[1-9]_*/*.md", "[1-9]_*/docs/*.md") for path in ROOT.glob(pattern)
-    )
+    return sorted(p for part in ("", "[1-9]_*/", "[1-9]_*/docs/") for p in ROOT.glob(f"{part}*.md"))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ from pages import CHINESE, ENGLISH, ROOT, chinese_of, name_of
 
 FENCE = re.compile(r"^```.*?^```|``.+?``", re.M | re.S)  # blocks of code, and spans that show markup
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-PICTURE = re.compile(
-    r'<picture>\n  <source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\n'
-    r'  <img alt="(?P<words>[^"]+)" src="(?P<path>[^"]+)">\n</picture>'
-)
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 EVERY = [*pages.ALL, ROOT / "CONTRIBUTING.md"]
 
 
@@ -102,22 +99,11 @@ def test_sketches_are_python(page):
 
 
 @pytest.mark.parametrize("page", pages.that_have(r"<picture>|<img|!\["), ids=name_of)
-def test_a_picture_has_words_and_a_dark_twin(page):
-    text = page.read_text()
-    found = list(PICTURE.finditer(text))
-    assert len(found) == text.count("<picture>") == text.count("<img")
-    for picture in found:
-        assert len(picture["words"]) >= 15
-        for name in (picture["path"], picture["dark"]):
-            assert (page.parent / name).exists(), name
-        assert picture["dark"] == re.sub(r"(?=\.(?:png|gif)$)", "_dark", picture["path"])
-    for words, _ in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text):
+def test_a_picture_has_words_and_its_labels_are_in_the_pages_language(page):
+    assert "<img" not in page.read_text()
+    for words, path in PICTURE.findall(page.read_text()):
         assert len(words) >= 15
-
-
-@pytest.mark.parametrize("picture", sorted(ROOT.glob("[1-5]_*/assets/*.gif")), ids=name_of)
-def test_an_animation_is_below_a_megabyte(picture):
-    assert picture.stat().st_size < 10**6
+        assert not path.endswith(".svg") or path.endswith("_ch.svg") == (page in CHINESE), path
 
 
 # --- languages
@@ -133,7 +119,7 @@ def test_every_page_has_both_languages():
 
 def in_english(link):
     """A link without anchor and language."""
-    return re.sub(r"_ch\.md$", ".md", link.split("#")[0])
+    return re.sub(r"_ch\.(md|svg)$", r".\1", link.split("#")[0])
 
 
 def skeleton(text):
@@ -145,7 +131,7 @@ def skeleton(text):
         "headings": re.findall(r"^(#+) ", body, re.M),
         "formulas": re.findall(r"^\$\$.*$", body, re.M),
         "links": sorted(in_english(link) for link in re.findall(r"\]\(([^)\s]+)\)", body)),
-        "pictures": [picture["path"] for picture in PICTURE.finditer(text)],
+        "pictures": [in_english(path) for _, path in PICTURE.findall(text)],
         "kinds of blocks": [kind for kind, _ in blocks],
         "quotations": [code for kind, code in blocks if kind == "python"],
         "commands": [re.sub(r" *#.*", "", code) for kind, code in blocks if kind == "bash"],
