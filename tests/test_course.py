@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import difflib
 import json
 import re
 import subprocess
@@ -25,28 +24,6 @@ def name_of(path):
 
 
 # --- the scripts beside each other
-
-
-def code_of(path):
-    """Its lines without comments, docstrings and line breaks of taste."""
-    tree = ast.parse((ROOT / path).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree).splitlines()
-
-
-@pytest.mark.parametrize(
-    "one, other, most",
-    [
-        ("3_Pendulum/reinforce.py", "3_Pendulum/ppo.py", 300),
-        ("3_Pendulum/ppo.py", "3_Pendulum/pendulum.py", 160),
-        ("3_Pendulum/ppo.py", "4_GRPO_MNIST/grpo_mnist.py", 300),
-    ],
-)
-def test_a_diff_of_two_scripts_is_the_lesson(one, other, most):
-    changes = difflib.ndiff(code_of(one), code_of(other))
-    assert 50 < sum(line[:2] in ("+ ", "- ") for line in changes) <= most
 
 
 # --- the door

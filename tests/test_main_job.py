@@ -20,7 +20,7 @@ import reward_func
 import settings
 from model import llama
 from model.llm import Llm
-from run import checkpoints, evaluation, report, start, train_log
+from run import checkpoints, evaluation, start, train_log
 from run.run_files import read_log
 from task import prompts, run_grader
 from task.grading import grade
@@ -278,17 +278,6 @@ def test_wilson_interval_is_the_closed_form():
 def grader():
     """The four rewards of the course."""
     return run_grader.make_grader("", "", reward_func, [])
-
-
-def test_majority_vote_counts_numbers_not_texts(grader):
-    answers = ["<answer>7</answer>", "<answer>12</answer>", "no tag", "<answer>12.0</answer>"]
-    assert grader.majority(answers) == 1
-    assert grader.majority(["no tag"]) == 0  # which is graded as wrong, as it has no answer
-
-
-def test_flip_table_counts_each_pair():
-    table = report.flip_table([True, True, False, False, False], [True, False, True, True, False])
-    assert "| right before | 1 | 1 |" in table and "| wrong before | 2 | 1 |" in table
 
 
 def test_an_evaluation_grades_every_answer_by_itself(learned, tmp_path, grader):
