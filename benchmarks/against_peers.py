@@ -33,7 +33,6 @@ Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per tr
 table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -45,7 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import scipy.stats
-from machine import processor
+from machine import processor, write_csv
 
 HERE = Path(__file__).resolve().parent
 TRY_STEPS = 20_000
@@ -237,10 +236,7 @@ def main() -> None:
     order = expected(comparison)
     rows.sort(key=lambda row: order.index((row["who"], row["seed"])))
     if "TRY" not in options:
-        with open(HERE / comparison.table, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(HERE / comparison.table, rows)
     print(*table(rows), sep="\n")
 
 

@@ -241,7 +241,9 @@ def methods(folder: Path, language: int) -> list[list[str]]:
     """Folder 5: every method."""
     import methods as study
 
-    lines = study.table(*(study.read(folder / "assets" / f"methods{name}.csv") for name in ("", "_curves")))
+    lines = study.table(
+        *(study.pd.read_csv(folder / "assets" / f"methods{name}.csv") for name in ("", "_curves"))
+    )
     heading = (lines[0], "| 方法 | 評過的回答 | pass@1 | pass@8 | pass@64 | 貪婪 | 熵 | 長度 "
                "| 到最佳的 90 % 所需的回答 | pass@1 減去對照方法的 |")[language]  # fmt: skip
     return [[part.strip() for part in line.strip("| ").split(" | ")] for line in [heading, *lines[2:]]]

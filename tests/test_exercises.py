@@ -122,7 +122,8 @@ def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     files = load(folder)
     exercise = quick(files.exercise_checks.EXERCISES[name])
     for words, mistake in exercise.mistakes.items():
-        verdict = files.grader.judge(files.grader.variant(exercise, mistake), exercise)
+        wrong = mistake if callable(mistake) else files.grader.variant(exercise, mistake)
+        verdict = files.grader.judge(wrong, exercise)
         assert (verdict.status, verdict.mistakes) == ("wrong", (words,))
         assert any(words in line for line in verdict.lines)
 
@@ -140,11 +141,6 @@ READERS = {
         """, ""),
         ("Q[state, action] += alpha * (reward + gamma * Q[next_state].mean() - Q[state, action])",
          "(1 - terminated) is missing; and the mean over a' stands where the max belongs"),
-        ("Q[state, action] += alpha * ((1 - terminated) * Q[next_state].max() - Q[state, action])",
-         "gamma is missing; and the reward is missing"),
-    ],
-    ("2_Cart_Pole_DQN", "td_target"): [
-        ("return reward + gamma * next_q", "(1 - terminated) is missing; and the gradient flows through"),
     ],
     ("2_Cart_Pole_DQN", "n_step"): [
         ("return batch.reward.sum(axis=1)", "it must return three things"),
@@ -169,10 +165,6 @@ READERS = {
         return jnp.stack(columns, axis=1)
         """, "jax.jit compiles for minutes"),
     ],
-    ("3_Pendulum", "policy_loss"): [
-        ("return (log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
-         "the minus is missing: the loss rises where J does; and alive is missing"),
-    ],
     ("3_Pendulum", "gae"): [
         ("""
         delta = reward + gamma * (1 - terminated) * next_value - value
@@ -186,8 +178,6 @@ READERS = {
         """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: use `jnp.where`"),
     ],
     ("4_GRPO_MNIST", "group_advantage"): [
-        ("return (rewards - rewards.mean()) / (rewards.std() + 1e-6)",
-         "not the sample's; and mean and standard deviation are those of the whole batch"),
         ("return (rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, keepdims=True)",
          "not the sample's; and 1e-6 is missing"),
     ],
@@ -220,6 +210,11 @@ READERS = {
         total = jnp.where(mask, gain - beta * kl, 0).sum(axis=1)
         return -(total / mask.sum(axis=1)).mean()
         """, ""),
+        ("""
+        ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
+        gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
+        return -(gain - beta * (log_prob - ref_log_prob)).mean()
+        """, "estimated by k1, log pi - log pi_ref, and if the mask is missing"),
     ],
 }  # fmt: skip
 
