@@ -140,13 +140,12 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 # %% Table and picture --------------------------------------------------------------------------------------
 def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
     """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
-    rows = []
-    for (model, readings), reading in itertools.product(counts.items(), READINGS):
+    rows, ks = [], [2**i for i in range(c.SAMPLES.bit_length())]
+    for (model, readings), reading, k in itertools.product(counts.items(), READINGS, ks):
         right = np.array(readings[reading])
-        for k in (2**i for i in range(c.SAMPLES.bit_length())):
-            values = pass_at_k(right, c.SAMPLES, k)
-            shares = values.mean(), *interval(values, c.SEED)
-            rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
+        values = pass_at_k(right, c.SAMPLES, k)
+        shares = values.mean(), *interval(values, c.SEED)
+        rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
     return pd.DataFrame(rows, columns=COLUMNS).round(5)
 
 
