@@ -17,7 +17,7 @@ def processor() -> str:
     """Name and number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def clocks() -> np.ndarray:
