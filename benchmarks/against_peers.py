@@ -76,48 +76,29 @@ class Comparison(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+CART_POLE, PENDULUM = "ENV=CartPole-v1", "ENV=Pendulum-v1"
 FOLDERS = {
-    "2_Cart_Pole_DQN": Comparison(
-        "dqn_against_peers.csv",
-        475,
-        (
-            Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_dqn_cart_pole.py", 2, False, "SB3"),
-            Entry("rejax DQN, its settings", "rejax_dqn_cart_pole.py", 5, True, "REJAX"),
-            Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
-            Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
-        ),
-    ),
-    "3_Pendulum": Comparison(
-        "ppo_against_peers.csv",
-        -200,
-        (
-            Entry("ours", "our_training.py", arguments=("3_Pendulum/pendulum.py",)),
-            Entry("ours, one seed", "our_training.py", 3, False, "", ("3_Pendulum/pendulum.py",)),
-            Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3_ppo_pendulum.py", 3, False, "SB3"),
-            Entry("rejax PPO, its settings", "rejax_ppo_pendulum.py", python="REJAX"),
-            Entry(
-                "rejax PPO, its settings, 150,000 steps",
-                "rejax_ppo_pendulum.py",
-                python="REJAX",
-                arguments=("STEPS=150000",),
-            ),
-            Entry(
-                "purejaxrl ppo_continuous_action.py, 16 environments",
-                "purejaxrl_ppo_pendulum.py",
-                python="PUREJAXRL",
-            ),
-            Entry(
-                "CleanRL ppo_continuous_action.py, MuJoCo's settings",
-                "cleanrl_ppo_pendulum.py",
-                3,
-                False,
-                "CLEANRL",
-            ),
-        ),
-    ),
-}
+    "2_Cart_Pole_DQN": Comparison("dqn_against_peers.csv", 475, (
+        Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
+        Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
+        Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_training.py", 2, False, "SB3", (CART_POLE,)),
+        Entry("rejax DQN, its settings", "rejax_training.py", 5, True, "REJAX", (CART_POLE,)),
+        Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
+        Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
+    )),
+    "3_Pendulum": Comparison("ppo_against_peers.csv", -200, (
+        Entry("ours", "our_training.py", arguments=("3_Pendulum/pendulum.py",)),
+        Entry("ours, one seed", "our_training.py", 3, False, "", ("3_Pendulum/pendulum.py",)),
+        Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3_training.py", 3, False, "SB3", (PENDULUM,)),
+        Entry("rejax PPO, its settings", "rejax_training.py", python="REJAX", arguments=(PENDULUM,)),
+        Entry("rejax PPO, its settings, 150,000 steps", "rejax_training.py", python="REJAX",
+              arguments=(PENDULUM, "STEPS=150000")),
+        Entry("purejaxrl ppo_continuous_action.py, 16 environments", "purejaxrl_ppo_pendulum.py",
+              python="PUREJAXRL"),
+        Entry("CleanRL ppo_continuous_action.py, MuJoCo's settings", "cleanrl_ppo_pendulum.py", 3, False,
+              "CLEANRL"),
+    )),
+}  # fmt: skip
 COLUMNS = [
     "who", "version", "seed", "seeds", "seeds_together", "env_steps", "seconds", "processor_seconds",
     "compile_seconds", "eval_return", "env_steps_to_threshold", "seconds_to_threshold", "machine", "date",

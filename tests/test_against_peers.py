@@ -17,7 +17,7 @@ def test_each_command_names_its_seeds():
     assert against_peers.command(ten, list(range(10)), options)[2:] == [script]
     assert against_peers.command(one, [2], options)[2:] == [script, "SEED=2", "NUM_SEEDS=1"]
     words = against_peers.command(sb3, [2], options)
-    assert words[0] == "sb3/python" and words[2:] == ["SEEDS=2"]
+    assert words[0] == "sb3/python" and words[2:] == ["ENV=CartPole-v1", "SEEDS=2"]
     assert against_peers.command(cleanrl, [1], options)[2:] == ["SEEDS=1", "CHECKOUT=a/clone"]
 
 
