@@ -76,7 +76,8 @@ def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str,
     # LOG_ANSWERS_EVERY=0: what is logged calls no other part
     quiet = "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0"
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", *quiet])
+        arguments = [*arguments, f"RUN_DIR={folder}/run", *quiet]
+        c = settings.read(demo.Constants, arguments)
         c, llm, task, run = stack.enter_context(start.opened(c, arguments, demo.reward_func, demo.TABLES))
         training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
         for part, (owner, name) in PARTS.items():
