@@ -205,6 +205,21 @@ def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, mo
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("config.json", "[1]", "its config.json is not understood"),
+        ("tokenizer_config.json", None, "no eos_token;"),
+    ],
+)
+def test_a_part_of_a_model_that_says_nothing_is_named(name, text, words):
+    path = Path(shutil.copytree(HERE / "tiny_llama", "model")) / name
+    known = json.loads(path.read_text())
+    path.write_text(text or json.dumps({key: value for key, value in known.items() if key != "eos_token"}))
+    with pytest.raises(UserError, match=rf"^MODEL=model: .*{words}"):
+        demo.main(["MODEL=model", "DRY_RUN=True"])
+
+
 HASHES = ["1" * 40, "2" * 40]
 
 
