@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from model import llama
+from model import devices, llama
 from model.versions import check_versions
 from run import identity, process, run_files, start
 from run import trained as runs
@@ -174,6 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
+    devices.check_gpu()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]
