@@ -308,6 +308,9 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
 KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
     "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
+    "constants and checkpoints": (
+        lambda: [Path("a/constants.json").unlink(), shutil.rmtree("a/checkpoints")], [], "constants.json of "
+    ),
     "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
     "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), KEPT, "kept/a is empty"),
     "another's of that name": (
