@@ -164,7 +164,7 @@ if __name__ == "__main__":  # what is wrong is refused here, before seconds of i
 import jax
 
 import reward_func
-from model import llama
+from model import devices, llama
 from model.rollout import sampling
 from model.versions import check_versions
 from run import asked, process, trained
@@ -220,6 +220,7 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
+    devices.check_gpu()
     grader = make_grader(c, rows)
     tokenizer = llama.load_tokenizer(llama.load_hf_config(c.MODEL)[0])
     about = f"base, {c.MODEL} as it is"

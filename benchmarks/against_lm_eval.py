@@ -8,7 +8,6 @@ their MODEL, "after" the last checkpoint. Both were asked greedily by the run it
 already is not made again.
 """
 
-import csv
 import json
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import commit, processor
+from machine import commit, processor, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
@@ -130,10 +129,7 @@ def main(arguments: Sequence[str]) -> None:
         if not (run / "result.json").is_file():
             raise UserError(f"RUNS={options.get('RUNS', '')}: {run} has no result.json; give finished runs")
     rows = [row for run in runs for row in compare(run.resolve())]
-    with open(FOLDER / "assets" / "lm_eval.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(FOLDER / "assets" / "lm_eval.csv", rows)
 
 
 if __name__ == "__main__":

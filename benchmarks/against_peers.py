@@ -33,7 +33,6 @@ Writes benchmarks/dqn_against_peers.csv or ppo_against_peers.csv, one row per tr
 table of MEASUREMENTS.md. Where seeds are trained together, `seconds` are those of all.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -45,7 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import scipy.stats
-from machine import processor
+from machine import processor, write_csv
 
 HERE = Path(__file__).resolve().parent
 TRY_STEPS = 20_000
@@ -77,48 +76,29 @@ class Comparison(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+CART_POLE, PENDULUM = "ENV=CartPole-v1", "ENV=Pendulum-v1"
 FOLDERS = {
-    "2_Cart_Pole_DQN": Comparison(
-        "dqn_against_peers.csv",
-        475,
-        (
-            Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
-            Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_dqn_cart_pole.py", 2, False, "SB3"),
-            Entry("rejax DQN, its settings", "rejax_dqn_cart_pole.py", 5, True, "REJAX"),
-            Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
-            Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
-        ),
-    ),
-    "3_Pendulum": Comparison(
-        "ppo_against_peers.csv",
-        -200,
-        (
-            Entry("ours", "our_training.py", arguments=("3_Pendulum/pendulum.py",)),
-            Entry("ours, one seed", "our_training.py", 3, False, "", ("3_Pendulum/pendulum.py",)),
-            Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3_ppo_pendulum.py", 3, False, "SB3"),
-            Entry("rejax PPO, its settings", "rejax_ppo_pendulum.py", python="REJAX"),
-            Entry(
-                "rejax PPO, its settings, 150,000 steps",
-                "rejax_ppo_pendulum.py",
-                python="REJAX",
-                arguments=("STEPS=150000",),
-            ),
-            Entry(
-                "purejaxrl ppo_continuous_action.py, 16 environments",
-                "purejaxrl_ppo_pendulum.py",
-                python="PUREJAXRL",
-            ),
-            Entry(
-                "CleanRL ppo_continuous_action.py, MuJoCo's settings",
-                "cleanrl_ppo_pendulum.py",
-                3,
-                False,
-                "CLEANRL",
-            ),
-        ),
-    ),
-}
+    "2_Cart_Pole_DQN": Comparison("dqn_against_peers.csv", 475, (
+        Entry("ours", "our_training.py", arguments=("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
+        Entry("ours, one seed", "our_training.py", 2, False, "", ("2_Cart_Pole_DQN/cart_pole_dqn.py",)),
+        Entry("Stable-Baselines3 DQN, rl-zoo's settings", "sb3_training.py", 2, False, "SB3", (CART_POLE,)),
+        Entry("rejax DQN, its settings", "rejax_training.py", 5, True, "REJAX", (CART_POLE,)),
+        Entry("purejaxrl dqn.py, its settings", "purejaxrl_dqn_cart_pole.py", python="PUREJAXRL"),
+        Entry("CleanRL dqn_jax.py, its settings", "cleanrl_dqn_cart_pole.py", 2, False, "CLEANRL"),
+    )),
+    "3_Pendulum": Comparison("ppo_against_peers.csv", -200, (
+        Entry("ours", "our_training.py", arguments=("3_Pendulum/pendulum.py",)),
+        Entry("ours, one seed", "our_training.py", 3, False, "", ("3_Pendulum/pendulum.py",)),
+        Entry("Stable-Baselines3 PPO, rl-zoo's settings", "sb3_training.py", 3, False, "SB3", (PENDULUM,)),
+        Entry("rejax PPO, its settings", "rejax_training.py", python="REJAX", arguments=(PENDULUM,)),
+        Entry("rejax PPO, its settings, 150,000 steps", "rejax_training.py", python="REJAX",
+              arguments=(PENDULUM, "STEPS=150000")),
+        Entry("purejaxrl ppo_continuous_action.py, 16 environments", "purejaxrl_ppo_pendulum.py",
+              python="PUREJAXRL"),
+        Entry("CleanRL ppo_continuous_action.py, MuJoCo's settings", "cleanrl_ppo_pendulum.py", 3, False,
+              "CLEANRL"),
+    )),
+}  # fmt: skip
 COLUMNS = [
     "who", "version", "seed", "seeds", "seeds_together", "env_steps", "seconds", "processor_seconds",
     "compile_seconds", "eval_return", "env_steps_to_threshold", "seconds_to_threshold", "machine", "date",
@@ -237,10 +217,7 @@ def main() -> None:
     order = expected(comparison)
     rows.sort(key=lambda row: order.index((row["who"], row["seed"])))
     if "TRY" not in options:
-        with open(HERE / comparison.table, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(HERE / comparison.table, rows)
     print(*table(rows), sep="\n")
 
 

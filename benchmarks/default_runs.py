@@ -7,7 +7,6 @@ first run finds an empty cache of compiled programs, the second one what the fir
 benchmarks/default_runs.csv.
 """
 
-import csv
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import commit, processor
+from machine import commit, processor, write_csv
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "default_runs.csv"
@@ -61,10 +60,7 @@ def main() -> None:
                     "date": time.strftime("%Y-%m-%d"),
                 })  # fmt: skip
                 print(f"{script}, {run} run: {seconds:.1f} s, compiling {compiling:.1f} s")
-    with open(TABLE, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(TABLE, rows)
 
 
 if __name__ == "__main__":

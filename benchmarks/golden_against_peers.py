@@ -13,7 +13,6 @@ without a trainer). RLOO is not one surrogate: TRL takes PPO's with an answer's 
 and whose gradient is REINFORCE's where pi_old = pi. There it is compared, and its value is left out.
 """
 
-import csv
 import os
 import subprocess
 import sys
@@ -30,7 +29,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
 import torch
-from machine import commit
+from machine import commit, write_csv
 from trl import GRPOTrainer, RLOOTrainer
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
@@ -166,10 +165,7 @@ def main() -> None:
             row = {name: f"{distance[name]:.1e}" if name in distance else "" for name in COLUMNS[2:-1]}
             rows.append({"method": method, "peer": f"{peer} {version(peer)}"} | row | {"commit": commit()})
             print(*rows[-1].values())
-    with open(ROOT / "benchmarks" / "golden_against_peers.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(ROOT / "benchmarks" / "golden_against_peers.csv", rows)
 
 
 if __name__ == "__main__":

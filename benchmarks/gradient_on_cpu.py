@@ -8,7 +8,6 @@ then run in turn in one process: a machine that changes its speed slows all of t
 """
 
 import contextlib
-import csv
 import dataclasses
 import sys
 import time
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from machine import clocks, processor
+from machine import clocks, processor, write_csv
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -161,10 +160,7 @@ def main() -> None:
             }
         )  # fmt: skip
         print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-2]), flush=True)
-    with open(TABLE, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(TABLE, rows)
 
 
 if __name__ == "__main__":

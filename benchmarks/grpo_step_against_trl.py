@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import commit, processor, versions
+from machine import commit, processor, versions, write_csv
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
@@ -126,10 +126,7 @@ def main() -> None:
             ratios[beta].append(results["ours"]["seconds"] / results["trl"]["seconds"])
             seconds = ", ".join(f"{name} {result['seconds']:.3f} s" for name, result in results.items())
             print(f"round {number}, beta {beta}: {seconds}, ratio {ratios[beta][-1]:.2f}", flush=True)
-    with open(HERE / "grpo_step_against_trl.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(HERE / "grpo_step_against_trl.csv", rows)
     for beta, found in ratios.items():
         print(f"beta {beta}: ratio {statistics.median(found):.2f} in the median, {max(found):.2f} at worst")
 

@@ -12,6 +12,7 @@ is not run again.
 """
 
 import csv
+import itertools
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_step_against_trl import HERE, ours, peer_of, trl
-from machine import processor
+from machine import processor, write_csv
 
 TABLE = HERE / "grpo_step_scaling.csv"
 WARM_UP = 2  # steps left out
@@ -84,55 +85,36 @@ def read_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def append(row: dict) -> None:
-    """To the table."""
-    new = not TABLE.exists()
-    with open(TABLE, "a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
     """Every point in every round that the table lacks, the two programs in turn."""
-    there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in read_rows()}
-    for number in range(rounds):
-        for point in points():
-            if tuple(map(str, (number, *point))) in there:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                parameters = make_model(peer, point.model, Path(folder))
-                constants = {
-                    "MODEL": folder, "NUM_BATCHES": steps_of(point, parameters),
-                    "BATCH_SIZE": point.questions, "NUM_GENERATIONS": ANSWERS,
-                    "TOTAL_GENERATION_STEPS": point.tokens, "NUM_ITERATIONS": 1, "BETA": 0.08,
-                    "LEARNING_RATE": NO_LEARNING,
-                }  # fmt: skip
-                quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
-                results = {
-                    "ours": ours(constants | quick | changes, WARM_UP),
-                    "trl": trl(peer, constants, WARM_UP),
-                }
-            for name, result in results.items():
-                answer_tokens = point.questions * ANSWERS * point.tokens
-                append(
-                    {
-                        "round": number, **point._asdict(), "program": name, "seeds": 1,
-                        "parameters": parameters,
-                        "steps": constants["NUM_BATCHES"] - WARM_UP,
-                        "seconds_per_step": round(result["seconds"], 4),
-                        "answer_tokens_per_second": round(answer_tokens / result["seconds"]),
-                        "peak_gib": round(result["peak_gib"], 2),
-                        "versions": result["versions"], "machine": processor(),
-                        "date": time.strftime("%Y-%m-%d"),
-                    }
-                )  # fmt: skip
-            seconds = ", ".join(
-                f"{k} {v['seconds']:.2f} s {v['peak_gib']:.2f} GiB" for k, v in results.items()
-            )
-            ratio = results["ours"]["seconds"] / results["trl"]["seconds"]
-            print(f"round {number}, {point}: {seconds}, ratio {ratio:.2f}", flush=True)
+    rows = read_rows()
+    there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in rows}
+    for number, point in itertools.product(range(rounds), points()):
+        if tuple(map(str, (number, *point))) in there:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            parameters = make_model(peer, point.model, Path(folder))
+            constants = {
+                "MODEL": folder, "NUM_BATCHES": steps_of(point, parameters), "BATCH_SIZE": point.questions,
+                "NUM_GENERATIONS": ANSWERS, "TOTAL_GENERATION_STEPS": point.tokens, "NUM_ITERATIONS": 1,
+                "BETA": 0.08, "LEARNING_RATE": NO_LEARNING,
+            }  # fmt: skip
+            quick = {"NUM_TEST_QUESTIONS": 1, "LOG_ANSWERS_EVERY": 0}
+            results = {
+                "ours": ours(constants | quick | changes, WARM_UP), "trl": trl(peer, constants, WARM_UP),
+            }  # fmt: skip
+        for name, result in results.items():
+            rows.append({
+                "round": number, **point._asdict(), "program": name, "seeds": 1, "parameters": parameters,
+                "steps": constants["NUM_BATCHES"] - WARM_UP,
+                "seconds_per_step": round(result["seconds"], 4),
+                "answer_tokens_per_second":
+                    round(point.questions * ANSWERS * point.tokens / result["seconds"]),
+                "peak_gib": round(result["peak_gib"], 2), "versions": result["versions"],
+                "machine": processor(), "date": time.strftime("%Y-%m-%d"),
+            })  # fmt: skip
+            print(*rows[-1].values(), sep=", ", flush=True)
+        write_csv(TABLE, rows)
 
 
 def medians(column: str) -> dict[Point, dict[str, float]]:

@@ -1,11 +1,14 @@
-"""What a measurement records of the machine and of the code, and the machine's clocks."""
+"""What a measurement records of the machine and of the code, the machine's clocks, and a table's file."""
 
+import csv
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +17,7 @@ def processor() -> str:
     """Name and number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def clocks() -> np.ndarray:
@@ -34,3 +37,12 @@ def commit() -> str:
 def versions(*packages: str) -> str:
     """Of installed packages: "jax 0.12.0.1, flax 0.12.12"."""
     return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A table; its columns in the order in which the rows bring them."""
+    with open(path, "w", newline="") as file:
+        columns = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

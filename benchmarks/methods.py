@@ -11,25 +11,23 @@ Written to OUT: `methods.csv` (a line per run), `methods_curves.csv` (a line per
 `methods_pass_at_k.csv`, and a picture of eight methods and yours; the table is printed as Markdown.
 """
 
-import csv
-import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "5_GRPO_Maxtext"
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
 from measure import pictures
-from measure.columns import read_csv, read_json
-from measure.run import Run, perform_all, write_csv
+from measure.columns import read_json
+from measure.run import Run, perform_all
 
 import settings
 from settings import Count, UserError
@@ -133,120 +131,82 @@ def run_all(c: Constants, methods: Sequence[str]) -> None:
 
 
 # %% Figures ------------------------------------------------------------------------------------------------
-def collect(c: Constants, methods: Sequence[str]) -> tuple[list[dict[str, Any]], ...]:
+def collect(c: Constants, methods: Sequence[str]) -> tuple[pd.DataFrame, ...]:
     """A line per run, a line per evaluation, and a line per method and k, from the runs' folders."""
     lines, curves, by_k = [], [], []
     for method in methods:
-        asked = [row for row in read_csv(asked_of(c, method).folder(STORE) / "pass_at_k.csv")
-                 if row["reading"] == "strict"]  # fmt: skip
-        of_model = {name: [*rows] for name, rows in itertools.groupby(asked, lambda row: row["model"])}
-        untrained, *trained = of_model.values()
-        if not by_k:
-            by_k += ends("untrained", [untrained])
-        by_k += ends(method, trained)
-        for seed, right in enumerate(trained):
+        asked = pd.read_csv(asked_of(c, method).folder(STORE) / "pass_at_k.csv")
+        asked = asked[asked.reading == "strict"]
+        trained = asked[asked.model != "untrained"]
+        untrained = [] if by_k else [("untrained", asked[asked.model == "untrained"])]
+        for name, rows in [*untrained, (method, trained)]:
+            ends = rows.groupby("k").pass_at_k.agg(mean="mean", lowest="min", highest="max").round(5)
+            ends.insert(0, "method", name)
+            by_k.append(ends.reset_index()[["method", "k", "mean", "lowest", "highest"]])
+        for seed, (_, right) in enumerate(trained.groupby("model", sort=False)):
             folder = run_of(c, method, seed).folder(STORE)
             measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
-            log = read_csv(folder / "train_log.csv")
-            graded = np.cumsum([0, *(int(row["answers"]) for row in log)]).tolist()
-            line = {"method": method, "seed": seed, "graded": graded[-1]}
-            of_k = {row["k"]: float(row["pass_at_k"]) for row in right}
-            line |= {f"pass_at_{k}": of_k[str(k)] for k in PASS_AT}
-            line["greedy"] = result["after"]["greedy_answer_accuracy"]
-            line["format"] = result["after"]["format_accuracy"]
-            for name in ("entropy", "length"):
-                line[name] = round(np.mean([float(row[name]) for row in log[-10:]]), 5)
+            log = pd.read_csv(folder / "train_log.csv")
+            graded = [0, *log.answers.cumsum()]
+            of_k = {f"pass_at_{k}": right.pass_at_k[right.k == k].item() for k in PASS_AT}
+            line = {"method": method, "seed": seed, "graded": graded[-1]} | of_k
+            line |= {"greedy": result["after"]["greedy_answer_accuracy"]}
+            line |= {"format": result["after"]["format_accuracy"]}
+            line |= log[["entropy", "length"]].tail(10).mean().round(5)
             names = "processor_seconds", "date", "commit", "versions", "command", "machine"
             lines.append(line | {name: measured[name] for name in names})
-            evaluations = map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
             curves += [
                 {"method": method, "seed": seed, "step": e["step"], "graded": graded[e["step"]],
                  "held_out": e["answer_accuracy"], "held_out_greedy": e["greedy_answer_accuracy"]}
-                for e in evaluations
+                for e in map(json.loads, (folder / "evaluations.jsonl").read_text().splitlines())
             ]  # fmt: skip
-    return lines, curves, by_k
+    return pd.DataFrame(lines), pd.DataFrame(curves), pd.concat(by_k)
 
 
-def ends(method: str, of_seeds: Sequence[Sequence[dict[str, str]]]) -> list[dict[str, Any]]:
-    """Mean, lowest and highest seed of pass@k, at each k."""
-    rows = []
-    for at_k in zip(*of_seeds, strict=True):
-        values = [float(row["pass_at_k"]) for row in at_k]
-        three = {"mean": np.mean(values), "lowest": min(values), "highest": max(values)}
-        rows.append({"method": method, "k": int(at_k[0]["k"])} | {n: round(x, 5) for n, x in three.items()})
-    return rows
-
-
-def difference(lines: Sequence[dict[str, Any]], method: str, other: str, figure: str) -> tuple[float, ...]:
+def difference(lines: pd.DataFrame, method: str, other: str, figure: str) -> tuple[float, ...]:
     """Mean of the paired differences over the seeds, and its 95 % interval (percentile bootstrap)."""
-    mine, theirs = (
-        {line["seed"]: float(line[figure]) for line in lines if line["method"] == name}
-        for name in (method, other)
-    )
-    pairs = np.array([mine[seed] - theirs[seed] for seed in mine if seed in theirs])
+    of = lines.pivot(index="seed", columns="method", values=figure)
+    pairs = (of[method] - of[other]).dropna().to_numpy()
     means = pairs[np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))].mean(axis=1)
     return float(pairs.mean()), *np.percentile(means, (2.5, 97.5)).tolist()
 
 
-def answers_until(curves, method: str, share: float = 0.9) -> list[int]:
+def answers_until(curves: pd.DataFrame, method: str, share: float = 0.9) -> list[int]:
     """By seed, the answers graded until two evaluations in a row have `share` of the best method's mean.
 
     The best is taken over all methods' last evaluations, each a mean over the seeds. A run that does not get
     there is left out.
     """
-    last = [row for row in curves if row["step"] == STEPS]
-    names = dict.fromkeys(row["method"] for row in last)
-    best = max(np.mean([row["held_out"] for row in last if row["method"] == name]) for name in names)
+    best = curves[curves.step == STEPS].groupby("method").held_out.mean().max()
     reached = []
-    for seed in sorted({row["seed"] for row in curves if row["method"] == method}):
-        rows = [row for row in curves if (row["method"], row["seed"]) == (method, seed)]
-        for before, row in itertools.pairwise(rows):
-            if min(before["held_out"], row["held_out"]) >= share * best:
-                reached.append(row["graded"])
-                break
+    for _, rows in curves[curves.method == method].groupby("seed"):
+        twice = rows.held_out.rolling(2).min() >= share * best
+        reached += rows.graded[twice].head(1).tolist()
     return reached
 
 
-def table(lines, curves) -> list[str]:
+def table(lines: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
     """The table of the page, in Markdown; one line per method, figures in percent, tokens or nats."""
     text = [
         "| method | answers graded | pass@1 | pass@8 | pass@64 | greedy | entropy | length "
         "| answers to 90 % of the best | pass@1 less its counterpart's |",
         "|" + "---|" * 10,
     ]
-    for method in dict.fromkeys(line["method"] for line in lines):
-        mine = [line for line in lines if line["method"] == method]
-        of = {
-            name: np.array([float(line[name]) for line in mine])
-            for name in ("graded", *(f"pass_at_{k}" for k in PASS_AT), "greedy", "entropy", "length")
-        }
-        cells = [f"{of['graded'].mean():,.0f}"]
+    for method, mine in lines.groupby("method", sort=False):
+        cells = [f"{mine.graded.mean():,.0f}"]
         for name in (*(f"pass_at_{k}" for k in PASS_AT), "greedy"):
-            std = f" ± {100 * of[name].std(ddof=1):.1f}" if len(mine) > 1 else ""
-            cells.append(f"{100 * of[name].mean():.1f}{std}")
+            std = f" ± {100 * mine[name].std():.1f}" if len(mine) > 1 else ""
+            cells.append(f"{100 * mine[name].mean():.1f}{std}")
         reached = answers_until(curves, method)
         until = f"{np.median(reached):,.0f}" if 2 * len(reached) > len(mine) else "–"
         until += "" if len(reached) == len(mine) else f" ({len(reached)} of {len(mine)})"
         other, less = METHODS.get(method, ("", "GRPO"))[1], "–"
-        if other and any(line["method"] == other for line in lines):
+        if other in set(lines.method):
             value, low, high = (100 * x for x in difference(lines, method, other, "pass_at_1"))
             less = f"{value:+.1f} ({low:+.1f} … {high:+.1f})".replace("-", "−")
-        cells += [f"{of['entropy'].mean():.3f}", f"{of['length'].mean():.1f}", until, less]
+        cells += [f"{mine.entropy.mean():.3f}", f"{mine.length.mean():.1f}", until, less]
         text.append(f"| {method} | " + " | ".join(cells) + " |")
     return text
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """A CSV file of `write`, numbers as numbers."""
-
-    def value(text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-
-    with open(path, newline="") as file:
-        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -263,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     out = Path(c.OUT)
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("methods", lines), ("methods_curves", curves), ("methods_pass_at_k", by_k)):
-        write_csv(out / f"{name}.csv", rows)
+        rows.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     pictures.save(pictures.methods(out / "methods.csv"), out / "methods.svg")
     print("\n".join(table(lines, curves)))
 

@@ -24,7 +24,7 @@ for folder in ("5_GRPO_Maxtext", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
 import hostile_programs
-from machine import processor
+from machine import processor, write_csv
 
 
 def line(kind: str, user: str) -> dict[str, str | int]:
@@ -49,10 +49,7 @@ def main(arguments: list[str]) -> None:
     for table in (Path(argument.removeprefix("TABLE=")) for argument in arguments):
         with open(table, newline="") as file:
             rows += [row for row in csv.DictReader(file) if row["user"] != user]
-        with open(table, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(sorted(rows, key=lambda row: (row["protection"], row["user"])))
+        write_csv(table, sorted(rows, key=lambda row: (row["protection"], row["user"])))
 
 
 if __name__ == "__main__":

@@ -38,84 +38,54 @@ from task.task import Task
 
 COMPILING = 3  # first steps, left out
 REPEATS = 7  # of a program on its own; the median counts
+PARTS = {
+    "generation": (Llm, "generate"), "rewards": (Task, "grade"), "reference": (Llm, "reference_log_probs"),
+    "old log-probs": (Llm, "log_probs"), "update": (demo, "update"), "logging": (TrainingRun, "after"),
+}  # fmt: skip
 
 
-class Clock:
-    """Sums wall and processor seconds [2] by name, one entry per step."""
+def train(arguments: list[str], batches: list) -> tuple[Any, Llm, list[dict[str, np.ndarray]]]:
+    """A short run of the main script that keeps its batches.
 
-    def __init__(self):
-        self.steps: list[dict[str, np.ndarray]] = [{}]
+    Returns:
+        Its constants and language model; of each step the wall and processor seconds [2] of its parts.
+    """
+    spent, place, traced = [], Llm.place, process.traced
 
-    def around(self, name: str, function: Callable) -> Callable:
-        """The function, waited for and timed. What it calls of the same clock is not counted twice."""
-
+    def timed(part: str, function: Callable) -> Callable:
         @functools.wraps(function)
-        def timed(*args, **kwargs):
-            started, inside = clocks(), self.total()
+        def call(*args, **kwargs):
+            started = clocks()
             result = jax.block_until_ready(function(*args, **kwargs))
-            self.add(name, clocks() - started - (self.total() - inside))
+            spent[-1][part] += clocks() - started
             return result
 
-        return timed
+        return call
 
-    def add(self, name: str, spent: np.ndarray) -> None:
-        """To the step in progress."""
-        self.steps[-1][name] = self.steps[-1].get(name, np.zeros(2)) + spent
+    def between(*args) -> Iterator[Any]:
+        for step in traced(*args):
+            spent.append(collections.defaultdict(lambda: np.zeros(2)))
+            started = clocks()
+            yield step
+            spent[-1]["rest"] = clocks() - started - sum(spent[-1].values())
 
-    def total(self) -> np.ndarray:
-        """Of the step in progress so far."""
-        return sum(self.steps[-1].values(), np.zeros(2))
-
-
-def between(steps: Iterator[Any], clock: Clock) -> Iterator[Any]:
-    """The batches; what a step spends outside of the timed calls is its `rest`."""
-    started = None
-    for batch in steps:
-        now = clocks()
-        if started is not None:
-            clock.add("rest", now - started - clock.total())
-            clock.steps.append({})
-        started = now
-        yield batch
-
-
-def watch(clock: Clock, batches: list) -> contextlib.ExitStack:
-    """While the block runs, the clock is around the calls of a step, and the batches are kept."""
-    place, traced, stack = Llm.place, process.traced, contextlib.ExitStack()
-
-    def kept(llm, batch):
+    def kept(llm: Llm, batch: demo.Batch) -> demo.Batch:
         batches.append(place(llm, batch))
         return batches[-1]
 
-    for owner, name, part in (
-        (Llm, "generate", "generation"),
-        (Task, "grade", "rewards"),
-        (Llm, "reference_log_probs", "reference"),
-        (Llm, "log_probs", "old log-probs"),
-        (demo, "update", "update"),
-        (TrainingRun, "after", "logging"),
-    ):
-        stack.enter_context(patched(owner, name, clock.around(part, getattr(owner, name))))
-    stack.enter_context(patched(Llm, "place", kept))
-    stack.enter_context(patched(process, "traced", lambda *arguments: between(traced(*arguments), clock)))
-    return stack
-
-
-def train(arguments: list[str], clock: Clock, batches: list):
-    """A short run of the main script.
-
-    Returns:
-        Its constants and language model.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        c = settings.read(demo.Constants, [*arguments, f"RUN_DIR={folder}/run", "EVAL_EVERY=0"])
-        with (
-            start.opened(c, arguments, demo.reward_func, demo.TABLES) as (c, llm, task, run),
-            TrainingRun(c, llm, task, run, demo.evaluate) as training,
-            watch(clock, batches),
-        ):
-            demo.train(c, llm, task, training)
-    return c, llm
+    # LOG_ANSWERS_EVERY=0: what is logged calls no other part
+    quiet = "EVAL_EVERY=0", "LOG_ANSWERS_EVERY=0"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        arguments = [*arguments, f"RUN_DIR={folder}/run", *quiet]
+        c = settings.read(demo.Constants, arguments)
+        c, llm, task, run = stack.enter_context(start.opened(c, arguments, demo.reward_func, demo.TABLES))
+        training = stack.enter_context(TrainingRun(c, llm, task, run, demo.evaluate))
+        for part, (owner, name) in PARTS.items():
+            stack.enter_context(patched(owner, name, timed(part, getattr(owner, name))))
+        stack.enter_context(patched(Llm, "place", kept))
+        stack.enter_context(patched(process, "traced", between))
+        demo.train(c, llm, task, training)
+    return c, llm, spent
 
 
 def seconds(program: Callable, *arguments: Any) -> np.ndarray:
@@ -129,13 +99,7 @@ def seconds(program: Callable, *arguments: Any) -> np.ndarray:
 
 
 def programs(c, llm: Llm, batch):
-    """Forward pass and gradient of the loss, compiled on their own.
-
-    Args:
-        c: the constants of the run.
-        llm: after the training.
-        batch: the step's answers in gradient passes, of which the first counts.
-    """
+    """Forward pass and gradient of the loss, compiled on their own, for a step's first gradient pass."""
     arguments = llm.params, llm.model, jax.tree.map(lambda x: x[0], batch)
     loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES))
     forward = jax.jit(loss).lower(*arguments).compile()
@@ -197,16 +161,12 @@ def cost_by_operation(program, *arguments: Any) -> dict[str, float]:
 def useful_share(masks: list, shared: int) -> tuple[float, float, float]:
     """Positions that hold a token, of all that are computed: of the prompts, of the answers, of both.
 
-    Args:
-        masks: of each step: of its prompts [N, P] and of its answers [N, T].
-        shared: rows that have one prompt, computed once.
+    `masks` are of each step: of its prompts [N, P] and of its answers [N, T]; of `shared` rows with one
+    prompt it is computed once.
     """
-    prompts, answers_ = (
-        [(int(mask.sum()), mask.size) for mask in part]
-        for part in ([prompt[::shared] for prompt, _ in masks], [answer for _, answer in masks])
-    )
-    both = prompts + answers_
-    return tuple(sum(n for n, _ in part) / sum(n for _, n in part) for part in (prompts, answers_, both))
+    prompts = [prompt[::shared].ravel() for prompt, _ in masks]
+    answers = [answer.ravel() for _, answer in masks]
+    return tuple(float(np.concatenate(part).mean()) for part in (prompts, answers, prompts + answers))
 
 
 def row(name: str, wall: float, processor: float, whole: float | None = None) -> str:
@@ -218,13 +178,12 @@ def row(name: str, wall: float, processor: float, whole: float | None = None) ->
 def main() -> None:
     """Trains, compiles the parts, prints three tables."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    steps = int(given.pop("STEPS", "12"))
-    arguments = [f"{name}={value}" for name, value in given.items()] + [f"NUM_BATCHES={steps}"]
-    clock, batches = Clock(), []
-    c, llm = train(arguments, clock, batches)
-    counted = clock.steps[COMPILING:-1]
-    names = ("generation", "rewards", "reference", "old log-probs", "update", "logging", "rest")
-    spent = {name: np.median([step.get(name, np.zeros(2)) for step in counted], axis=0) for name in names}
+    given["NUM_BATCHES"] = given.pop("STEPS", "12")
+    arguments = [f"{name}={value}" for name, value in given.items()]
+    batches = []
+    c, llm, steps = train(arguments, batches)
+    counted = steps[COMPILING:]
+    spent = {name: np.median([step[name] for step in counted], axis=0) for name in (*PARTS, "rest")}
     pad_id, masks = llm.pad_id, []
     for batch in batches:
         tokens = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (batch.prompt_ids, batch.completion_ids))
@@ -254,8 +213,6 @@ def main() -> None:
     print("\nthe gradient's operations, processor milliseconds in the profiler:")
     for kind, cost in by_kind.most_common():
         print(f"{kind:24s} {1000 * cost:8.1f} {cost / sum(by_kind.values()):6.1%}")
-    for operation, cost in operations.most_common(10):
-        print(f"    {operation:36s} {1000 * cost:8.1f}  {kinds.get(operation, 'other')}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ mistake on purpose). Each runs as a process of its own in runs/measure. A finish
 hash of its code and constants, so Ctrl-C loses one run, and tables share runs.
 """
 
-import csv
 import functools
 import itertools
 import json
@@ -35,7 +34,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
-from machine import commit, processor, versions
+from machine import commit, processor, versions, write_csv
 
 from measure import columns, drawings, lock, pictures
 
@@ -245,15 +244,6 @@ def perform_all(runs: Sequence[Run], places: dict[str, str], store: Path, worker
                         os.killpg(process.pid, signal.SIGKILL)
                 raise
             bar.update()
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A table."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(names), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def table(job: Job, store: Path) -> Iterator[dict[str, Any]]:

@@ -228,8 +228,10 @@ def peers(folder: Path, language: int) -> list[list[str]]:
 def methods(folder: Path, language: int) -> list[list[str]]:
     """Folder 5: every method."""
     import methods as study
+    import pandas as pd
 
-    lines = study.table(*(study.read(folder / "assets" / f"methods{name}.csv") for name in ("", "_curves")))
+    files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
+    lines = study.table(*map(pd.read_csv, files))
     heading = (lines[0], "| 方法 | 評過的回答 | pass@1 | pass@8 | pass@64 | 貪婪 | 熵 | 長度 "
                "| 到最佳的 90 % 所需的回答 | pass@1 減去對照方法的 |")[language]  # fmt: skip
     return [[part.strip() for part in line.strip("| ").split(" | ")] for line in [heading, *lines[2:]]]

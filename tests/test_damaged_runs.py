@@ -1,7 +1,6 @@
 """A run's folder after a kill, a full disk or a careless hand: one clear line, or the run simply goes on."""
 
 import dataclasses
-import errno
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ import pytest
 from etils import epath
 from etils.epath.backend import fsspec_backend
 from fsspec.implementations.memory import MemoryFileSystem
-from short_runs import HANGS, SCRIPT, SHORT, load_weights
+from short_runs import HANGS, SHORT, load_weights, start, wait_for
 
 import grpo_llama3_1_8b_demo as demo
 import inference
@@ -46,10 +45,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
 def garbage(path):
     path.write_bytes(bytes(range(256)) * 4 + b"\n")
 
@@ -67,14 +62,10 @@ def cut_arrays(checkpoint):
 CHECKPOINTS = {  # what is done to the last checkpoint
     "no weights": lambda last: shutil.rmtree(last / "weights"),
     "no moments": lambda last: shutil.rmtree(last / "moments"),
-    "no loop": lambda last: shutil.rmtree(last / "loop"),
     "loop garbage": lambda last: garbage(last / "loop" / "metadata"),
     "an empty folder": lambda last: shutil.rmtree(last) or last.mkdir(),
-    "weights' metadata cut": lambda last: cut(last / "weights" / "_METADATA"),
     "moments' metadata garbage": lambda last: garbage(last / "moments" / "_METADATA"),
     "arrays cut": cut_arrays,
-    "arrays lost": lambda last: shutil.rmtree(last / "weights" / "d"),
-    "the index of the arrays cut": lambda last: cut(last / "weights" / "manifest.ocdbt"),
 }
 
 
@@ -87,8 +78,6 @@ DAMAGED = "RUN_DIR=run: its constants.json is damaged"
 REFUSED = {  # name: (what is done to the run, what is said)
     "constants cut": (lambda run: cut(run / "constants.json"), DAMAGED),
     "constants a list": (lambda run: (run / "constants.json").write_text("[1]"), DAMAGED),
-    "constants garbage": (lambda run: garbage(run / "constants.json"), DAMAGED),
-    "before lost": (lambda run: (run / "before.json").unlink(), "before.json is lost or damaged, and after"),
     "before cut": (lambda run: cut(run / "before.json"), "before.json is lost or damaged, and after"),
     "the only checkpoint": (
         lambda run: cut_arrays(last_of(run)) or [shutil.rmtree(run / "checkpoints" / n) for n in "246"],
@@ -114,7 +103,7 @@ def test_what_cannot_be_made_good_is_one_line_and_nothing_is_lost(run, subtests)
 
 
 def test_what_can_be_made_good_is_and_the_run_ends_as_it_would_have(run, finished, capsys):
-    for name, damage in zip(LOGS, (Path.unlink, garbage, cut, garbage, empty), strict=True):
+    for name, damage in zip(LOGS, (Path.unlink, garbage, cut, garbage, cut), strict=True):
         damage(run / name)
     demo.main([*SHORT, "RUN_DIR=run"])
     said = capsys.readouterr().out
@@ -138,24 +127,6 @@ def test_moved_away_as_the_line_says_a_damaged_checkpoint_costs_its_steps_only(r
         np.testing.assert_array_equal(whole[weight], again[weight], err_msg=weight)
     results = [json.loads((folder / "run" / "result.json").read_text()) for folder in (finished, Path())]
     assert results[0]["after"] == results[1]["after"]
-
-
-def test_an_error_of_the_network_is_no_damage(run, monkeypatch):
-    """Nothing is renamed, and no older checkpoint is taken in its place."""
-
-    def fail(*arguments, **options):
-        raise OSError("Connection reset by peer")
-
-    for manager in (ocp.CheckpointManager, ocp.PyTreeCheckpointer):
-        monkeypatch.setattr(manager, "restore", fail)
-    there = contents(run)
-    for read in (
-        lambda: inference.main(["CHECKPOINT=run"]),
-        lambda: convert.main(["SOURCE=run", "TARGET=x"]),
-    ):
-        with pytest.raises(UserError, match=r"8.*Connection reset by peer\); try again, or [^\n]*$"):
-            read()
-    assert contents(run) == there and not Path("x").exists()
 
 
 # --- what Orbax says to each kind of damage, on a model of six numbers
@@ -216,16 +187,6 @@ def test_too_little_memory_is_no_damage(toy, monkeypatch):
             newest(toy)
 
 
-def test_an_error_while_writing_takes_no_older_checkpoint(run, monkeypatch, capsys):
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(convert.safetensors.numpy, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        convert.main(["SOURCE=run", "TARGET=exported"])
-    assert capsys.readouterr().out.count(" -> Hugging Face") == 1 and not Path("exported").exists()
-
-
 def test_every_reader_of_a_run_names_its_damaged_constants(run):
     garbage(run / "constants.json")
     for read in (
@@ -247,8 +208,8 @@ def test_a_log_that_is_cut_in_the_middle_of_a_number_loses_the_row(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "evaluations.jsonl", "before.json"])
-@pytest.mark.parametrize("text", ['{"step": 3}', '{"step": 3, "completions": [7]}', '{"asked": {"a": 1}}'])
-def test_json_that_can_be_read_and_is_none_of_ours_is_one_line_or_left_out(run, name, text, capsys):
+@pytest.mark.parametrize("text", ['{"step": 3, "completions": [7]}', '{"asked": {"a": 1}}'])
+def test_json_that_can_be_read_and_is_none_of_ours_is_one_line_or_left_out(run, name, text):
     with open(run / name, "a" if name.endswith("l") else "w") as file:
         file.write(text + '\n[1]\n7\n{"step": "x"}\n' * name.endswith("l"))
     try:
@@ -316,10 +277,8 @@ WHERE = {  # what happens to a run in RUN_DIR=a, its RUN_DIR then, and under CHE
     "nothing": (lambda kept: None, "a", "a"),
     "the machine is lost": (lambda kept: shutil.rmtree("a"), "a", "a"),
     "some files are lost": (lambda kept: [path.unlink() for path in Path("a").glob("*.json")], "a", "a"),
-    "renamed": (lambda kept: move("a", "b"), "b", "a"),
     "renamed, used, lost": (lambda kept: [move("a", "b"), begin("RUN_DIR=b", f"CHECKPOINT_DIR={kept}"),
                                           shutil.rmtree("b")], "b", "a"),
-    "its checkpoints are renamed": (lambda kept: move(f"{kept}/a", f"{kept}/x"), "a", "x"),
     "that, and lost": (lambda kept: [move(f"{kept}/a", f"{kept}/x"), shutil.rmtree("a")], "a", "x"),
 }  # fmt: skip
 
@@ -349,12 +308,10 @@ def test_a_run_finds_its_checkpoints_and_they_bring_its_files(name, kept, capsys
 KEPT = ["CHECKPOINT_DIR=kept"]
 NOT_ITS_OWN = {
     "constants are gone": (lambda: Path("a/constants.json").unlink(), [], "constants.json of the run in it"),
-    "all but checkpoints": (lambda: [p.unlink() for p in Path("a").glob("*.*")], [], "constants.json of the"),
     "constants and checkpoints": (
         lambda: [Path("a/constants.json").unlink(), shutil.rmtree("a/checkpoints")], [], "constants.json of "
     ),
     "checkpoints are gone": (lambda: shutil.rmtree("a/checkpoints"), [], "a/checkpoints is empty, .* step 4"),
-    "a step is gone": (lambda: shutil.rmtree("a/checkpoints/4"), [], "a/checkpoints is empty, .* step 4"),
     "CHECKPOINT_DIR is gone": (lambda: shutil.rmtree("kept/a"), KEPT, "kept/a is empty"),
     "another's of that name": (
         lambda: shutil.rmtree("a"), ["RUN_DIR=c/a", *KEPT], r"of another run \(a\)"
@@ -366,7 +323,7 @@ NOT_ITS_OWN = {
 }  # fmt: skip
 NOT_ITS_OWN |= {
     f"{text} in {path}": (lambda p=path, text=text: Path(p).write_text(text), KEPT, "run.json.* damaged")
-    for text in ("[1]", "{", "7", "null") for path in ("a/run.json", "kept/a/run.json")
+    for text in ("[1]", "{") for path in ("a/run.json", "kept/a/run.json")
 }  # fmt: skip
 
 
@@ -420,20 +377,15 @@ def test_what_is_not_finite_is_not_written(tmp_path, bad):
 # --- stopped before the first step
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path, number):
+def test_a_signal_before_the_first_step_is_answered_like_ctrl_c(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\nfrom pathlib import Path\nPath('asked').touch()\n"
         "while True:  # a signal between the line before and one long sleep would not end that sleep\n"
         "    time.sleep(0.1)\n"
         "def slow(prompts, completions, **columns):\n    return [0.0] * len(completions)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, *SHORT, "RUN_DIR=run", "REWARDS=slow", "REWARD_FUNC=slow.py"],
-        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    while not (tmp_path / "asked").exists():
-        assert process.poll() is None
-    process.send_signal(number)
+    process = start(tmp_path, *SHORT, "RUN_DIR=run", "REWARDS=slow", "REWARD_FUNC=slow.py")
+    wait_for((tmp_path / "asked").exists, process)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130 and err.strip().endswith("stopped") and "Traceback" not in err

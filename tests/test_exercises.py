@@ -122,7 +122,8 @@ def test_every_planted_mistake_is_recognised_by_its_name_alone(folder, name):
     files = load(folder)
     exercise = quick(files.exercise_checks.EXERCISES[name])
     for words, mistake in exercise.mistakes.items():
-        verdict = files.grader.judge(files.grader.variant(exercise, mistake), exercise)
+        wrong = mistake if callable(mistake) else files.grader.variant(exercise, mistake)
+        verdict = files.grader.judge(wrong, exercise)
         assert (verdict.status, verdict.mistakes) == ("wrong", (words,))
         assert any(words in line for line in verdict.lines)
 
@@ -140,11 +141,6 @@ READERS = {
         """, ""),
         ("Q[state, action] += alpha * (reward + gamma * Q[next_state].mean() - Q[state, action])",
          "(1 - terminated) is missing; and the mean over a' stands where the max belongs"),
-        ("Q[state, action] += alpha * ((1 - terminated) * Q[next_state].max() - Q[state, action])",
-         "gamma is missing; and the reward is missing"),
-    ],
-    ("2_Cart_Pole_DQN", "td_target"): [
-        ("return reward + gamma * next_q", "(1 - terminated) is missing; and the gradient flows through"),
     ],
     ("2_Cart_Pole_DQN", "n_step"): [
         ("return batch.reward.sum(axis=1)", "it must return three things"),
@@ -169,10 +165,6 @@ READERS = {
         return jnp.stack(columns, axis=1)
         """, "jax.jit compiles for minutes"),
     ],
-    ("3_Pendulum", "policy_loss"): [
-        ("return (log_prob * jax.lax.stop_gradient(advantage)).sum(axis=1).mean()",
-         "the minus is missing: the loss rises where J does; and alive is missing"),
-    ],
     ("3_Pendulum", "gae"): [
         ("""
         delta = reward + gamma * (1 - terminated) * next_value - value
@@ -186,8 +178,6 @@ READERS = {
         """, "raises TracerBoolConversionError: inside jax.jit a value is not known yet: use `jnp.where`"),
     ],
     ("4_GRPO_MNIST", "group_advantage"): [
-        ("return (rewards - rewards.mean()) / (rewards.std() + 1e-6)",
-         "not the sample's; and mean and standard deviation are those of the whole batch"),
         ("return (rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, keepdims=True)",
          "not the sample's; and 1e-6 is missing"),
     ],
@@ -199,11 +189,6 @@ READERS = {
         std = jnp.repeat(groups.std(axis=1, ddof=1), num_generations)
         return (rewards - mean) / (std + 1e-6)
         """, ""),
-        ("return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)", "those of the whole batch"),
-        ("""
-        groups = rewards.reshape(num_generations, -1)
-        return ((groups - groups.mean(0)) / (groups.std(0, ddof=1) + 1e-6)).ravel()
-        """, "the groups are read across"),
         ("""
         groups = rewards.reshape(-1, num_generations)
         return ((groups - groups.mean(1)) / (groups.std(1, ddof=1) + 1e-6)).ravel()
@@ -216,12 +201,6 @@ READERS = {
         end = jnp.where(is_eos.any(axis=1), is_eos.argmax(axis=1), T)
         return jnp.arange(T) <= end[:, None]
         """, ""),
-        ("return completions != 0", "everything but token 0 counts"),
-        ("return jnp.cumsum(completions == eos_id, axis=1) == 0", "the end-of-sequence token does not count"),
-        ("""
-        end = (completions == eos_id).argmax(axis=1)
-        return jnp.arange(completions.shape[1]) <= end[:, None]
-        """, "all but its first token is lost"),
     ],
     ("5_GRPO_Maxtext", "grpo_loss"): [
         ("""
@@ -232,23 +211,10 @@ READERS = {
         return -(total / mask.sum(axis=1)).mean()
         """, ""),
         ("""
-        ratio = jnp.exp(log_prob - old_log_prob)
-        gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage)
-        d = ref_log_prob - log_prob
-        return -((gain - beta * (jnp.exp(d) - d - 1)) * mask).sum(1).__truediv__(mask.sum(1)).mean()
-        """, "token t gets the advantage of answer t"),
-        ("""
         ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
         gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
-        d = ref_log_prob - log_prob
-        return -(gain - beta * (jnp.exp(d) - d - 1)).mean()
-        """, "the mask is missing"),
-        ("""
-        ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
-        gain = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
-        kl = log_prob - ref_log_prob
-        return -(((gain - beta * kl) * mask).sum(axis=1) / mask.sum(axis=1)).mean()
-        """, "the KL is estimated by k1"),
+        return -(gain - beta * (log_prob - ref_log_prob)).mean()
+        """, "estimated by k1, log pi - log pi_ref, and if the mask is missing"),
     ],
 }  # fmt: skip
 
@@ -358,10 +324,6 @@ TUNIX = {
     "dapo": dict(loss_agg_mode="token-mean", epsilon_high=0.28),
     "gspo": dict(loss_algo="gspo-token"),
 }
-TUNIX_ADVANTAGES = {
-    "grpo": algo_core.compute_advantages, "dr_grpo": algo_core.compute_drgrpo_advantages,
-    "rloo": algo_core.compute_rloo_advantages,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", TUNIX)
@@ -382,12 +344,6 @@ def test_tunix_computes_the_golden_losses(method, golden):
     # float32, and a log-softmax more than the golden losses
     np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=1e-6)
     np.testing.assert_allclose(gradient["log_prob"][...], golden[f"{method}_gradient"], atol=1e-6)
-
-
-@pytest.mark.parametrize("method", TUNIX_ADVANTAGES)
-def test_tunix_computes_the_golden_advantages(method, golden):
-    advantage = TUNIX_ADVANTAGES[method](golden["rewards"], 4)
-    np.testing.assert_allclose(advantage, golden[f"{method}_advantage"], atol=1e-6)  # float32
 
 
 def test_trl_and_verl_compute_the_golden_losses():
@@ -415,28 +371,11 @@ OWN = {  # as written by people who read the papers, or nearly so
             x = jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A) - 0.04 * kl
             return -jnp.mean(jnp.where(mask, x, 0).sum(1) / mask.sum(1))
         """, "It is GRPO.", True),
-    "dr": ("""
-        def loss(log_prob, old_log_prob, advantage, mask, max_tokens, epsilon=0.2):
-            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
-            x = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * A)
-            return -(x * mask).sum() / (len(mask) * max_tokens)
-        """, "It is Dr. GRPO.", True),
-    "dapo": ("""
-        def loss(log_prob, old_log_prob, advantage, mask, epsilon, epsilon_high):
-            ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
-            x = jnp.minimum(ratio * A, jnp.clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
-            return -(x * mask).sum() / mask.sum()
-        """, "It is DAPO.", True),
     "gspo without the token trick": ("""
         def loss(log_prob, old_log_prob, advantage, mask, epsilon):
             s = jnp.exp(((log_prob - old_log_prob) * mask).sum(1) / mask.sum(1))
             return -jnp.minimum(s * advantage, jnp.clip(s, 1 - epsilon, 1 + epsilon) * advantage).mean()
         """, "It is GSPO.", True),
-    "cispo": ("""
-        def loss(log_prob, old_log_prob, advantage, mask, epsilon_high):
-            w = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_prob - old_log_prob), 1 + epsilon_high))
-            return -(w * advantage[:, None] * log_prob * mask).sum() / mask.sum()
-        """, "It is CISPO.", True),
     "rloo": ("""
         def loss(log_prob, rewards, mask, num_generations):
             r = rewards.reshape(-1, num_generations)

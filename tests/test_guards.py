@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import errno
 import importlib.metadata
 import importlib.util
-import inspect
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,10 +18,9 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import SCRIPT, SHORT, load_weights, saved_steps
+from short_runs import SCRIPT, SHORT, run_here, saved_steps
 from table_policy import train_llm
 
-import constants
 import grpo_llama3_1_8b_demo as demo
 import inference
 import reward_func
@@ -35,6 +33,7 @@ from run import start as start_of_run
 from run.run_files import read_log
 from settings import HERE, UserError
 from task import prompts, run_grader
+from tools import code_reward
 
 GOOD_ROW = {
     "question": "Tom has 2 apples and buys 3 more. How many apples does Tom have now?",
@@ -54,26 +53,6 @@ def read(*arguments):
 
 
 # %% Constants
-
-
-def test_what_maxtext_refuses_is_one_line():
-    _, hf = llama.load_hf_config("tiny_llama")
-    with pytest.raises(
-        UserError,
-        match=r"^DTYPE=float7, .*refuses one of these \(Input should be 'bfloat16'.*\); see its base.yml$",
-    ):
-        llama.to_maxtext_config(hf, rows=1, prompt_tokens=1, new_tokens=1, dtype="float7")
-
-
-def test_help_shows_every_constant_as_it_stands_on_its_page(capsys):
-    with pytest.raises(SystemExit) as done:
-        demo.main(["NUM_BATCHES=3", "--help"])
-    assert not done.value.code
-    said = capsys.readouterr().out
-    for block, place in ((demo.Constants, SCRIPT.name), (constants.Machine, "constants.py")):
-        assert f"# {place}\n{inspect.getsource(block)}" in said
-    fields = dataclasses.fields(demo.Constants)
-    assert len(fields) > 60 and all(f"\n    {field.name}: " in said for field in fields)
 
 
 @pytest.mark.parametrize(
@@ -112,21 +91,17 @@ def run_script(monkeypatch, main, *arguments):
     return done.value.code
 
 
-def raising(error):
-    def main(arguments):
-        raise error
-
-    return main
-
-
 def test_what_ends_a_script_has_its_line_and_its_exit_code(monkeypatch, capsys):
-    assert run_script(monkeypatch, raising(UserError("SEED=-1: use 0 or more"))) == 2
+    def ends_with(error):
+        def main(arguments):
+            raise error
+
+        return main
+
+    assert run_script(monkeypatch, ends_with(UserError("SEED=-1: use 0 or more"))) == 2
     assert capsys.readouterr().err == "error: SEED=-1: use 0 or more\n"
-    assert run_script(monkeypatch, raising(KeyboardInterrupt()), "SEED=1", "RUN_DIR=mine") == 130
-    err = capsys.readouterr().err  # before there is a run
-    assert "stopped" in err and "RUN_DIR" not in err and "python" not in err
     arguments = ["DATASET=my files/a.jsonl", "RUN_DIR=", "TEMPLATE={question} 'now'"]
-    assert run_script(monkeypatch, raising(settings.Stopped(Path("my runs/one"))), *arguments) == 130
+    assert run_script(monkeypatch, ends_with(settings.Stopped(Path("my runs/one"))), *arguments) == 130
     command = capsys.readouterr().err.splitlines()[-1].removeprefix("stopped. To go on: ")
     expected = ["python", "my scripts/grpo.py", arguments[0], arguments[2], "RUN_DIR=my runs/one"]
     assert shlex.split(command) == expected
@@ -150,38 +125,24 @@ def test_an_early_ctrl_c_of_the_main_script(monkeypatch, capsys, where):
         assert shlex.split(err.splitlines()[-1].removeprefix("stopped. To go on: ")) == command
 
 
-def begin(*arguments):
-    """Opens the run's folder as `main` does."""
-    with run_folder.open_run(read(*arguments)) as run:
-        return run
-
-
 @pytest.mark.parametrize("change", [{"NUM_EPOCHS": 2}, {"MASK_OVERLONG": None}])
-def test_a_run_of_another_version_is_refused_before_its_files_are_touched(change):
-    begin("RUN_DIR=run")
-    path = Path("run/constants.json")
-    saved = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({name: value for name, value in saved.items() if value is not None}))
-    with pytest.raises(
-        UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}\); start"
-    ):
-        begin("RUN_DIR=run")
+def test_a_run_of_another_version_is_refused(change):
+    c = read("RUN_DIR=run")
+    saved = {
+        name: value for name, value in (dataclasses.asdict(c) | change).items()
+        if value is not None and name not in run_folder.FREE_TO_CHANGE
+    }  # fmt: skip
+    with pytest.raises(UserError, match=rf"^RUN_DIR=run: .* another version .* in {next(iter(change))}"):
+        run_folder.check_same_constants(c, saved, Path("run"))
 
 
 # %% Versions
 
 
-def other_version(monkeypatch, package):
-    original = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "9.9" if name == package else original(name)
-    )
-
-
 def test_another_version_is_refused_at_every_start(monkeypatch):
     versions.check_versions()
     package, wanted = next(iter(versions.VERSIONS.items()))
-    other_version(monkeypatch, package)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     with pytest.raises(UserError, match=rf"^{package} 9.9 is installed: .*install {package}=={wanted}$"):
         demo.main([])
     assert not Path("runs").exists()
@@ -244,10 +205,19 @@ def test_code_that_comes_with_a_model_is_refused_and_never_run(name, changes, mo
     assert not Path("ran").exists()
 
 
-def test_a_model_that_transformers_knows_may_bring_code_that_nobody_needs():
-    folder = Path(shutil.copytree(HERE / "tiny_llama", "model"))
-    change_json(folder / "config.json", auto_map={"AutoConfig": "code.MyConfig"})
-    assert llama.load_hf_config("model")[1].model_type == "llama"
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("config.json", "[1]", "its config.json is not understood"),
+        ("tokenizer_config.json", None, "no eos_token;"),
+    ],
+)
+def test_a_part_of_a_model_that_says_nothing_is_named(name, text, words):
+    path = Path(shutil.copytree(HERE / "tiny_llama", "model")) / name
+    known = json.loads(path.read_text())
+    path.write_text(text or json.dumps({key: value for key, value in known.items() if key != "eos_token"}))
+    with pytest.raises(UserError, match=rf"^MODEL=model: .*{words}"):
+        demo.main(["MODEL=model", "DRY_RUN=True"])
 
 
 HASHES = ["1" * 40, "2" * 40]
@@ -279,23 +249,15 @@ def test_the_same_weights_take_the_same_column_as_a_folder_and_as_a_name_of_the_
     assert settings.column("org/tiny@v1") == "tpu" == settings.column("org/not_in_the_cache")
 
 
-@pytest.mark.parametrize(
-    ("model", "commit"),
-    [("org/tiny", HASHES[1]), ("org/tiny@v1", HASHES[0]), (f"org/tiny@{HASHES[0]}", HASHES[0])],
-)
-def test_a_revision_of_the_hub_is_taken_and_its_commit_is_known(hub, model, commit):
-    folder, _ = llama.load_hf_config(model)
-    assert folder == hub / "snapshots" / commit
-    assert llama.pinned(model, folder) == f"org/tiny@{commit}"
-    assert llama.pinned("tiny_llama", HERE / "tiny_llama") == "tiny_llama"
+def test_a_revision_of_the_hub_is_taken_and_its_commit_is_known(hub):
+    for name, commit in (("org/tiny", 1), ("org/tiny@v1", 0), (f"org/tiny@{HASHES[0]}", 0)):
+        folder, _ = llama.load_hf_config(name)
+        assert folder == hub / "snapshots" / HASHES[commit]
+        assert llama.pinned(name, folder) == f"org/tiny@{HASHES[commit]}"
     Path("my@folder").mkdir()
     assert llama.pinned("my@folder", Path("my@folder")) == "my@folder"
-
-
-def test_a_revision_that_the_hub_does_not_have_is_one_line(hub):
-    with pytest.raises(UserError, match=r"^MODEL=org/tiny@v9: neither a folder nor to be had") as error:
+    with pytest.raises(UserError, match=r"^MODEL=org/tiny@v9: neither a folder nor to be had"):
         llama.load_hf_config("org/tiny@v9")
-    assert "\n" not in str(error.value)
 
 
 def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkeypatch):
@@ -324,14 +286,6 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkey
     assert saved["MODEL"] == c.MODEL  # inference asks the one that was trained
 
 
-@pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
-def test_a_model_folder_with_a_part_missing(lost):
-    folder = shutil.copytree(HERE / "tiny_llama", "model")
-    (Path(folder) / lost).unlink()
-    with pytest.raises(UserError, match=r"MODEL=model: .*" + lost.replace("model.", "")):
-        demo.main(["MODEL=model"])
-
-
 # %% Rewards and updates that are not numbers
 
 
@@ -348,49 +302,25 @@ def learning(tmp_path):
     return c, Llm(c, make_cluster(c, model, hf, tokenizer)), rows, folder
 
 
-def raises(prompts, completions, **columns):
-    raise ZeroDivisionError("division by zero")
-
-
-def wrong_length(prompts, completions, **columns):
-    return [1.0]
-
-
-def not_a_number(prompts, completions, **columns):
-    return [1.0] * (len(completions) - 1) + [float("nan")]
-
-
 @pytest.mark.parametrize(
-    ("reward_fn", "words"),
+    ("returns", "words"),
     [
-        (raises, ["check_answer", "raised ZeroDivisionError", "by zero"]),
-        (wrong_length, ["check_answer", "returned [1.0]", "16 completions"]),
-        (not_a_number, ["check_answer", "returned nan", "return a number"]),
+        (lambda n: 1 / 0, "check_answer raised ZeroDivisionError.*by zero"),
+        (lambda n: [1.0], r"check_answer returned \[1.0\].*16 completions"),
+        (lambda n: [1.0] * (n - 1) + [float("nan")], "check_answer returned nan.*return a number"),
     ],
 )
-def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, reward_fn, words):
+def test_a_faulty_reward_function_stops_the_run_and_is_named(learning, monkeypatch, returns, words):
     c, llm, rows, folder = learning
-    monkeypatch.setattr(reward_func, "check_answer", reward_fn)
+    monkeypatch.setattr(
+        reward_func, "check_answer", lambda prompts, completions, **_: returns(len(completions))
+    )
     grader = run_grader.make_grader("", "", reward_func, rows)
     params = jax.tree.map(np.array, llm.params)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=words):
         train_llm(c, llm, grader, rows, folder)
     jax.tree.map(np.testing.assert_array_equal, params, nnx.to_pure_dict(nnx.state(llm.actor, nnx.Param)))
     assert not saved_steps(folder) and not read_log(folder / "train_log.csv")
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_a_gradient_that_is_not_a_number_stops_the_run_and_never_reaches_a_checkpoint():
-    """An absurd learning rate overflows the weights' products; every checkpoint stays finite."""
-    with pytest.raises(UserError, match=r"the gradient norm of step 2 is nan.*LEARNING_RATE"):
-        demo.main([*SHORT, "LEARNING_RATE=1e37", "WARMUP_FRACTION=0.0", "SAVE_INTERVAL_STEPS=1",
-                   "EVAL_EVERY=0", "RUN_DIR=run"])  # fmt: skip
-    saved = saved_steps("run")
-    assert saved
-    for step in saved:
-        for weight in load_weights("run", step).values():
-            assert np.isfinite(weight).all()
 
 
 # %% A full disk
@@ -442,23 +372,6 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
     assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
 
 
-def test_a_save_that_fails_beside_the_log_on_a_full_disk_hides_nothing(tmp_path):
-    """Which of the two fails first is a race, seen once on a busy machine; here the log does."""
-
-    class Manager:
-        def close(self):
-            raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
-
-    with (
-        pytest.raises(UserError, match="the disk is full"),
-        process.full_disk(tmp_path),
-        contextlib.closing(Manager()),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(KeyError, match="mine"), process.full_disk(tmp_path):
-        raise KeyError("mine")
-
-
 def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Edited:
@@ -468,13 +381,9 @@ def test_a_default_that_was_edited_wrongly_is_refused_in_one_line():
         settings.read(Edited, [])
 
 
-def without_jax_platforms(monkeypatch):
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-
-
 def test_cuda_packages_without_a_gpu_are_refused_before_anything_is_written(tmp_path, monkeypatch):
     """Tried once with jax's real plugin, on a machine without a GPU; here only its name is there."""
-    without_jax_platforms(monkeypatch)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(devices, "NVIDIA_DEVICES", ())
     monkeypatch.chdir(tmp_path)
     find_spec = importlib.util.find_spec
@@ -490,7 +399,7 @@ def test_cuda_packages_without_a_gpu_are_refused_before_anything_is_written(tmp_
 
 
 def test_a_gpu_that_the_cpu_packages_do_not_use_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    without_jax_platforms(monkeypatch)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(devices, "NVIDIA_DEVICES", (str(tmp_path / "nvidia0"), str(tmp_path / "nvidiactl")))
     devices.check_gpu()
     assert capsys.readouterr().out == ""
@@ -498,3 +407,126 @@ def test_a_gpu_that_the_cpu_packages_do_not_use_is_named_in_one_line(tmp_path, m
     devices.check_gpu()
     (line,) = capsys.readouterr().out.splitlines()
     assert "NVIDIA GPU here is not used" in line and "make demo-cuda" in line
+
+
+# %% A finished run, compiled programs, files
+
+
+def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    before = json.loads((tmp_path / "run" / "result.json").read_text())
+    short = [argument for argument in SHORT if not argument.startswith("NUM_BATCHES")]
+    with pytest.raises(UserError, match="NUM_BATCHES=7: the run in RUN_DIR=run was started with 8"):
+        run_here(tmp_path, *short, "NUM_BATCHES=7")
+    said = run_here(tmp_path, *short, "NUM_BATCHES=9")
+    assert "NUM_BATCHES raised from 8 to 9" in said and "the schedule of 9 steps" in said
+    assert "after training: " in said  # what was asked after 8 steps is asked again
+    rows = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == [str(step) for step in range(1, 10)]
+    assert read_log(tmp_path / "run" / "train_log.csv")[-1]["grad_norm"] > 0
+    after = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (before["steps"], after["steps"]) == (8, 9)
+    assert json.loads((tmp_path / "run" / "constants.json").read_text())["NUM_BATCHES"] == 9
+
+
+def test_module_6_makes_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form, *when: f"{form.rpartition('/')[0]}/noon")
+    made = [run_folder.new_folder("mesh_and_axis_rules") for _ in range(3)]
+    assert [path.name for path in made] == ["noon", "noon_2", "noon_3"]
+    assert {path.parent.name for path in made} == {"mesh_and_axis_rules"}
+
+
+def test_a_faulty_reward_function_is_named_with_its_file_and_line(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import json\n\ndef broken(prompts, completions, **columns):\n    json.loads('{')\n")
+    broken = run_grader.guarded("broken", run_grader.load_file(path).broken)
+    with pytest.raises(UserError, match=rf"JSONDecodeError.*; fix it \({path}, line 4\)$"):
+        broken([""], [""])
+    path.write_text("\nimport json\njson.loads('{')\n")
+    with pytest.raises(UserError, match=rf"; fix it \({path}, line 3\)$"):
+        run_grader.load_file(path)
+
+
+def test_code_reward_says_which_tests_failed(tmp_path, capsys):
+    (tmp_path / "answer.py").write_text("def add(a, b):\n    return abs(a) + b\n")
+    tests = tmp_path / "tests.py"
+    tests.write_text("assert add(1, 2) == 3\nfor i in range(3):\n    assert add(-i, 0) == -i\n")
+    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
+    said = capsys.readouterr().out
+    assert "score: 0.500" in said and "add(1, 2)" not in said
+    assert "failed: for i in range(3):" in said and "assert add(-i, 0) == -i" in said
+    tests.write_text(json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "4\n"]}))
+    (tmp_path / "answer.py").write_text("print(int(input()))\n")
+    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
+    assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spoil", ["a file in the way", "the lock is somebody's", "an entry is somebody's"])
+def test_a_cache_that_cannot_be_used_does_not_stop_a_run(spoil, tmp_path):
+    """Root may write everything, so folders stand where files belong."""
+    program = (
+        "import jax, sys\nfrom run import process\nprocess.keep_compiled()\n"
+        "print(jax.jit(lambda x: x + 1)(1.0))"
+    )
+
+    def run_it():
+        return subprocess.run(
+            [sys.executable, "-c", program], cwd=HERE, capture_output=True, text=True,
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "c" / "d")},
+        )  # fmt: skip
+
+    if spoil == "a file in the way":
+        (tmp_path / "c").touch()
+    else:
+        (tmp_path / "c" / "d" / (".lockfile" * spoil.startswith("the lock"))).mkdir(parents=True)
+    if spoil.startswith("an entry"):
+        run_it()
+        for path in (tmp_path / "c" / "d").glob("*-cache"):
+            path.unlink()
+            path.mkdir()
+    done = run_it()
+    assert done.stdout.splitlines()[-1] == "2.0" and "Traceback" not in done.stderr
+    assert ("not kept" in done.stdout) == (not spoil.startswith("an entry"))
+
+
+def test_a_terminal_without_arrows_gets_their_numbers():
+    program = "import settings\nsettings.answer(lambda arguments: print('3 \u2192 4'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=HERE, capture_output=True,
+                          env=os.environ | {"PYTHONIOENCODING": "latin-1"})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"3 \\u2192 4\n")
+
+
+DAMAGED = """
+import pathlib, sys
+import jax
+sys.path.insert(0, sys.argv[1])
+if "Maxtext" in sys.argv[1]:
+    from run import process
+    process.keep_compiled()
+else:
+    import runs
+    runs.start_jax()
+jax.config.update("jax_compilation_cache_dir", sys.argv[2])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+def program(x):
+    return x + 1
+
+jax.jit(program)(1.0)
+[path] = pathlib.Path(sys.argv[2]).glob("jit_program-*-cache")
+whole = path.read_bytes()
+path.write_bytes(whole[:100])
+jax.clear_caches()
+jax.jit(program)(1.0)
+print(len(path.read_bytes()) > 100)
+"""
+
+
+@pytest.mark.parametrize("folder", ["2_Cart_Pole_DQN", "5_GRPO_Maxtext"])
+def test_a_compiled_program_that_is_damaged_is_kept_anew_without_a_word(folder, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    command = [sys.executable, "-c", DAMAGED, HERE.parent / folder, tmp_path / "compiled"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

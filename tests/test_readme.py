@@ -10,6 +10,7 @@ from pathlib import Path
 import methods
 import numpy as np
 import pages
+import pandas as pd
 import pytest
 import scipy.stats
 from folders import load
@@ -112,24 +113,25 @@ def test_a_paired_difference_and_its_interval():
     less = [0.02, -0.01, 0.03, 0.05, 0.01, 0.0, 0.04, 0.02, 0.06, -0.02]
     lines = [{"method": "a", "seed": seed, "pass_at_1": 0.5 + 0.01 * seed} for seed in range(10)]
     lines += [line | {"method": "b", "pass_at_1": line["pass_at_1"] + less[line["seed"]]} for line in lines]
-    value, low, high = methods.difference(lines, "b", "a", "pass_at_1")
+    value, low, high = methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1")
     found = scipy.stats.bootstrap((less,), np.mean, method="percentile", n_resamples=10_000, rng=1)
     assert value == pytest.approx(0.02, rel=1e-9)
     interval = found.confidence_interval  # two draws of 10,000 resamples: the ends' own error is 2e-4
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
     np.random.default_rng(0).shuffle(lines)  # paired by seed, not by place
-    assert methods.difference(lines, "b", "a", "pass_at_1") == pytest.approx((value, low, high))
+    again = methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1")
+    assert again == pytest.approx((value, low, high))
 
 
 def test_answers_until_ninety_percent_of_the_best():
     """Two evaluations in a row; the best is the highest mean at the last step, 0.8 here."""
-    curves = [
+    curves = pd.DataFrame([
         {"method": method, "seed": seed, "step": step, "graded": 128 * step, "held_out": share}
         for method, seed, shares in (
             ("a", 0, (0.2, 0.73, 0.5, 0.73, 0.8)), ("a", 1, (0.2, 0.73, 0.74, 0.5, 0.8)),
             ("b", 0, (0.2, 0.2, 0.3, 0.4, 0.75)),
         )
         for step, share in zip((0, 25, 50, 75, 100), shares)
-    ]  # fmt: skip
+    ])  # fmt: skip
     assert methods.answers_until(curves, "a") == [12_800, 6_400]
     assert methods.answers_until(curves, "b") == []

@@ -9,14 +9,19 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from folders import ROOT, load
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import settings
 
 PPO = "NUM_STEPS=2000 EVAL_INTERVAL=1000 NUM_EPOCHS=1 HIDDEN_SIZE=8 NUM_SEEDS=2 EVAL_EPISODES=2"
 Q, DQN, MNIST = "1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "4_GRPO_MNIST/grpo_mnist"
@@ -45,6 +50,7 @@ PICTURES = {
         {"learning_curve.png", "clipped_objective.png", "pendulum.gif", "value_function.png"},
     "4_GRPO_MNIST/grpo_mnist": {"accuracy.png"},
 }  # fmt: skip
+FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
 COMPILED = [name for name in SHORT if name[0] != "1"]
 each_script = pytest.mark.parametrize("name", SHORT)
 
@@ -249,7 +255,13 @@ def test_a_full_disk_gets_one_line(disk, tmp_path):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "RUN_DIR" in done.stderr
 
 
-@pytest.mark.parametrize("path", ["2_Cart_Pole_DQN/cart_pole_dqn.py", "2_Cart_Pole_DQN/exercises.py"])
+MAIN = "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["2_Cart_Pole_DQN/cart_pole_dqn.py", "2_Cart_Pole_DQN/exercises.py", MAIN, "5_GRPO_Maxtext/inference.py"],
+)
 def test_a_card_that_is_not_here_gets_one_line(path, tmp_path):
     done = process(path, cwd=tmp_path, JAX_PLATFORMS="cuda")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -271,3 +283,56 @@ def test_a_discount_at_which_the_goal_is_worth_nothing_costs_no_run(gamma, tmp_p
         ["SIZE=10", f"GAMMA={gamma}", "NUM_EPISODES=5", f"RUN_DIR={tmp_path}"]
     )
     assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+# --- at once, stopped, in a notebook
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(folder, tmp_path, monkeypatch):
+    runs, constants = load(folder, "runs"), dataclasses.make_dataclass("C", [("RUN_DIR", str, "")])()
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda form: "noon")
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: runs.open_run("script", constants), range(24)))
+    assert set(folders) == set((tmp_path / "script").iterdir()) and len(set(folders)) == 24
+    assert all((path / "constants.json").exists() for path in folders)
+
+
+def test_a_script_that_is_stopped_writes_what_it_trained(tmp_path, monkeypatch):
+    dqn, rows = load("2_Cart_Pole_DQN", "cart_pole_dqn"), []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def print_row(log, *_):
+        rows.append(int(log[-1].env_step.mean()))
+        if len(log) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(dqn.runs, "print_row", print_row)
+    small = ["NUM_SEEDS=1", "HIDDEN_SIZE=4", "REPLAY_CAPACITY=1000", "EVAL_EPISODES=1"]
+    result = dqn.main([*small, f"RUN_DIR={tmp_path / 'run'}"])
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert rows == [2_000, 3_000] and result["env_steps"] == [3_000]
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 1 + 2
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_a_second_ctrl_c_stops_at_once(folder):
+    runs, done = load(folder, "runs"), []
+    with pytest.raises(KeyboardInterrupt):
+        for i in runs.until_ctrl_c(range(10)):
+            for _ in range(2 * i):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(i)
+    assert done == [0]
+
+
+@pytest.mark.parametrize("run", [*(load(folder, "settings").run for folder in FOLDERS), settings.run])
+def test_the_last_cell_of_a_script_runs_in_a_notebook(run, monkeypatch):
+    """Its kernel's arguments are no constants of the reader's."""
+    given = []
+    monkeypatch.setattr(sys, "argv", ["/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    run(given.append)
+    assert given == [[]]

@@ -7,28 +7,9 @@ import sys
 import gradient_on_cpu
 import grpo_step_against_trl
 import grpo_step_scaling
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import where_the_step_goes
-
-
-def test_the_kind_of_each_operation_is_read_from_the_programs_text():
-    def program(x, w, table, ids):
-        y = jax.nn.silu(x @ w)
-        return y.sum(), table[ids].sum(), jnp.swapaxes(y.reshape(4, 8, 16), 0, 1) * 2.0
-
-    shapes = [(32, 8), (8, 16), (5, 3)]
-    arrays = [jnp.ones(shape) for shape in shapes]
-    text = jax.jit(program).lower(*arrays, jnp.array([0, 4])).compile().as_text()
-    kinds = where_the_step_goes.kinds_of(text)
-    entry = text[text.index("ENTRY") :]
-    names = dict(re.findall(r"%?([\w.-]+) = [^=]*? (dot|fusion|custom-call|copy|transpose)\(", entry))
-    assert set(names) <= set(kinds)
-    assert "dot" in kinds.values()
-    assert {"reduce", "element-wise"} & set(kinds.values())
-
 
 HLO = """HloModule m
 
@@ -56,15 +37,10 @@ ENTRY %main (x: f32[4,8], w: f32[8,8]) -> (f32[8,4], f32[4]) {
 """
 
 
-@pytest.mark.parametrize(
-    ("operation", "kind"),
-    [
-        ("product", "dot"), ("turned", "copy, transpose"), ("summed", "reduce"), ("grown", "element-wise"),
-        ("rows", "scatter, gather"),
-    ],
-)  # fmt: skip
-def test_a_fusion_is_what_is_in_it(operation, kind):
-    assert where_the_step_goes.kinds_of(HLO)[operation] == kind
+def test_a_fusion_is_what_is_in_it():
+    expected = {"product": "dot", "turned": "copy, transpose", "summed": "reduce", "grown": "element-wise",
+                "rows": "scatter, gather"}  # fmt: skip
+    assert where_the_step_goes.kinds_of(HLO).items() >= expected.items()
 
 
 def test_a_prompt_that_is_shared_counts_once():
@@ -122,28 +98,10 @@ def test_a_training_is_watched_during_the_steps_that_count(tmp_path):
         grpo_step_against_trl.watched([*command, "fail"], tmp_path / "log.csv", steps=5, warm_up=2)
 
 
-def test_what_is_measured_is_what_the_benchmark_says_and_nothing_twice(tmp_path, monkeypatch):
-    points = grpo_step_scaling.points()
-    middle = grpo_step_scaling.Point()
+def test_one_thing_is_varied_at_a_time():
+    points, middle = grpo_step_scaling.points(), grpo_step_scaling.Point()
     assert len(points) == len(set(points)) and middle in points
-    for point in points:  # one thing at a time
-        assert sum(a != b for a, b in zip(point, middle, strict=True)) <= 1
-    assert {p.tokens for p in points} == {28, 128, 512} and {p.questions for p in points} >= {2, 32}
-    monkeypatch.setattr(grpo_step_scaling, "TABLE", tmp_path / "table.csv")
-    asked = []
-
-    def ours(constants, warm_up):
-        asked.append((constants["TOTAL_GENERATION_STEPS"], constants["BATCH_SIZE"]))
-        return {"seconds": 2.0, "peak_gib": 1.0, "versions": ""}
-
-    monkeypatch.setattr(grpo_step_scaling, "make_model", lambda *arguments: 1_000_000)
-    monkeypatch.setattr(grpo_step_scaling, "ours", ours)
-    monkeypatch.setattr(grpo_step_scaling, "trl", lambda peer, constants, warm_up: ours(constants, warm_up))
-    for _ in range(2):  # the second finds all of it in the table
-        grpo_step_scaling.measure("python", 1, {})
-    assert len(asked) == 2 * len(points)
-    rates = grpo_step_scaling.medians("answer_tokens_per_second")
-    assert {p: rates[p]["ours"] for p in points} == {p: p.questions * 8 * p.tokens / 2 for p in points}
+    assert all(sum(a != b for a, b in zip(point, middle, strict=True)) <= 1 for point in points)
 
 
 @pytest.mark.slow

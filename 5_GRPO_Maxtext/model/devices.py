@@ -32,6 +32,9 @@ def check_gpu() -> None:
     """Says that a GPU is not used, or refuses packages for one that is not there.
 
     jax itself would take the CPU in both cases, and the run be slow for no reason that anybody sees.
+
+    Raises:
+        UserError: the CUDA packages are installed, and there is no GPU; a platform that isn't here.
     """
     if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return
@@ -41,7 +44,13 @@ def check_gpu() -> None:
             "JAX_PLATFORMS is not set, the CUDA packages are installed, and there is no NVIDIA GPU; install "
             "its driver (nvidia-smi shows the GPU), or set JAX_PLATFORMS=cpu"
         )
-    if gpu and not packages and jax.default_backend() == "cpu":
+    try:
+        backend = jax.default_backend()
+    except (RuntimeError, AssertionError) as error:  # jax has no backend of that name, or no such device
+        named = os.environ.get("JAX_PLATFORMS", "")
+        reason = str(error).partition("\n")[0] or "no such device is set up here"
+        raise UserError(f"JAX_PLATFORMS={named}: {reason}; unset it to use the CPU") from None
+    if gpu and not packages and backend == "cpu":
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
 
 

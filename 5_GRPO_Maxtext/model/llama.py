@@ -57,7 +57,11 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
         weight_files(folder)
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # a model_type that transformers does not know, own code; no JSON
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ) as error:  # an unknown model_type, own code, no JSON object
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
@@ -163,6 +167,8 @@ def load_tokenizer(folder: Path):
         raise UserError(
             f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
         ) from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"MODEL={folder}: its tokenizer has no eos_token; name it in tokenizer_config.json")
     ids = {tokenizer.eos_token_id}
     if (path := folder / "generation_config.json").is_file():
         try:

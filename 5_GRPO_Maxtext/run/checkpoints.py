@@ -45,8 +45,7 @@ def saved(root: str) -> list[int]:
 def root_of_run(checkpoint_dir: str, folder: Path) -> str:
     """`root_of` the run in RUN_DIR `folder`, also if that, or the folder in CHECKPOINT_DIR, was renamed.
 
-    Raises:
-        UserError: that folder in CHECKPOINT_DIR is another run's, or one cannot tell.
+    Raises UserError if that folder in CHECKPOINT_DIR is another run's, or one can't tell.
     """
     root = root_of(checkpoint_dir, folder)
     if not checkpoint_dir:
@@ -104,11 +103,9 @@ def all_finite(tree: Any) -> jax.Array:
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
     """Saves what a run needs to go on after `step` steps, unless there is such a checkpoint already.
 
-    `params` are the arrays that are trained, `loop` is what else it carries from step to step, for JSON.
-
-    Raises:
-        UserError: a number isn't finite. The optimizer skips a gradient that isn't finite; an update can
-            still overflow by itself, through the learning rate or Adam's moments.
+    `params` are the arrays that are trained, `loop` is what else it carries from step to step, for JSON. A
+    number that isn't finite raises UserError: the optimizer skips a gradient that isn't, but an update can
+    overflow by itself, through the learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return
@@ -127,13 +124,9 @@ def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dic
 
 
 def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -> tuple[Any, Any, dict]:
-    """Reads checkpoint `step` into arrays with the shapes, dtypes and shardings of those given.
+    """Reads params, opt_state and `loop` of checkpoint `step`, with the shapes and shardings of those given.
 
-    Returns:
-        Params, opt_state and `loop`. Without `opt_state` only the params are read.
-
-    Raises:
-        UserError: it can't be read as this model's.
+    Without `opt_state` only the params are read. Raises UserError if it can't be read as this model's.
     """
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, jax.tree.leaves(opt_state)))
     items = {"weights": ocp.args.StandardRestore(like[0])}

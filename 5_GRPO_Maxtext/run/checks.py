@@ -17,11 +17,7 @@ VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 
 
 def refuse(c) -> None:
-    """Checks every constant that can be judged without the model.
-
-    Raises:
-        UserError: names the constant, its value and the remedy.
-    """
+    """Checks every constant that can be judged without the model; raises UserError."""
     combinations(c)
     paths(c)
     template(c)

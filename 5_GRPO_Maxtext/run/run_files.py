@@ -45,11 +45,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
-    """The constants that the run in `folder` was started with; `constant` names the folder in messages.
-
-    Raises:
-        UserError: the folder of no run, or its constants.json is damaged.
-    """
+    """The constants that the run in `folder` was started with; `constant` names the folder in messages."""
     path = folder / "constants.json"
     if not path.is_file():
         raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
@@ -79,9 +75,6 @@ def checkpoint_at(path: Path, constant: str) -> Checkpoint | None:
     """The run that `path` is, or the checkpoint: RUN_DIR/50, RUN_DIR/checkpoints/50. None if it's neither.
 
     The checkpoint may be in CHECKPOINT_DIR instead; `constant` names the path in messages.
-
-    Raises:
-        UserError: the run's constants.json is damaged.
     """
     for folder in (path, *path.parents):
         steps = [name for name in path.relative_to(folder).parts if name not in ("checkpoints", "weights")]

@@ -67,11 +67,7 @@ class Run:
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.folder)
 
     def same(self, now: Mapping[str, str], c) -> None:
-        """Notes the identity of a new run, or checks that this is what the run was started with.
-
-        Raises:
-            UserError: names what has changed.
-        """
+        """Notes the identity of a new run; raises UserError if the run was started with something else."""
         kept = self.note().get("identity", {})
         if said := identity.changes(kept, now, c, f"RUN_DIR={self.folder}"):
             raise UserError(f"{said}; put it back, or choose another RUN_DIR")
@@ -81,8 +77,7 @@ class Run:
     def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
         """The evaluation "before" or "after" training: `ask()`, kept in `name`.json for a resumed run.
 
-        Raises:
-            UserError: what was asked before training is lost, and the model has been `trained` since.
+        Raises UserError if that is lost and the model has been `trained` since for so many steps.
         """
         path = self.logs / f"{name}.json"
         kept = read_object(path)
@@ -105,14 +100,10 @@ class Run:
 def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
-    Raises:
-        UserError: other constants; a folder that can't be written, that another process is using, or whose
-            constants.json is damaged; another run's checkpoints.
-        Stopped: Ctrl-C in the block.
+    Raises UserError if it wasn't, or the folder is no good; Stopped on Ctrl-C in the block.
     """
     folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
-    mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
     with contextlib.ExitStack() as stack:
         named = f"RUN_DIR={folder}"
         try:
@@ -136,7 +127,7 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
                 command = shlex.join(["python", "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", *arguments])
                 note = {"run_id": secrets.token_hex(8), "command": command}
                 settings.write_whole(logs / "run.json", json.dumps(note) + "\n")
-                settings.write_whole(logs / "constants.json", json.dumps(mine, indent=1) + "\n")
+                write_constants(logs, kept_constants(c))
             note = read_object(logs / "run.json") or {}
             if "run_id" not in note:
                 raise UserError(f"RUN_DIR={logs}: its run.json is lost or damaged; put a whole one back")
@@ -161,8 +152,7 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             )
             for name, place in itertools.product(("after.json", "result.json"), (logs, run.copy)):
                 (place / name).unlink(missing_ok=True)
-            longer = saved | {"NUM_BATCHES": c.NUM_BATCHES}
-            settings.write_whole(logs / "constants.json", json.dumps(longer, indent=1) + "\n")
+            write_constants(logs, saved | {"NUM_BATCHES": c.NUM_BATCHES})
         run.keep()
         try:
             yield run
@@ -170,11 +160,20 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
             raise settings.Stopped(folder) from None
 
 
+def kept_constants(c) -> dict[str, Any]:
+    """The constants that a resumed run has to have, too."""
+    return {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
+
+
+def write_constants(logs: Path, constants: Mapping[str, Any]) -> None:
+    """Writes constants.json."""
+    settings.write_whole(logs / "constants.json", json.dumps(constants, indent=1) + "\n")
+
+
 def new_folder(script: str) -> Path:
     """Makes a folder named after the time that no other run has: two may start in the same second."""
     started = time.localtime(devices.of_first(int(time.time())))
-    name = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started)
-    count = 1
+    name, count = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started), 1
     while devices.is_first():
         with contextlib.suppress(FileExistsError):
             Path(f"{name}_{count}" if count > 1 else name).mkdir(parents=True)
@@ -186,31 +185,21 @@ def new_folder(script: str) -> Path:
 
 @contextlib.contextmanager
 def locked(logs: Path, folder: Path) -> Iterator[None]:
-    """Keeps other processes out of `logs` while the block runs; the kernel drops the lock of a killed one.
-
-    Raises:
-        UserError: another process has it; the message names RUN_DIR, `folder`.
-    """
+    """Keeps other processes out of `logs` while the block runs; the kernel drops the lock of a killed one."""
     with contextlib.ExitStack() as stack:
         lock = os.open(logs, os.O_RDONLY)
         stack.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"RUN_DIR={folder}: another process is running in it; wait for its end, or choose another "
-                "folder"
-            ) from None
+            said = "another process is running in it; wait for its end, or choose another folder"
+            raise UserError(f"RUN_DIR={folder}: {said}") from None
         yield
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to resume with other constants than the run was `saved` with; NUM_BATCHES may be larger.
-
-    Raises:
-        UserError: names the constant and both values, or what another version of the script had.
-    """
-    mine = {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
+    """Refuses to resume with other constants than the run was `saved` with; NUM_BATCHES may be larger."""
+    mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
         raise UserError(
             f"RUN_DIR={folder}: its run was started by another version of this script (it differs in "

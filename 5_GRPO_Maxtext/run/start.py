@@ -81,11 +81,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 
 @contextlib.contextmanager
 def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
-    """Yields the constants (MODEL with the hub's commit), the language model, the task, and the run's folder.
-
-    Raises:
-        UserError: something in the constants, the files or the machine doesn't fit.
-    """
+    """Yields the constants (MODEL with the hub's commit), the language model, the task, the run's folder."""
     devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)
     c = for_this_machine(c, arguments)

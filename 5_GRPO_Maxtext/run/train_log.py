@@ -65,11 +65,7 @@ def in_words(result: Mapping[str, float]) -> str:
 
 
 def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) -> int:
-    """How many updates in a row were not finite, this one included; they were not applied.
-
-    Raises:
-        UserError: more than MAX_NONFINITE_UPDATES.
-    """
+    """How many updates in a row were not finite, this one included; raises UserError if too many."""
     # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
     bad = {n: v for n, v in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(v)}
     if bad and before + 1 > c.MAX_NONFINITE_UPDATES:

@@ -14,11 +14,7 @@ from settings import UserError
 
 
 def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str, int]:
-    """The folder of the run's checkpoints, and the step of the one that `constant` names.
-
-    Raises:
-        UserError: there is none, or not this one.
-    """
+    """The folder of the run's checkpoints, and the step of the one that `constant` names."""
     root = str(checkpoint.run.resolve())  # a folder under CHECKPOINT_DIR, wherever that was copied to
     if not checkpoints.saved(root):
         root = checkpoints.root_of_run(checkpoint.constants.get("CHECKPOINT_DIR", ""), checkpoint.run)
@@ -34,8 +30,7 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 def changed_model(model: str, checkpoint: Checkpoint) -> str:
     """What of MODEL isn't as the run had it, in a sentence; "" if nothing.
 
-    Raises:
-        UserError: the same, where the run's LoRA would be added to other weights.
+    Raises UserError where the run's LoRA would be added to other weights.
     """
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
     said = identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))

@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 import inference
 import reward_func
-from model import llama
+from model import devices, llama
 from model.rollout import sampling
 from model.versions import check_versions
 from run import identity, process, run_files, start
@@ -141,13 +141,12 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
 # %% Table and picture --------------------------------------------------------------------------------------
 def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame:
     """One row per model ("untrained", or a run's folder), reading and k; `counts` by model."""
-    rows = []
-    for (model, readings), reading in itertools.product(counts.items(), READINGS):
+    rows, ks = [], [2**i for i in range(c.SAMPLES.bit_length())]
+    for (model, readings), reading, k in itertools.product(counts.items(), READINGS, ks):
         right = np.array(readings[reading])
-        for k in (2**i for i in range(c.SAMPLES.bit_length())):
-            values = pass_at_k(right, c.SAMPLES, k)
-            shares = values.mean(), *interval(values, c.SEED)
-            rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
+        values = pass_at_k(right, c.SAMPLES, k)
+        shares = values.mean(), *interval(values, c.SEED)
+        rows.append((model, reading, k, *shares, (right == 0).sum(), len(right), c.SAMPLES))
     return pd.DataFrame(rows, columns=COLUMNS).round(5)
 
 
@@ -176,6 +175,7 @@ def main(arguments: Sequence[str]) -> None:
     settings.quiet()
     check_versions()
     process.keep_compiled()
+    devices.check_gpu()
     folder = Path(c.RUN_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     names = [name.strip() for name in c.CHECKPOINT.split(",") if name.strip()] or [""]

@@ -20,6 +20,11 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from machine import clocks
 
 
+def argument(name: str) -> str:
+    """NAME=value's value on the command line."""
+    return dict(word.split("=", 1) for word in sys.argv[1:])[name]
+
+
 def options() -> tuple[list[int], int, Path]:
     """Seeds, environment steps (0: the peer's own number) and checkout, from the command line."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
@@ -35,6 +40,17 @@ class Clock:
 
     def read(self) -> dict[str, float]:
         return dict(zip(("seconds", "processor_seconds"), (clocks() - self.started).tolist(), strict=True))
+
+
+def trained(train: Callable, rngs: Any) -> tuple[Any, dict[str, float], float]:
+    """All seeds in one jax program: what it returns, `Clock.read`, and the seconds of compiling."""
+    import jax  # not every peer has it
+
+    clock = Clock()
+    program = jax.jit(jax.vmap(train)).lower(rngs).compile()
+    compile_seconds = clock.read()["seconds"]
+    result = jax.block_until_ready(program(rngs))
+    return result, clock.read(), compile_seconds
 
 
 def commit(checkout: Path) -> str:

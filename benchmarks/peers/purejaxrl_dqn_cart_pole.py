@@ -18,11 +18,7 @@ config = peer.config_of(checkout / "purejaxrl" / "dqn.py")
 if steps:
     config |= {"TOTAL_TIMESTEPS": steps, "LEARNING_STARTS": steps // 2}
 rngs = jax.vmap(jax.random.PRNGKey)(jnp.array(seeds))
-clock = peer.Clock()
-train = jax.jit(jax.vmap(dqn.make_train(config))).lower(rngs).compile()
-compile_seconds = clock.read()["seconds"]
-trained = jax.block_until_ready(train(rngs))
-measured = clock.read()
+trained, measured, compile_seconds = peer.trained(dqn.make_train(config), rngs)
 metrics = trained["metrics"]  # [seeds, iterations]
 env_steps = int(metrics["timesteps"].max())
 every = slice(None, None, 100)  # of 50,000 rows

@@ -46,11 +46,7 @@ config = peer.config_of(checkout / "purejaxrl" / "ppo_continuous_action.py")
 config |= {"ENV_NAME": "Pendulum-v1", "NUM_ENVS": 16, "NUM_STEPS": 128, "DEBUG": False}
 config |= {"TOTAL_TIMESTEPS": steps or 100_000}
 rngs = jax.vmap(jax.random.PRNGKey)(jnp.array(seeds))
-clock = peer.Clock()
-train = jax.jit(jax.vmap(ppo.make_train(config))).lower(rngs).compile()
-compile_seconds = clock.read()["seconds"]
-trained = jax.block_until_ready(train(rngs))
-measured = clock.read()
+trained, measured, compile_seconds = peer.trained(ppo.make_train(config), rngs)
 
 info = {name: np.asarray(value) for name, value in trained["metrics"].items()}  # [seeds, iterations, T, N]
 iterations = info["returned_episode"].shape[1]

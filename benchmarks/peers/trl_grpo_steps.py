@@ -63,7 +63,7 @@ def main() -> None:
     """Trains NUM_BATCHES steps."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     steps, generations = int(given["NUM_BATCHES"]), int(given["NUM_GENERATIONS"])
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(given["MODEL"], trust_remote_code=False)
     model = transformers.LlamaForCausalLM.from_pretrained(given["MODEL"], dtype=torch.float32)
     rows = [json.loads(line) for line in (FOLDER / "tiny_gsm8k" / "train.jsonl").read_text().splitlines()]

@@ -126,6 +126,10 @@ GRPO_LOSS = Exercise(
     loss_from(which_loss.METHODS["grpo"]),
     {words: loss_from(pieces) for (words,), pieces in which_loss.changed("grpo")
      if pieces.advantage == "group_std"},
+    lambda found: [
+        f"{one}, and if {other}" for _, one, other in
+        which_loss.looks_like({"grpo": tuple(found.values())}, 2, takes_advantage=True)
+    ],
 )  # fmt: skip
 
 EXERCISES = {"group_advantage": GROUP_ADVANTAGE, "completion_mask": COMPLETION_MASK, "grpo_loss": GRPO_LOSS}

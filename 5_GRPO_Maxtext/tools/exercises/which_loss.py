@@ -9,6 +9,7 @@ token at a time.
 """
 
 import collections
+import functools
 import inspect
 import itertools
 import runpy
@@ -200,6 +201,7 @@ def changed(method: str, number: int = 1) -> Iterator[tuple[tuple[str, ...], Pie
 # %% A reader's own loss ------------------------------------------------------------------------------------
 ARRAYS = ("log_prob", "old_log_prob", "ref_log_prob", "mask", "advantage", "rewards")
 NUMBERS = ("epsilon", "epsilon_high", "beta", "num_generations", "max_tokens")
+Findings = dict[str, tuple[float, Any]]  # by method: of the value, and of the gradient
 
 
 def read_loss(path: str) -> Callable:
@@ -246,12 +248,26 @@ def equal(found: tuple[float, np.ndarray], expected: tuple[float, np.ndarray]) -
     return all(np.allclose(x, y, rtol=0, atol=CLOSE) for x, y in zip(found, expected))
 
 
-def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[str], list[tuple[str, ...]]]:
+def looks_like(found: Findings, number: int, takes_advantage: bool) -> list[tuple[str, ...]]:
+    """Which method with so many other pieces gives what was `found`, by method: (method, words ...)."""
+    b, same = golden_batch(), []
+    for method, (value, gradient) in found.items():
+        given = b[f"{method}_advantage"] if takes_advantage else None
+        for words, pieces in changed(method, number):
+            compute = functools.partial(loss, pieces, b, given=given)
+            if abs(float(compute(b["log_prob"])) - value) > CLOSE:
+                continue  # without its gradient, which takes longer
+            if equal((value, gradient), jax.value_and_grad(compute)(b["log_prob"])):
+                same.append((method, *words))
+    return same
+
+
+def identify(function: Callable) -> tuple[Findings, list[str], list[tuple[str, ...]]]:
     """Compares a loss with the six methods, then with each of them with one and with two other pieces.
 
     Returns:
         By method: how far the value is from the golden one, and the gradient's most distant entry.
-        The methods it equals. If there are none, what it looks like: (method, words ...), fewest changes.
+        The methods it equals. If there are none, what it looks like, with the fewest changes.
     """
     b, found, distances, equals = golden_batch(), {}, {}, []
     for method in METHODS:
@@ -260,17 +276,6 @@ def identify(function: Callable) -> tuple[dict[str, tuple[float, float]], list[s
         distances[method] = abs(value - golden[0]), np.abs(gradient - golden[1]).max()
         if equal(found[method], golden):
             equals.append(method)
-    takes_advantage = "advantage" in inspect.signature(function).parameters
-    looks_like = []
-    for number in () if equals else (1, 2):
-        for method in METHODS:
-            given = b[f"{method}_advantage"] if takes_advantage else None
-            for words, pieces in changed(method, number):
-                compute = lambda x, p=pieces, given=given: loss(p, b, x, given)  # noqa: E731
-                if abs(float(compute(b["log_prob"])) - found[method][0]) > CLOSE:
-                    continue
-                if equal(found[method], jax.value_and_grad(compute)(b["log_prob"])):
-                    looks_like.append((method, *words))
-        if looks_like:
-            break
-    return distances, equals, looks_like
+    takes = "advantage" in inspect.signature(function).parameters
+    names = [] if equals else looks_like(found, 1, takes) or looks_like(found, 2, takes)
+    return distances, equals, names
