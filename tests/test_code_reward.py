@@ -159,7 +159,7 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
 from tools import code_reward
 import settings
 from sandbox import warden
-warden._REFUSED = "unshare 272 97, clone 56 220 0&0x7E020000"
+warden._REFUSED = ["unshare 272 97, clone 56 220 0&0x7E020000"]
 if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
@@ -244,7 +244,7 @@ def test_plain_data_come_back_as_they_were_returned(kind):
     )
     tests = "\n".join(f"r = f({i})\nassert {held}" for i, held in enumerate(RETURNED.values()))
     end = time.monotonic() + HANG_SECONDS
-    verdicts = code_grading._verdicts(answer, tests, None, kind, end)
+    verdicts = code_grading._verdicts(answer, read_statements(tests), kind, end)
     assert [text for text, passed in zip(RETURNED, verdicts, strict=True) if not passed] == []
 
 
