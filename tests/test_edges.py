@@ -18,8 +18,6 @@ from folders import load
 
 import settings
 from run import run_folder
-from task import questions, run_grader
-from tools import code_reward
 
 FOLDERS = ["1_Q_Learning", "2_Cart_Pole_DQN", "3_Pendulum", "4_GRPO_MNIST"]
 COMPILED = FOLDERS[1:]  # the training is one program
@@ -135,38 +133,6 @@ def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished
     after = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (before["steps"], after["steps"]) == (8, 9)
     assert json.loads((tmp_path / "run" / "constants.json").read_text())["NUM_BATCHES"] == 9
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
-def test_a_csv_file_is_called_one(tmp_path, name):
-    (tmp_path / name).write_text("question,answer\n1+1,2\n")
-    with pytest.raises(settings.UserError, match=r"a table of texts.*; give a JSON, JSONL or Parquet file"):
-        questions.read_file(tmp_path / name)
-
-
-def test_a_faulty_reward_function_is_named_with_its_file_and_line(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("import json\n\ndef broken(prompts, completions, **columns):\n    json.loads('{')\n")
-    broken = run_grader.guarded("broken", run_grader.load_file(path).broken)
-    with pytest.raises(settings.UserError, match=rf"JSONDecodeError.*; fix it \({path}, line 4\)$"):
-        broken([""], [""])
-    path.write_text("\nimport json\njson.loads('{')\n")
-    with pytest.raises(settings.UserError, match=rf"; fix it \({path}, line 3\)$"):
-        run_grader.load_file(path)
-
-
-def test_code_reward_says_which_tests_failed(tmp_path, capsys):
-    (tmp_path / "answer.py").write_text("def add(a, b):\n    return abs(a) + b\n")
-    tests = tmp_path / "tests.py"
-    tests.write_text("assert add(1, 2) == 3\nfor i in range(3):\n    assert add(-i, 0) == -i\n")
-    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
-    said = capsys.readouterr().out
-    assert "score: 0.500" in said and "add(1, 2)" not in said
-    assert "failed: for i in range(3):" in said and "assert add(-i, 0) == -i" in said
-    tests.write_text(json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "4\n"]}))
-    (tmp_path / "answer.py").write_text("print(int(input()))\n")
-    code_reward.main([f"ANSWER={tmp_path / 'answer.py'}", f"TESTS={tests}"])
-    assert r"failed: input '2\n', expected output '4\n'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("spoil", ["a file in the way", "the lock is somebody's", "an entry is somebody's"])

@@ -126,7 +126,7 @@ def ask_world(environment: str, call: str, answer):
 
 
 def around_observation(tokenizer) -> tuple[str, str]:
-    """What the chat template writes between an action's end and the next: before and after the observation."""
+    """What the chat template writes before and after an observation that stands between two actions."""
     said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
     text = chat(tokenizer, said)
     if not all(word in text for word in WORDS):
