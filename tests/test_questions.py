@@ -232,7 +232,17 @@ def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
 def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
     if text is not None:
         Path(name).write_text(text.replace("{DEEP}", DEEP))
-    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_inputs, name)
+    fault = task_rewards.ground_truth_fault
+    refused(rf"INPUT={name}: .*{re.escape(words)}", questions.read_inputs, name, fault)
+
+
+TWO = {"answer": "#### 5", "ground_truth": 7.0, "data_source": "qa"}
+
+
+@pytest.mark.parametrize("row", [*ROWS, TWO | {"question": "?"}, TWO | {"prompt": "?"}], ids=range(4))
+def test_inference_takes_the_right_answer_that_a_run_takes(row):
+    [asked] = questions.read_inputs(write("in.jsonl", [row]))
+    assert asked["gold"] == questions.to_question(row)["answer"]
 
 
 # ---------------------------------------------------------------- bad rows

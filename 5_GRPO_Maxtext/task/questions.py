@@ -351,7 +351,7 @@ def hold_out(
     return interleave(held)[:count], interleave(left), ", ".join(names)
 
 
-def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
+def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
     """Questions to ask a model, from a JSON, JSONL or Parquet file; a right answer is optional.
 
     Returns:
@@ -360,21 +360,27 @@ def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
         row as the file has it.
     """
     rows = []
-    for number, row in read_file(find_path(name), constant):
+    for number, row in read_file(find_path(name), "INPUT"):
         try:
             given = checked_object(row)
             question = checked_text(given, "question" if given.get("question") else "prompt")
             task = checked_text(given, "data_source") if "data_source" in given else None
+            golds = (
+                truth_text(given.get("ground_truth", "")),
+                extract_hash_answer(str(given.get("answer", ""))),
+            )
+            # Where a row has both, the one that a run with this row would take.
+            gold = next(filter(None, reversed(golds) if given.get("question") else golds), None)
+            extra_info = as_json(given.get("extra_info"))
+            if reason := gold and task and fault and fault(task, gold, extra_info):
+                raise ValueError(reason)
         except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
-            ) from None
-        gold = truth_text(given.get("ground_truth", "")) or extract_hash_answer(str(given.get("answer", "")))
-        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task}
-        asked |= {"extra_info": as_json(given.get("extra_info")), "source": name, "line": str(number)}
-        rows.append(asked | {"row": row})
+            needed = "a row needs a text in 'question' or 'prompt', a right answer is optional"
+            raise UserError(f"INPUT={name}: line {number}: {error}; {needed}") from None
+        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task, "row": row}
+        rows.append(asked | {"extra_info": extra_info, "source": name, "line": str(number)})
     if not rows:
-        raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
+        raise UserError(f"INPUT={name}: has no rows; give a file with at least one question")
     return rows
 
 
