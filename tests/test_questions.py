@@ -502,17 +502,6 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
     checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))
 
 
-def test_a_reward_file_may_import_the_courses_rewards():
-    """`import reward_func` works as in a run: the folder of the script is on the path."""
-    code = (
-        "import reward_func\nfrom task import run_grader, task_rewards\n"
-        f"grader = run_grader.make_grader('', {str(EXAMPLES / 'my_reward.py')!r}, reward_func, [])\n"
-        "print(grader.names)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
-    assert done.stdout == "('compute_score',)\n", done.stderr
-
-
 def test_reading_and_checking_need_no_heavy_import():
     code = (
         "import sys, run.checks, task.questions, task.task_rewards\n"

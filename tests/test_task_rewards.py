@@ -193,15 +193,6 @@ def test_a_right_text_is_correct_where_the_truth_is_no_number():
     assert points(think("x", "paris"), "Paris")[0] == 0.0
 
 
-def test_the_evaluation_looks_for_the_form_that_is_rewarded():
-    thinking, reasoning = think("x", "1"), think("x", "1").replace("think", "reasoning")
-    course = grader_of()
-    assert (course.format_right(thinking), course.format_right(reasoning)) == (False, True)
-    thinker = grader_of("correctness_reward,hard_format_reward")
-    assert (thinker.format_right(thinking), thinker.format_right(reasoning)) == (True, False)
-    assert thinker.think_tags and not course.think_tags
-
-
 # ---------------------------------------------------------------- own rewards
 
 COLUMNS = {

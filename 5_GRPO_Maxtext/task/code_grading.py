@@ -203,11 +203,10 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
     attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
-    is_module = name in sys.stdlib_module_names
-    if name not in library_functions():
-        return (name, "") if is_module else None
-    means_module = is_module and attributes and attributes <= set(dir(importlib.import_module(name)))
-    return (name, "") if means_module else (library_functions()[name], name)
+    function, is_module = library_functions().get(name), name in sys.stdlib_module_names
+    if is_module and (not function or (attributes and attributes <= {*dir(importlib.import_module(name))})):
+        return name, ""
+    return function and (function, name)
 
 
 @functools.cache
@@ -286,7 +285,7 @@ def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadlin
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
-    """The share of the tests, in [0, 1], that the program in a completion passes; see `verdicts`."""
+    """The share of the tests that the program in a completion passes; see `verdicts`."""
     passed = verdicts(solution_str, ground_truth, extra_info)
     return sum(passed) / len(passed)
 

@@ -126,10 +126,7 @@ class Grader:
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Whether each completion is right by its last number, wherever that stands: bool [N].
-
-        Where the right answer is no number, it is right as `score` says.
-        """
+        """Whether each is right by its last number, or as `score` says where the gold is none: bool [N]."""
         by_number = [parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
         if all(by_number):  # nothing to grade a second time
