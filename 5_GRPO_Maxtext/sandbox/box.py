@@ -118,6 +118,8 @@ def remove(folder: str) -> None:
     `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. An answer that runs as this
     user can take away permissions that rm needs.
     """
+    with contextlib.suppress(OSError):  # it isn't empty
+        return os.rmdir(folder)
     if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
         subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL)
     subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)

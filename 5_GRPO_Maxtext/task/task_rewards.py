@@ -232,10 +232,10 @@ def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = ""
     grader = GRADERS.get(data_source)
     if grader is code_grading.compute_score:
         try:
-            return code_grading.readable_tests(ground_truth, json.loads(extra_info or "null")) and None
+            code_grading.readable_tests(ground_truth, json.loads(extra_info or "null"))
         except ValueError as error:
             return str(error)
-    if grader is None:
+    if grader not in NEEDED:
         return None
     answers = aliases(ground_truth) if grader is text_score else [ground_truth]
     several = grader is label_score and aliases(ground_truth) != answers
