@@ -26,7 +26,7 @@ from run import checks, run_files
 from run.plain_text import shown
 from run.run_files import Checkpoint
 from settings import Count, Seed, TwoOrMore, UserError, pair
-from task import prompts, questions, run_grader
+from task import prompts, questions, run_grader, task_rewards
 from task.grading import parse_number
 
 
@@ -130,7 +130,7 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
 def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     """The questions to ask, as from `questions.read_inputs`: INPUT's, `question`, or the built-in ones."""
     if c.INPUT:
-        return questions.read_inputs(c.INPUT)
+        return questions.read_inputs(c.INPUT, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     asked = ((question, c.ANSWER or None),) if question else QUESTIONS
     return [
         {"question": text, "gold": gold, "answer": gold, "data_source": None, "extra_info": "",

@@ -18,5 +18,5 @@ test-slurm:  ## two processes of the main script under a real SLURM (Debian's sl
 test-vllm: .venv-vllm/installed  ## generation by the real vLLM engine, on a CPU, in an environment of its own (12 GB)
 	.venv-vllm/bin/python -m pytest tests/vllm_engine.py
 
-mutants:  ## puts one-line faults into a copy and shows which of them the tests catch: 20 minutes
+mutants:  ## puts one-line faults into a copy and shows which of them the tests catch: 30 minutes
 	$(BIN)/python tests/mutants.py

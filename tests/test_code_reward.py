@@ -14,13 +14,12 @@ from pathlib import Path
 import hostile_programs
 import pages
 import pytest
-import try_hostile_programs
 from hostile_programs import HANG_SECONDS, KINDS, PROGRAMS, SECRET, filled
 
 from sandbox import box, warden
 from settings import UserError
 from task import code_grading
-from task.code_grading import compute_score, extract_code, read_statements, read_tests, same_output
+from task.code_grading import compute_score, extract_code, read_statements, same_output
 from tools import code_reward
 
 FOLDER = Path(box.__file__).parent.parent
@@ -60,19 +59,6 @@ def test_nothing_is_left_of_the_hostile_programs_and_nothing_was_reached(kind, o
     assert not outcomes[kind].outlived
 
 
-def test_the_limits_that_the_readme_names_are_in_force():
-    text = " ".join(pages.text(FOLDER, "english").split())
-    for limit in (
-        f"{box.WALL_SECONDS:.0f} s of wall-clock time, {box.CPU_SECONDS} s of processor time",
-        f"{box.MEMORY_BYTES >> 20} MiB of memory per process, and {box.PROCESSES} processes or threads",
-        f"{box.DISK_BYTES >> 20} MiB in 1,024 files, {box.OPEN_FILES} open files, and "
-        f"{box.OUTPUT_BYTES >> 20} MiB of output",
-        f"{code_grading.ANSWER_SECONDS:.0f} s for all tests of an answer",
-        f"{code_grading.BATCH_SECONDS:.0f} s for all programs of a step",
-    ):
-        assert limit in text
-
-
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
     text = pages.text(FOLDER, language)
@@ -89,24 +75,6 @@ def test_the_table_of_the_hostile_programs_is_the_committed_csv(language):
             for line in text.splitlines()
             if line.startswith(f"| `{row['protection']}` | {row['user']} |")
         )
-
-
-def test_only_on_request_trying_them_writes_the_committed_table(tmp_path, monkeypatch, capsys):
-    committed = FOLDER / "assets" / "hostile_programs.csv"
-    before = committed.read_bytes()
-    monkeypatch.setattr(hostile_programs, "KINDS", ["limits"])
-    nothing = hostile_programs.Outcomes({"a": 0.0}, {"a": 1.0}, [], [])
-    monkeypatch.setattr(hostile_programs, "try_all", lambda kind: nothing)
-    try_hostile_programs.main([])
-    assert committed.read_bytes() == before and "'paid': 0" in capsys.readouterr().out
-    (tmp_path / "table.csv").write_bytes(before)
-    try_hostile_programs.main([f"TABLE={tmp_path / 'table.csv'}"])
-    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    user = "another" if os.geteuid() else "root"
-    assert [row["protection"] for row in rows if row["user"] == user] == ["limits"]
-    assert [row for row in rows if row["user"] != user] == [
-        row for row in csv.DictReader(before.decode().splitlines()) if row["user"] != user
-    ]
 
 
 @pytest.mark.parametrize("name", ["reads the tests' file", "searches the disk"])
@@ -159,7 +127,7 @@ def test_without_protection_the_answer_is_refused_in_one_line(tmp_path):
 from tools import code_reward
 import settings
 from sandbox import warden
-warden._REFUSED = "unshare 272 97, clone 56 220 0&0x7E020000"
+warden._REFUSED = ["unshare 272 97, clone 56 220 0&0x7E020000"]
 if warden.seccomp_filter():
     warden.install(warden.seccomp_filter())
 settings.run(code_reward.main)
@@ -178,13 +146,6 @@ settings.run(code_reward.main)
     for word in ("CODE_PROTECTION=auto", "bubblewrap", "namespaces: ", "not permitted", "Remedy"):
         assert word in results[0].stderr
     assert "score" not in results[0].stdout
-
-
-def test_an_unknown_protection_is_refused():
-    with pytest.raises(
-        ValueError, match=r"CODE_PROTECTION=none: must be auto, bubblewrap, namespaces, limits"
-    ):
-        box.protection("none")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
@@ -231,12 +192,9 @@ HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_tex
 }  # fmt: skip
 
 
-RETURNED = CASES["RETURNED"]
-
-
 @every_kind
 def test_plain_data_come_back_as_they_were_returned(kind):
-    assert len(RETURNED) >= 50
+    RETURNED = CASES["RETURNED"]
     answer = (
         "from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom enum import *\n"
         "from fractions import *\nfrom itertools import *\n"
@@ -244,17 +202,14 @@ def test_plain_data_come_back_as_they_were_returned(kind):
     )
     tests = "\n".join(f"r = f({i})\nassert {held}" for i, held in enumerate(RETURNED.values()))
     end = time.monotonic() + HANG_SECONDS
-    verdicts = code_grading._verdicts(answer, tests, None, kind, end)
+    verdicts = code_grading._verdicts(answer, read_statements(tests), kind, end)
     assert [text for text, passed in zip(RETURNED, verdicts, strict=True) if not passed] == []
 
 
-# All run under the best protection, these under every other too, because they need the most of it.
-NEEDY = CASES["NEEDY"]
-
-
+# All run under the best protection; those that need the most of it, under every other, too.
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in NEEDY]
+    [(kind, name) for kind in KINDS for name in HONEST if kind == KINDS[0] or name in CASES["NEEDY"]]
     or [pytest.param(None, None, marks=UNPROTECTED)],
 )
 def test_a_program_earns_the_share_of_tests_that_it_passes(kind, name, under, monkeypatch):
@@ -287,9 +242,7 @@ def test_a_completion_is_searched_for_its_last_program():
 )
 def test_tests_that_cannot_be_read_are_an_error_not_a_zero(tests, words):
     with pytest.raises(ValueError, match=words) as error:
-        read = read_tests(tests)
-        if isinstance(read, str):
-            read_statements(read)
+        code_grading.readable_tests(tests, None)
     assert "\n" not in str(error.value)
 
 
@@ -328,19 +281,8 @@ def test_a_test_that_can_never_hold_fails_and_is_said_once(test, words, kind, un
 def test_nothing_that_an_answer_returns_stops_a_training(kind, under):
     """Each of these was an error that ended a run, or would be one where a type is forgotten."""
     under(kind)
-    returned = (
-        "memoryview(b'ab')", "deque([1, 2])", "(x for x in 'ab')", "iter([1])", "type", "lambda: 1", "len",
-        "sys", "NotImplemented", "...", "array('i', [1])", "object()", "A()", "float('nan')",
-    )  # fmt: skip
-    answer = (
-        "import sys\nfrom array import array\nfrom collections import deque\n"
-        "class A:\n    def __getitem__(self, key):\n        raise MemoryError\n"
-        f"def f(i):\n    return [{', '.join(returned)}][i]"
-    )
-    used = (
-        "x[0:1]", "x[0]", "x.sort(key=lambda y: y)", "''.join(x)", "sorted(x)", "len(x)", "x + x", "x == 1",
-        "bytes(x)", "x.__class__.__name__", "{x: 1}", "f'{x:>5}'", "x()", "-x", "next(x)", "list(x)",
-    )  # fmt: skip
+    returned, used = CASES["STRANGE"]["returned"], CASES["STRANGE"]["used"]
+    answer = f"{CASES['STRANGE']['answer']}\ndef f(i):\n    return [{', '.join(returned)}][i]"
     tests = "\n".join(f"x = f({i})\nassert ({use}) == 'never'" for i in range(len(returned)) for use in used)
     assert compute_score(answer, tests) == 0.0
 
@@ -371,12 +313,6 @@ def test_no_more_answers_at_once_than_the_container_has_processors(files, count,
     assert box.processors(str(tmp_path), str(tmp_path / "own")) == count
 
 
-def test_statements_that_prepare_are_no_tests_and_their_failure_ends_the_run():
-    statements, names, library = read_statements("s = Stack()\ns.push(re.I)\nassert s.pop() == 1\n'text'")
-    assert [is_test for _, is_test in statements] == [False, False, True, False]
-    assert (names, library) == ({"Stack": "Stack"}, {"re": ("re", "")})
-
-
 @every_kind
 def test_a_stale_result_is_not_tested_again(kind, under):
     under(kind)
@@ -385,17 +321,19 @@ def test_a_stale_result_is_not_tested_again(kind, under):
 
 
 def test_the_command_prints_protection_and_score(tmp_path, capsys):
-    (tmp_path / "answer.py").write_text(ADD)
-    (tmp_path / "tests.py").write_text("assert add(1, 2) == 3\nassert add(1, 2) == 4")
-    command = [sys.executable, FOLDER / "tool.py", "code_reward", "ANSWER=answer.py", "TESTS=tests.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
-    if ISOLATED:
-        protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"
-        assert result.stdout.splitlines() == [protection, "score: 0.500", "failed: assert add(1, 2) == 4"]
-        code_reward.main([])
-        assert capsys.readouterr().out.splitlines() == [protection]
-    else:
-        assert result.returncode == 2 and "Remedy" in result.stderr
+    if not ISOLATED:
+        return
+    protection = f"protection: {box.SENTENCES[ISOLATED[0]]}"
+    pairs = '{"inputs": ["1\\n", "2\\n"], "outputs": ["1\\n", "4\\n"]}'
+    for answer, tests, failed in (
+        (ADD, "assert add(1, 2) == 3\nassert add(1, 2) == 4", "assert add(1, 2) == 4"),
+        ("print(int(input()))", pairs, r"input '2\n', expected output '4\n'"),
+    ):
+        files = [tmp_path / "answer.py", tmp_path / "tests.py"]
+        for path, text in zip(files, (answer, tests)):
+            path.write_text(text)
+        code_reward.main([f"ANSWER={files[0]}", f"TESTS={files[1]}"])
+        assert capsys.readouterr().out.splitlines() == [protection, "score: 0.500", f"failed: {failed}"]
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["a_command_that_cannot_work_is_refused_in_one_line"])

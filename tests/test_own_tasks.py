@@ -120,10 +120,9 @@ def test_a_prompt_without_the_token_that_begins_every_text_is_noted():
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():
-    for day in ("%d %b %Y", "%A"):
-        tokenizer = changed_model(templates("{{ bos_token }}", f"{{{{ strftime_now('{day}') }}}} "))
-        prompt = prompts.to_prompt(tokenizer, "1 + 1?", template="{question}", system_prompt="")
-        assert prompt.startswith(prompts.DAY.strftime(day))
+    tokenizer = changed_model(templates("{{ bos_token }}", "{{ strftime_now('%A %d %b %Y') }} "))
+    prompt = prompts.to_prompt(tokenizer, "1 + 1?", template="{question}", system_prompt="")
+    assert prompt.startswith(prompts.DAY.strftime("%A %d %b %Y"))
 
 
 @pytest.mark.parametrize("token", ["<|assistant|>", "<|eot_id|>", "<|pad|>", "<|begin_of_text|>"])
@@ -166,24 +165,17 @@ def test_the_prompt_asks_for_the_tags_that_are_rewarded():
         demo.main(["REWARDS=mark_reward,match_format_exactly"])
 
 
-def graded(grader, rows, texts):
-    """The evaluation of these answers, five tokens long."""
-    count = len(texts)
-    answers = SimpleNamespace(
-        texts=np.array(texts, object), lengths=np.full(count, 5), ended=np.zeros(count, bool)
-    )
-    return evaluation.grade(grader, rows, answers)
-
-
-def asked(*rows):
-    names = ("answer", "data_source", "extra_info", "prompts")
-    return [dict(zip(names, (*row, "", "?"), strict=True)) for row in rows]
+def graded(pairs, texts):
+    """The evaluation of these answers, five tokens long, to rows of these truths and tasks."""
+    rows = [{"answer": gold, "data_source": task, "extra_info": "", "prompts": "?"} for gold, task in pairs]
+    n = len(texts)
+    answers = {"texts": np.array(texts, object), "lengths": np.full(n, 5), "ended": np.zeros(n, bool)}
+    return evaluation.grade(grader_of("compute_score"), rows, SimpleNamespace(**answers))
 
 
 def test_the_evaluation_grades_by_task_and_splits_by_data_source():
-    grader = grader_of("compute_score")
-    rows = asked(("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa"))
-    result = graded(grader, rows, ["paris", "<answer>13</answer>", "Bern"])
+    pairs = ("Paris", "qa"), ("12", "gsm8k"), ("Rome", "qa")
+    result = graded(pairs, ["paris", "<answer>13</answer>", "Bern"])
     assert result["answer_accuracy"] == result["mean_score"] == pytest.approx(1 / 3)
     assert result["partial_accuracy"] == pytest.approx(1 / 3) and result["correct"] == [True, False, False]
     assert result["by_data_source"] == {
@@ -192,7 +184,7 @@ def test_the_evaluation_grades_by_task_and_splits_by_data_source():
     }
     table = report.data_source_table(result, result)
     assert "| qa | 2 | 50.0% to 50.0% | 50.0% to 50.0% | 0.0% to 0.0% |" in table
-    one = graded(grader, rows[:1], ["paris"])
+    one = graded(pairs[:1], ["paris"])
     assert "by_data_source" not in one and report.data_source_table(one, one) == ""
 
 

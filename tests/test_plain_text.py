@@ -5,8 +5,6 @@ import math
 import re
 import sys
 import unicodedata
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hostile import HOSTILE
@@ -14,7 +12,7 @@ from hostile import HOSTILE
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from run import asked, evaluation, health, page, plain_text, report, run_folder, trained
+from run import asked, evaluation, health, page, plain_text, report, run_folder
 from settings import UserError
 from task import code_grading
 from tools import model_card, show_run
@@ -98,21 +96,6 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
     asked.show([row | ({"before": answers} if compared else {}) | {"after": answers}], grader)
     said = capsys.readouterr().out
     assert not obeyed(said) and "gnp.exe" in said and "right: \\x1b[2J" in said.replace("\n", "")
-
-
-def test_the_first_lines_of_inference_and_a_streamed_answer_do_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("run").mkdir()
-    constants = {"MODEL": "tiny_llama", "REWARD_FUNC": f"{EVIL}.py"}
-    Path("run/constants.json").write_text(json.dumps(constants))
-    stream = SimpleNamespace(stream=lambda prompt, sampling: iter(["\x1b", "[2J", "\u202e", "fine\n"]))
-    monkeypatch.setattr(trained, "place_of", lambda *_: (EVIL, 7))
-    monkeypatch.setattr(trained, "make_rollout", lambda *_: stream)
-    monkeypatch.setattr(trained, "restore", lambda *_, **__: None)
-    inference.main(["CHECKPOINT=run", "How many cards are there now?"])
-    said = capsys.readouterr().out
-    assert not obeyed(said) and said.count("\\x1b[2J\\u202egnp.exe") == 3
-    assert said.endswith("\n\\x1b[2J\\u202efine\n\n")
 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):

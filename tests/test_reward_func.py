@@ -102,13 +102,6 @@ def test_shared_case(case):
     check_case(case, written_value)
 
 
-@pytest.mark.parametrize("case", cases(SHARED_CASES, choice=(True,)))
-def test_shared_choice_case_is_graded_without_a_fault(case):
-    """The list leaves these open, so only: no exception, and points that some answer can earn."""
-    total = sum(rewards(completion_of(case), case["gold"]))
-    assert -3.0 <= total <= 9.5  # no tag right (-2) with a wrong answer (-1); all of it right
-
-
 # ---------------------------------------------------------------- every gold of GSM8K
 
 
@@ -210,10 +203,6 @@ def test_points(name, old, new, expected):
     assert rewards(PERFECT.replace(old, new) if old else PERFECT + new, "18") == expected
 
 
-def test_points_of_no_form_at_all():
-    assert rewards("It is 18.", "18") == rewards("", "18") == [0.0, -2.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(("gold", "answer", "points"), CASES["points_of_check_answer"])
 def test_points_of_check_answer(gold, answer, points):
     assert reward_func.check_answer([""], [tagged(answer)], [gold]) == [points]
@@ -225,14 +214,6 @@ def test_is_close_takes_a_float_ratio_as_the_decimal_it_is_written_as():
     # The float next to 0.1 is 5.6e-18 above it: of a gold of 100 that would let this pass.
     assert not is_close(tagged("110.0000000000000001"), "100", 0.1)
     assert not is_close("18", "18", 0.1)
-
-
-def test_rewards_come_in_the_order_of_the_completions():
-    completions = [PERFECT, "", tagged("19")]
-    columns = {"prompts": ["?"] * 3, "completions": completions, "answer": np.array(["18"] * 3)}
-    got = [reward_fn(**columns) for reward_fn in REWARDS]
-    assert got == [[3.0, 0.0, 3.0], [2.0, -2.0, 2.0], [3.0, 0.0, 0.5], [1.5, 0.0, 0.0]]
-    assert [reward_fn(prompts=[], completions=[], answer=[]) for reward_fn in REWARDS] == [[]] * 4
 
 
 @pytest.mark.parametrize("reward_fn", REWARDS[2:])

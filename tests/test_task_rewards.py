@@ -10,16 +10,14 @@ import time
 import tomllib
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_reward_func import OWN_CASES, cases, completion_of
 
 import reward_func
-from run import checks
 from settings import HERE, UserError
-from task import code_grading, grading, run_grader, task_rewards
+from task import grading, run_grader, task_rewards
 from task.run_grader import correctness_reward, digit_reward, hard_format_reward, make_grader, mark_reward
 from task.task_rewards import compute_score
 
@@ -120,6 +118,14 @@ def test_tests_that_grade_nothing_are_found_where_the_data_are_read(tests, extra
     assert words in fault and "\n" not in fault if words else fault is None
 
 
+@pytest.mark.parametrize("data_source", ["code", "code_generation"])
+def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
+    program = "```python\ndef double(x):\n    return 2 * x\n```"
+    check = "def check(candidate):\n    assert candidate(4) == {}"
+    scores = [compute_score(data_source, program, check.format(n), {"entry_point": "double"}) for n in (8, 9)]
+    assert scores == [1.0, 0.0]
+
+
 def squad_normalize(text):
     """As in the evaluation script of SQuAD 1.1, from its description: lower, punctuation, articles, space."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
@@ -164,26 +170,6 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.5, (call.func, place)
 
 
-def test_equations_take_no_longer_than_their_length():
-    for text in ("1=" * 99 + "1", "(" * 99 + "=1", "1=" * 2000 + "1", "9" * 99 + "*" + "9" * 99 + "=1"):
-        started = time.thread_time()
-        grading.parse_number(text)
-        assert time.thread_time() - started < 0.5  # without a limit on their length: minutes
-
-
-@pytest.mark.parametrize("data_source", ["code", "code_generation"])
-def test_code_goes_to_the_code_reward_with_all_it_needs(data_source):
-    program = "```python\ndef double(x):\n    return 2 * x\n```"
-    assert compute_score(data_source, program, "assert double(4) == 8") == 1.0
-    assert compute_score(data_source, program, "assert double(4) == 9") == 0.0
-    assert code_grading.compute_score(program, "assert double(4) == 8", None) == 1.0
-
-
-def test_an_unknown_data_source_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"data_source 'chess' is none .*gsm8k, math_reasoning, math, code"):
-        compute_score("chess", "e4", "e4")
-
-
 # ---------------------------------------------------------------- think tags
 
 
@@ -205,20 +191,6 @@ def test_think_rewards(completion, expected):
 def test_a_right_text_is_correct_where_the_truth_is_no_number():
     assert points(think("x", "Paris"), "Paris")[0] == 2.0
     assert points(think("x", "paris"), "Paris")[0] == 0.0
-
-
-def test_think_rewards_raise_where_lists_differ_in_length():
-    with pytest.raises(ValueError):
-        correctness_reward(["?"], ["a", "b"], ["1"])
-
-
-def test_the_evaluation_looks_for_the_form_that_is_rewarded():
-    thinking, reasoning = think("x", "1"), think("x", "1").replace("think", "reasoning")
-    course = grader_of()
-    assert (course.format_right(thinking), course.format_right(reasoning)) == (False, True)
-    thinker = grader_of("correctness_reward,hard_format_reward")
-    assert (thinker.format_right(thinking), thinker.format_right(reasoning)) == (True, False)
-    assert thinker.think_tags and not course.think_tags
 
 
 # ---------------------------------------------------------------- own rewards
@@ -307,29 +279,6 @@ def test_a_reward_of_ones_own_at_fault_is_one_line(text, rewards, words):
     assert words in said and "\n" not in said and ("mine.py" in said or "reward function" in said)
 
 
-def test_rewards_need_not_be_plain_functions():
-    grader = own(
-        "import functools\n"
-        "def points(n, prompts, completions, **columns): return [n] * len(completions)\n"
-        "one = functools.partial(points, 1)",
-        "one",
-    )
-    (one,) = grader.functions
-    assert one(**COLUMNS) == [1.0, 1.0] and one.__name__ == "one"
-
-
-def test_the_start_of_a_run_names_its_rewards():
-    text = "def brief(prompts, completions, **columns): return [0.0] * len(completions)"
-    assert str(own(text, "brief,check_answer")) == "brief (mine.py), check_answer (built in)"
-
-
-@pytest.mark.parametrize("returned", ["True", "1", "np.float32(1)", "np.int64(1)"])
-def test_any_real_number_is_a_score(returned):
-    signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):"
-    (reward,) = own(f"import numpy as np\n{signature} return {returned}").functions
-    assert reward(**COLUMNS) == [1.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("rewards", "reward_file", "words"), CASES["a_bad_choice_of_rewards_is_named_before_anything_is_written"]
 )
@@ -341,29 +290,7 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("changed", "words"), CASES["a_bucket_is_refused_by_name"])
-def test_a_bucket_is_refused_by_name(changed, words):
-    paths = dict.fromkeys(("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "RUN_DIR"), "")
-    with pytest.raises(UserError, match=words):
-        checks.paths(SimpleNamespace(**paths | changed))
-
-
 # ---------------------------------------------------------------- what a grader makes of the scores
-
-
-def test_a_grader_grades_by_task():
-    grader = grader_of("compute_score")
-    scores = grader.score(
-        ["paris", "<answer>13</answer>", "Bern"], ["Paris", "12", "Rome"], ["qa", "gsm8k", "qa"], [""] * 3
-    )
-    assert scores.dtype == float and scores.tolist() == [1.0, 0.0, 0.0]
-    assert [grader.format_right(text) for text in ("paris", "<answer>13</answer>", "Bern")] == [False] * 3
-
-
-def test_without_compute_score_the_number_in_the_tags_is_graded():
-    grader = grader_of("check_numbers")
-    scores = grader.score(["<answer>12.0</answer>", "12"], ["12", "12"], ["gsm8k"] * 2, [""] * 2)
-    assert scores.dtype == float and scores.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])
@@ -380,14 +307,3 @@ def test_without_compute_score_numbers_in_tags_are_voted_on():
     course = grader_of()
     assert course.votes(answers) == [None, None, "12.0", "12.0", "7"]
     assert course.majority(answers) == 2 and course.majority(["Rome"]) == 0
-
-
-def test_rewards_are_found_by_the_names_of_the_readme():
-    for name in (*run_grader.COURSE_REWARDS, *run_grader.THINK_REWARDS):
-        assert [function.__name__ for function in grader_of(name).functions] == [name]
-    assert len(run_grader.THINK_REWARDS) == 4
-
-
-def test_names_of_rewards():
-    assert run_grader.reward_names("") == []
-    assert run_grader.reward_names("a, b,") == ["a", "b", ""]

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import hashlib
 import itertools
 import json
 import shutil
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from scipy.stats import chisquare
 from short_runs import load_weights, run_here
 from table_policy import as_batch, model_of
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
@@ -27,8 +25,7 @@ import inference
 import settings
 from model import llama, rollout
 from model.llm import Llm
-from run import checks, health, page
-from run.run_files import read_log
+from run import checks, page
 from settings import HERE, UserError
 from task import turns
 from task.prompts import to_prompt
@@ -135,40 +132,6 @@ def test_a_row_is_what_was_said_without_a_gap():
     for episode, over in zip(output.text, ended, strict=True):
         assert (episode.rewards[-1] == 100) == over == episode.right
         assert over or len(episode.rewards) == TURNS or len(episode.turn) == T
-
-
-def test_tokens_are_drawn_with_the_policys_frequencies_at_each_turn():
-    """The first token of turns 0, 1 and 2, given what was said until then: chi-square against one pass."""
-    made = engine(rows=256)
-    outputs = [walk(["row 2 column 2"] * 256, seed=seed, rows=256) for seed in range(3)]
-    seen = {}  # what stands before a turn: the tokens drawn there
-    for output in outputs:
-        for episode, tokens in zip(output.text, output.tokens, strict=True):
-            for turn in range(min(3, max(episode.turn) + 1)):
-                at = episode.turn.index(turn)
-                seen.setdefault((turn, tuple(tokens[:at].tolist())), []).append(int(tokens[at]))
-    tested = []
-    for turn in range(3):
-        (_, before), drawn = max(
-            (item for item in seen.items() if item[0][0] == turn), key=lambda i: len(i[1])
-        )
-        row = SimpleNamespace(tokens=[[*before, made.eos_id()]])
-        row.left_padded_prompt_tokens = outputs[0].left_padded_prompt_tokens[:1]
-        logits = one_pass(made, row)[0, len(before)].astype(float)
-        logits[made.pad_id()] = -np.inf
-        expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() * len(drawn)
-        counts = np.bincount(drawn, minlength=len(expected))
-        common = expected >= 5  # chi-square needs 5 a cell; the rest is one cell
-        observed, wanted = counts[common], expected[common]
-        rest = expected[~common].sum()
-        observed, wanted = [*observed, counts[~common].sum()], [*wanted, rest]
-        if rest < 5:
-            observed, wanted = observed[:-1], np.array(wanted[:-1]) * sum(observed[:-1]) / sum(wanted[:-1])
-        assert len(observed) > 2 and len(drawn) >= 20 * (turn < 2)
-        # the seeds are fixed; a right sampler fails with probability 0.001
-        assert chisquare(observed, wanted).pvalue > 1e-3, turn
-        tested.append(len(drawn))
-    assert tested[0] == 768 > tested[1]
 
 
 def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_path):
@@ -341,19 +304,6 @@ def test_slips_and_walls():
     assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8  # nine moves around the walls
 
 
-def test_the_shipped_model_has_its_checksums_and_is_small():
-    lines = (HERE / "tiny_grid.sha256").read_text().splitlines()
-    recorded = dict(reversed(line.split("  ")) for line in lines)
-    assert recorded == {
-        f"tiny_grid/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in (HERE / "tiny_grid").iterdir()
-    }
-    assert sum(p.stat().st_size for p in (HERE / "tiny_grid").iterdir()) < 1.5e6
-    tokenizer = llama.load_tokenizer(HERE / "tiny_grid")
-    for text in ("slippery row 2 column 3", "walls row 4 column 1", "down"):
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
 # --- other interfaces: a tool inside of one message, a chat template
 
 
@@ -467,15 +417,6 @@ def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path,
     shutil.rmtree(whole)
 
 
-def test_the_health_line_of_episodes_that_are_cut_off_names_the_turns():
-    log = read_log(ROOT / "tests" / "golden" / "health" / "cut_off.csv")
-    saved = json.loads((ROOT / "tests" / "golden" / "health" / "cut_off.json").read_text())
-    [line] = [x for x in health.history(log, saved | {"ENVIRONMENT": GRID, "MAX_TURNS": 8}) if "cut off" in x]
-    assert "raise MAX_TURNS=8, TOTAL_GENERATION_STEPS=" in line
-    [line] = [x for x in health.history(log, saved) if "cut off" in x]
-    assert "raise TOTAL_GENERATION_STEPS=" in line
-
-
 # --- refused
 
 
@@ -514,23 +455,6 @@ def test_the_calculator():
     assert calculator.step("</reasoning><answer>14</answer>") == ("", 0.0, True, False)
 
 
-def test_lora_and_rewards_of_ones_own_go_with_turns(tmp_path):
-    """Points for a short walk beside the world's; the weights that are trained are A and B alone."""
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        "def short(completions, **columns):\n    return [-len(text.split()) for text in completions]\n"
-    )
-    arguments = [f"REWARD_FUNC={mine}", "REWARDS=episode_return,short", "LORA_RANK=2", "NUM_BATCHES=1"]
-    run_here(tmp_path, *SHORT, *arguments)
-    [line] = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[1:]
-    names = (tmp_path / "run" / "train_log.csv").read_text().splitlines()[0].split(",")
-    row = dict(zip(names, map(float, line.split(",")), strict=True))
-    assert row["reward"] == pytest.approx(row["reward_episode_return"] + row["reward_short"])
-    assert row["reward_short"] < -4 and row["grad_norm"] > 0
-    weights = [name for name in load_weights(tmp_path / "run", 1) if name.startswith("weights")]
-    assert weights and all("lora" in name for name in weights)
-
-
 def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
     """Against answers.jsonl. The path ends where the walk ended."""
     run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
@@ -550,12 +474,7 @@ def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
 # --- the page
 
 
-def lines_of(name, **wanted):
-    with open(HERE / "assets" / name, newline="") as file:
-        return [row for row in csv.DictReader(file) if all(row[k] == v for k, v in wanted.items())]
-
-
-def spread(rows, column, digits, scale=1.0, unit=""):
+def spread(rows, column, digits, scale=1, unit=""):
     values = scale * np.array([float(row[column]) for row in rows])
     return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}{unit}"
 
@@ -563,30 +482,24 @@ def spread(rows, column, digits, scale=1.0, unit=""):
 @pytest.mark.parametrize("page", ["turns.md", "turns_ch.md"])
 def test_the_tables_of_the_page_are_those_of_the_study(page):
     text = (HERE / "docs" / page).read_text()
-    for G in ("4", "8", "16"):
-        cells = [spread(lines_of("turns_credit.csv", G=G, advantage=kind), "correlation", 3)
-                 for kind in ("episode", "return to go")]  # fmt: skip
-        assert f"| {G} | {' | '.join(cells)} |" in text
-    for variant in dict.fromkeys(row["variant"] for row in lines_of("turns.csv")):
-        rows = lines_of("turns.csv", variant=variant)
-        shares = [spread(rows, f"{when}_share", 1, 100, " %") for when in ("before", "after")]
-        if variant not in ("episode", "return to go", "slippery", "walls"):
-            assert f"| {shares[1]} |" in text, variant  # a mistake's
-            continue
-        cells = [*shares, spread(rows, "after_worst_start", 1, 100, " %")]
-        cells += [spread(rows, f"{when}_regret", 2) for when in ("before", "after")]
-        greedy = min(float(row["after_greedy_worst_start"]) for row in rows)
-        cells += ["—" if variant == "slippery" else f"{100 * greedy:.1f} %"]
-        cells += [f"{np.mean([float(row['processor_seconds']) for row in rows]):.0f}"]
+
+    def by(name, column):
+        with open(HERE / "assets" / name, newline="") as file:
+            lines = list(csv.DictReader(file))
+        return {key: [row for row in lines if row[column] == key] for key in {row[column] for row in lines}}
+
+    for G, rows in by("turns_credit.csv", "G").items():
+        kinds = [[row for row in rows if row["advantage"] == kind] for kind in ("episode", "return to go")]
+        assert f"| {G} | {' | '.join(spread(kind, 'correlation', 3) for kind in kinds)} |" in text
+    for who, rows in by("turns_price.csv", "who").items():
+        means = [np.mean([float(row[name]) for row in rows]) for name in ("numbers", "episodes", "moves")]
+        assert f"| {' | '.join(f'{mean:,.0f}' for mean in means)} |" in text, who
+    for variant, rows in by("turns.csv", "variant").items():
+        is_world = variant in ("episode", "return to go", "slippery", "walls")  # the others are mistakes
+        shares = ("before_share", "after_share", "after_worst_start") if is_world else ("after_share",)
+        cells = [spread(rows, name, 1, 100, " %") for name in shares]
+        cells += [spread(rows, name, 2) for name in ("before_regret", "after_regret") if is_world]
         assert f"| {' | '.join(cells)} |" in text, variant
         if variant in ("episode", "return to go"):  # what it must show: 95 % from every start, in 3 minutes
             assert len(rows) == 5 and min(float(row["after_greedy_worst_start"]) for row in rows) >= 0.95
             assert max(float(row["processor_seconds"]) for row in rows) < 180
-    for who in dict.fromkeys(row["who"] for row in lines_of("turns_price.csv")):
-        rows = lines_of("turns_price.csv", who=who)
-        mean = {
-            k: np.mean([float(row[k]) for row in rows]) for k in ("episodes", "moves", "tokens", "seconds")
-        }
-        tokens = f"{mean['tokens']:,.0f}" if mean["tokens"] else "—"
-        cells = [f"{int(rows[0]['numbers']):,}", f"{mean['episodes']:,.0f}", f"{mean['moves']:,.0f}", tokens]
-        assert f"| {' | '.join(cells)} | {mean['seconds']:.3g} |" in text, who

@@ -66,10 +66,9 @@ def show(rows: list[dict[str, Any]], grader) -> None:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
-    """Writes OUTPUT: INPUT's columns, and `completion`, `completions`, `vote`, `before`, `correct` ...
+    """Writes OUTPUT: INPUT's columns, less those of an earlier OUTPUT, and those of WRITTEN.
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number. Where INPUT is an earlier
-    OUTPUT, none of its columns stays beside the new ones.
+    `completion` is that of the vote; `correct_lenient` goes by its last number.
     """
     lines = []
     for row in rows:
@@ -98,8 +97,7 @@ def token_log_probs(c, rollout, output) -> np.ndarray:
 def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
-    `tokenizer` is Tunix's adapter, `output` the engine's of all `rows`. `log_probs` are from
-    `token_log_probs`, before training and after it; or only one where none was trained.
+    `log_probs` are from `token_log_probs`, before training and after it; or only one where none was trained.
     """
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
     groups = []

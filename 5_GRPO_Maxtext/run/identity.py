@@ -41,8 +41,7 @@ def of(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: s
 def changes(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
     """What isn't as `run`, such as "RUN_DIR=runs/mine", was started with, in a sentence; "" if nothing.
 
-    Only what both identities have is compared: a tool has less of it than the run, and a hub's commit says
-    nothing about a folder's digest.
+    Only what both have is compared: a tool has less than the run, and a hub's commit is no folder's digest.
     """
     names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
     places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]

@@ -4,9 +4,8 @@
 
 `bubblewrap` and `namespaces` isolate it, the first by the program `bwrap`, the second by `warden.py` (Linux
 5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each protects
-against, and what not. The warden and the init process are trusted and hold no secrets. The warden exits once
-everything it started has exited. When the init process of a pid namespace exits, the kernel kills all others
-in it, even after `setsid`.
+against, and what not. The warden and the init process hold no secrets. The warden exits once everything it
+started has exited: when the init process of a pid namespace ends, the kernel kills all others in it.
 """
 
 import contextlib
@@ -35,15 +34,11 @@ OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # the one behind the .venv
 
-# Importing the warden uses its compiled file; running the file would compile it for every program.
-_WARDEN = "import sys; sys.path.append({folder!r}); import warden; sys.exit(warden.guard({settings!r}))"
-
 
 def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
     """How many processors this process may use: by its affinity, and by the quota of each cgroup around it.
 
-    os.cpu_count() would count all of the machine's. `own` is the file that says where in the folder `root`
-    this process is: a scheduler's job has a quota without a container.
+    `own` is the file that says where in the folder `root` this process is.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folders = {Path(root)}
@@ -63,13 +58,9 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
     """Starts `program` in its own process; nothing of it is left when the block ends.
 
     It runs as `__main__` in a fresh `python -I -S` (standard library, no packages), under a protection from
-    `protection()`. stdin and pass_fds are as for subprocess.Popen; stderr is discarded.
-
-    Yields:
-        (subprocess.Popen, file): the warden, whose exit status is the program's; what the program prints.
-
-    Raises:
-        RuntimeError: the program could not be started (one line); raised at the end of the block.
+    `protection()`; its stderr is discarded. Yields the warden's Popen, whose exit status is the program's,
+    and the file that the program prints to. If it could not be started, the end of the block raises
+    RuntimeError.
     """
     limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "NPROC": PROCESSES, "NOFILE": OPEN_FILES, "CORE": 0}
     limits |= {"FSIZE": DISK_BYTES}
@@ -81,14 +72,10 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
         settings |= {"program": file.fileno(), "parent": os.getpid(), "python": _PYTHON}
         stdout = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
-            [_PYTHON, "-I", "-S", "-c", _WARDEN.format(folder=os.path.dirname(__file__), settings=settings)],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
+            [_PYTHON, "-I", "-S", warden.__file__, repr(settings)],
+            stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(file.fileno(), *pass_fds), cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},  # none of our secrets
-            pass_fds=(file.fileno(), *pass_fds),
-            cwd="/",
-        )
+        )  # fmt: skip
         try:
             yield process, stdout
         finally:
@@ -104,10 +91,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
 
 
 def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
-    """What a program from `started` printed, and whether it ended within OUTPUT_BYTES and before `deadline`.
-
-    The deadline is a time.monotonic(), in seconds.
-    """
+    """What a program printed, and whether it ended within OUTPUT_BYTES before `deadline` (monotonic)."""
     # Its pipe closes when the last of its processes has ended; `wait` would look every 50 ms only.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=max(0.0, deadline - time.monotonic()))
@@ -129,17 +113,16 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder (str) with all that an answer left in it under `limits`.
+    """Removes a folder with all that an answer left in it under `limits`.
 
     `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. An answer that runs as this
     user can take away permissions that rm needs.
     """
-    try:
-        os.rmdir(folder)
-    except OSError:
-        if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
-            subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+    with contextlib.suppress(OSError):  # it isn't empty
+        return os.rmdir(folder)
+    if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
+        subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 _ISOLATED = "no network, no other process, no files but Python's; limits on the rest"
@@ -151,13 +134,13 @@ SENTENCES = {
 
 
 def describe(kind: str) -> str:
-    """What the protection `kind` (str) gives on this machine; one line."""
+    """What the protection `kind` gives on this machine; one line."""
     unfiltered = "; the network is open, and a process that leaves its group lives on"
-    return SENTENCES[kind] + (unfiltered if warden.seccomp_filter() is None else "")
+    return SENTENCES[kind] + unfiltered * (warden.seccomp_filter() is None)
 
 
 def _fault(kind: str) -> str:
-    """Tries the protection `kind`; returns why it doesn't work here, or "" if it does."""
+    """Why the protection `kind` doesn't work here, or "" if it does; tries it."""
     if kind != "limits" and warden.seccomp_filter() is None:
         machines = " or ".join(warden.MACHINES)
         return f"only on Linux on {machines}, this is {sys.platform} on {os.uname().machine}"
@@ -173,11 +156,7 @@ def _fault(kind: str) -> str:
 
 @functools.cache
 def protection(wanted: str = PROTECTION) -> str:
-    """The protection that programs get: `wanted`, or for "auto" the best that works. Tried only once.
-
-    Raises:
-        ValueError: it doesn't work here; one line with the reason and the remedy.
-    """
+    """The protection that programs get: `wanted`, or for "auto" the best that works; else ValueError."""
     kinds = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
     if not set(kinds) <= set(SENTENCES):
         raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")

@@ -7,12 +7,10 @@
 `serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
 `add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer.
 
-Only plain data cross: None, bool, float, str, the types in TYPES and LIBRARY, and objects that a test made.
-They cross by value: what a test does to them, it does to a copy. A subclass crosses as its base. A list, set
-or dict that a test passes to a function that returns None comes back changed, as after `sort`.
-
-Whatever else an answer returns could claim to be what the test asks for. So the test fails, even one that
-catches every exception; it fails, too, where the answer lacks a name or its process has ended.
+Only plain data cross, by value: None, bool, float, str, the types in TYPES and LIBRARY. A subclass crosses as
+its base. A list, set or dict that a test passes to a function that returns None comes back changed, as after
+`sort`. Whatever else an answer returns could claim to be what the test asks for. So the test fails, even one
+that catches every exception; it fails, too, where the answer lacks a name or its process has ended.
 
 A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
 in the server; its methods, attributes and OPERATIONS give plain data. It can't be compared or tested for
@@ -106,10 +104,7 @@ def decode(data, find=None):
 
 
 def serve(answer: str, requests: int, replies: int) -> None:
-    """Runs the Python text `answer`, then executes the requests. This process holds no secret.
-
-    `requests` and `replies` are file descriptors to read and to write, one JSON list per line.
-    """
+    """Runs the Python text `answer`, then the requests, one JSON list per line of a file descriptor."""
     module = sys.modules["answer"] = type(sys)("answer")
     made = []  # the objects that the tests made
 
@@ -214,7 +209,7 @@ def call(target: list, /, *arguments, **named):
 
 
 def place_of(remote) -> tuple[list, bool]:
-    """The place in the answer of what `remote` stands for, and whether tests may call it."""
+    """The target that `remote` stands for, and whether tests may call it."""
     return object.__getattribute__(remote, "_place")
 
 
@@ -288,12 +283,8 @@ def check(tests, names, helpers, requests: int, replies: int, most: int) -> None
     """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
 
     The line also says why no answer could pass. For an answer that defines none of the names there are none.
-    A preparing statement that fails ends the run, since later tests would see stale values.
-
-    Args:
-        tests, names, helpers: what `code_grading.read_statements` returns.
-        requests, replies: file descriptors to write and to read.
-        most: characters of a reply; the answer writes them.
+    A preparing statement that fails ends the run, since later tests would see stale values. `tests`, `names`
+    and `helpers` are from `code_grading.read_statements`; a reply has at most `most` characters.
     """
     wire[:] = open(requests, "w"), open(replies), most  # noqa: SIM115
     ours = Builtins({name: value for name, value in vars(builtins).items() if name not in names})

@@ -1,7 +1,7 @@
 """The warden of `box.py`: isolates a program, starts it, and ends all of its processes.
 
-It runs in its own interpreter, because it enters namespaces and adopts orphans, which the training must not.
-It imports little, because starting a program is most of the cost of a short test.
+It runs in an interpreter of its own, as a script that gets its settings as an argument, because it enters
+namespaces and adopts orphans. It imports little: to start a program is most of the cost of a short test.
 """
 
 import ctypes
@@ -15,15 +15,14 @@ import sys
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
 with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:
-    _REFUSED = _file.read()
+    _REFUSED = [line for line in _file.read().splitlines() if not line.startswith("#")]
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def refused_calls() -> list[list[str]]:
     """The rows of refused_calls.txt: name, two numbers, conditions."""
-    lines = (line for line in _REFUSED.splitlines() if not line.startswith("#"))
-    return [row.split() for line in lines for row in line.split(",") if row]
+    return [row.split() for line in _REFUSED for row in line.split(",") if row]
 
 
 def seccomp_filter() -> bytes | None:
@@ -114,11 +113,6 @@ def _call(name: str, *arguments) -> None:
         raise OSError(error, f"{name}: {os.strerror(error)}")
 
 
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
 def _read_only_paths(python: str) -> list[str]:
     """Files and folders that Python and its C library need, without those inside another of them."""
     paths = [sys.base_prefix, sys.base_exec_prefix, python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
@@ -130,10 +124,10 @@ def _own_mounts(more: int = 0) -> None:
     """Gives this process a mount namespace of its own, and the namespaces of the CLONE_* flags in `more`."""
     uid, gid = os.geteuid(), os.getegid()
     os.unshare(os.CLONE_NEWNS | more | (os.CLONE_NEWUSER if uid else 0))
-    if uid:
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"} if uid else {}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
     _call("mount", "none", "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
@@ -150,7 +144,7 @@ def _make_root(folder: str, size: int, python: str) -> None:
         target = folder + path
         os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
         if not os.path.isdir(path):
-            _write(target, "")
+            open(target, "w").close()
         if path != "/dev/null":
             _call("mount", path, target, None, _MS_BIND | _MS_REC, None)
     os.mkdir(folder + HOME)
@@ -224,10 +218,7 @@ def _become_the_program(settings: dict) -> None:
 
 
 def guard(settings: dict) -> int:
-    """Starts the program, waits for its end or for SIGTERM, ends all its processes; returns its exit status.
-
-    `box.started` makes the settings. "program" is a file descriptor of its text, "parent" the training's id.
-    """
+    """Starts the program, waits for its end or SIGTERM, ends all its processes; returns its exit status."""
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
@@ -263,3 +254,7 @@ def guard(settings: dict) -> int:
                 status = os.waitstatus_to_exitcode(ended) & 0xFF
     except ChildProcessError:  # no child is left
         return status
+
+
+if __name__ == "__main__":
+    sys.exit(guard(eval(sys.argv[1])))  # a dict, written by `box.started`

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from run.plain_text import shown
 from sandbox import box
-from task.grading import SOLUTION_END, extract_answer
+from task.grading import extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
 BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
@@ -46,14 +46,10 @@ _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTIL
 
 
 def extract_code(completion: str) -> str:
-    """The program in `completion` (str): the last ``` block in the last answer pair, or else in the text.
-
-    Without a complete block, the whole answer pair, or else the whole text, is the program.
-    """
-    text = extract_answer(completion) if SOLUTION_END in completion else None
+    """The program: the last ``` block in the last answer pair, or in the text; without one, all of that."""
+    text = extract_answer(completion)
     text = completion if text is None else text
-    blocks = _FENCED.findall(text)
-    return blocks[-1] if blocks else text
+    return [text, *_FENCED.findall(text)][-1]
 
 
 def read_tests(ground_truth) -> list[tuple[str, str]] | str:
@@ -61,9 +57,7 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
 
     `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
     {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
-
-    Raises:
-        ValueError: it is none of these, or contains no test; one line.
+    ValueError if it is none of these, or contains no test.
     """
     tests = ground_truth
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
@@ -95,7 +89,6 @@ def _parts(body: ast.AST | list[ast.stmt], kind: type) -> list:
 
 
 def _named(node: ast.AST) -> set[str]:
-    """All variables in `node`."""
     return {part.id for part in _parts(node, ast.Name)}
 
 
@@ -106,12 +99,9 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
     something of the answer's: `assert True` is none. Two forms are unfolded: the body of HumanEval's
     `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def test_...():`.
 
-    The answer's names are those in `entry_point` and those that `tests` import from `solution` or `answer`;
-    without either, the one name that is neither defined in `tests` nor Python's or its library's.
-
-    Args:
-        tests (str): Python text.
-        entry_point (str or None): "add" or "encode, decode"; for `check` an expression, "Solution().add".
+    The answer's names are those in `entry_point` ("encode, decode"; for `check` an expression,
+    "Solution().add") and those that `tests` import from `solution` or `answer`; without either, the one name
+    that is neither defined in `tests` nor Python's or its library's.
 
     Returns:
         (statements, names, library): list of (text, is_test) in order; names in the tests that are the
@@ -120,7 +110,7 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
 
     Raises:
         ValueError: not Python, no test, an import from outside the standard library, a name that nobody
-            defines, or several that could be the answer's; one line.
+            defines, or several that could be the answer's.
     """
     start = f"ground_truth={tests[:60]!r}"
     try:
@@ -213,11 +203,10 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
     attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
-    is_module = name in sys.stdlib_module_names
-    if name not in library_functions():
-        return (name, "") if is_module else None
-    means_module = is_module and attributes and attributes <= set(dir(importlib.import_module(name)))
-    return (name, "") if means_module else (library_functions()[name], name)
+    function, is_module = library_functions().get(name), name in sys.stdlib_module_names
+    if is_module and (not function or (attributes and attributes <= {*dir(importlib.import_module(name))})):
+        return name, ""
+    return function and (function, name)
 
 
 @functools.cache
@@ -243,20 +232,11 @@ def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
     return defined, used - defined
 
 
-def entry_point_of(extra_info) -> str | None:
-    """The name of the function under test, where the row gives one."""
-    return extra_info.get("entry_point") if isinstance(extra_info, dict) else None
-
-
-def tests_fault(ground_truth, extra_info) -> str | None:
-    """Why no answer could be graded by these tests, or None; arguments as in `compute_score`."""
-    try:
-        tests = read_tests(ground_truth)
-        if isinstance(tests, str):
-            read_statements(tests, entry_point_of(extra_info))
-    except ValueError as error:
-        return str(error)
-    return None
+def readable_tests(ground_truth, extra_info):
+    """The input and output pairs, or what `read_statements` gives; ValueError if nobody could pass them."""
+    tests = read_tests(ground_truth)
+    entry_point = extra_info.get("entry_point") if isinstance(extra_info, dict) else None
+    return read_statements(tests, entry_point) if isinstance(tests, str) else tests
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -281,14 +261,12 @@ def say_once(text: str) -> None:
     print(shown(text), file=sys.stderr)
 
 
-def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, deadline: float) -> list[bool]:
-    """Which assert statements hold: one bool per test, False for those that were not reached."""
-    statements, names, library = read_statements(tests, entry_point)
+def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadline: float) -> list[bool]:
+    """Which assert statements, from `read_statements`, hold: False for those that were not reached."""
     source = Path(box.__file__).with_name("calls.py").read_text()
     asked, asks = os.pipe()
     replies, replied = os.pipe()
-    arguments = statements, names, library, asks, replies, box.OUTPUT_BYTES
-    checker = f"{source}\ncheck(*{arguments!r})\n"
+    checker = f"{source}\ncheck(*{(*read, asks, replies, box.OUTPUT_BYTES)!r})\n"
     server = f"{source}\nserve({code!r}, {asked}, {replied})\n"
     with contextlib.ExitStack() as stack:
         with contextlib.ExitStack() as ends:
@@ -303,11 +281,11 @@ def _verdicts(code: str, tests: str, entry_point: str | None, protection: str, d
         passed += [verdict == "1"] if verdict != "-" else []
         if fault:
             say_once(f"ground_truth: a test {fault:.200}: only plain data cross, so it counts as failed")
-    return passed + [False] * (sum(is_test for _, is_test in statements) - len(passed))
+    return passed + [False] * (sum(is_test for _, is_test in read[0]) - len(passed))
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
-    """The share of the tests, in [0, 1], that the program in a completion passes; see `verdicts`."""
+    """The share of the tests that the program in a completion passes; see `verdicts`."""
     passed = verdicts(solution_str, ground_truth, extra_info)
     return sum(passed) / len(passed)
 
@@ -315,29 +293,27 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
 def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
     """Which tests the program in a completion passes: one bool each, False for those that were not reached.
 
-    `extract_code` finds the program, `read_tests` reads `ground_truth`, and "entry_point" in `extra_info`
-    names the function under test, see `read_statements`.
+    "entry_point" in `extra_info` names the function under test, see `read_statements`.
 
     Raises:
-        ValueError: the tests cannot be read, or this machine offers no protection; one line.
+        ValueError: the tests cannot be read, or this machine offers no protection.
         RuntimeError: the sandbox could not start a program (the machine is out of memory or processes).
     """
     protection = box.protection()
-    tests, code = read_tests(ground_truth), extract_code(solution_str)
+    tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
     end = time.monotonic() + ANSWER_SECONDS
 
     def deadline():
         return min(end, time.monotonic() + box.WALL_SECONDS)
 
-    if isinstance(tests, str):
-        return _verdicts(code, tests, entry_point_of(extra_info), protection, deadline())
+    if isinstance(tests, tuple):
+        return _verdicts(code, tests, protection, deadline())
     return [time.monotonic() < end and _passes(code, *test, protection, deadline()) for test in tests]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
-    """The scores of many answers, with a progress bar after 5 s.
+    """`score` of each answer, in `at_once` threads (1 stays in this one), with a progress bar after 5 s.
 
-    Calls `score` on each of `answers`, in `at_once` threads (1 stays in this one), and raises its errors.
     Those that had not begun after `seconds`, a limit for all of them together, score 0.0; that is said.
     """
     end = time.monotonic() + seconds

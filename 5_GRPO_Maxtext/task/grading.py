@@ -145,8 +145,7 @@ def arithmetic(text: str) -> Fraction | None:
 def extract_answer(completion: str) -> str | None:
     """The text, not stripped, of the last complete <answer>...</answer> in `completion`; None without one.
 
-    The last pair counts, because a model that corrects itself means its last word. A second <answer> starts
-    anew, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
+    A second <answer> starts anew, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
     """
     # Searched from the right: on "<answer><answer>..." a lazy regex takes quadratic time.
     before, _, _ = completion.rpartition(SOLUTION_END)
@@ -155,24 +154,15 @@ def extract_answer(completion: str) -> str | None:
 
 
 def extract_hash_answer(answer: str) -> str | None:
-    """GSM8K's gold answer: the stripped text after the last "####" of the solution `answer`.
-
-    None if the marker, or one number after it, is missing. "1,080" keeps its comma.
-    """
+    """GSM8K's gold answer: the stripped text after the last "####" of a solution; None if it is no number."""
     _, marker, gold = answer.rpartition("####")
     return gold.strip() if marker and parse_number(gold) is not None else None
 
 
 def is_close(completion: str, gold: str, ratio: float | str) -> bool:
-    """Whether answer / gold lies between 1 - ratio and 1 + ratio, both included.
+    """Whether the last answer / gold lies between 1 - ratio and 1 + ratio, both included.
 
-    Args:
-        completion: what the model wrote; its last answer pair counts.
-        gold: the right number as plain text: "18", "1,080", "$18.00".
-        ratio: 0.1 and "0.1" both mean exactly one tenth, not the float next to it.
-
-    Returns:
-        False if either cannot be read. Only 0 is close to a gold of 0.
+    0.1 and "0.1" both mean exactly one tenth. False if a number cannot be read; only 0 is close to 0.
     """
     guess, target = parse_number(extract_answer(completion) or ""), parse_number(gold)
     if guess is None or target is None:
@@ -188,8 +178,7 @@ def grade(completion: str, gold: str) -> bool:
 def last_number(completion: str) -> Fraction | None:
     """The last number in `completion`, wherever it stands; None if there is none.
 
-    It forgives every fault of form: "I get 18", and a forgotten tag. A minus sign counts unless it is an
-    operation: the last number of "16-9" is 9.
+    A minus sign counts unless it is an operation: the last number of "16-9" is 9.
     """
     text = _DIGIT_SPACE.sub(",", completion.translate(_PLAIN))
     numbers = list(_NUMBER.finditer(text))
@@ -221,8 +210,7 @@ def _form(tags: tuple[str, str, str, str]) -> re.Pattern:
 def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
     """Whether `completion` is one reasoning block and one answer block, neither empty, and nothing else.
 
-    Whitespace around the blocks and stop tokens such as <|eot_id|> at the end are allowed. `tags` open and
-    close the two blocks.
+    Whitespace around the blocks and stop tokens such as <|eot_id|> at the end are allowed.
     """
     if any(completion.count(tag) != 1 for tag in tags):
         return False

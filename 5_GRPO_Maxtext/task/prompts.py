@@ -17,18 +17,7 @@ WORD_JOINER = "\u2060"  # has no width
 
 
 def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]], str]]:
-    """Questions with their right answers, and where they came from, by what they are for.
-
-    Args:
-        c: the constants of the run.
-        fault: what is wrong with a row's ground truth, as `read_questions` takes it.
-
-    Returns:
-        `train`; `test`, asked before and after; `validation`, asked during training, where there are any.
-
-    Raises:
-        UserError: no such file, no rows, bad rows where BAD_ROWS is "refuse".
-    """
+    """What `read_questions` gives for `train`, for `test`, and for `validation`, asked during training."""
     read = functools.partial(read_questions, bad_rows=c.BAD_ROWS, fault=fault)
     test_constant = "TEST_DATASET" if c.TEST_DATASET else "DATASET"
     train = read(c.DATASET, "train", constant="DATASET")
@@ -38,21 +27,13 @@ def read_data(c, fault: Callable | None) -> dict[str, tuple[list[dict[str, str]]
 
 
 def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Path | None):
-    """Adds `prompts`: TEMPLATE inside the tokenizer's own chat template.
+    """The rows that are short enough, with `prompts`: TEMPLATE inside the tokenizer's own chat template.
 
     Args:
-        rows: from `read_data`.
-        source: where they came from.
-        tokenizer: of MODEL.
+        rows: from `read_data`; they come from `source`.
         think_tags: whether the rewards want <think> where SYSTEM_PROMPT has <reasoning>.
         too_long: CSV file for the questions of more than MAX_PROMPT_LENGTH tokens, which are left out; None
             in a dry run, which writes nothing.
-
-    Returns:
-        The rows that are short enough, with `prompts`.
-
-    Raises:
-        UserError: no question of a source is short enough.
     """
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     if broken := [row for row in rows if as_letters(tokenizer, row["question"]) != row["question"]]:
@@ -96,10 +77,7 @@ def control_tokens(tokenizer) -> re.Pattern:
 
 
 def as_letters(tokenizer, text: str) -> str:
-    """`text` in which nothing is a control token: a character without width splits each.
-
-    Otherwise a question could end the user's turn and begin the answer.
-    """
+    """`text` with a character without width in each control token, so that none ends the user's turn."""
     return control_tokens(tokenizer).sub(lambda token: token[0][0] + WORD_JOINER + token[0][1:], text)
 
 
@@ -113,10 +91,8 @@ def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
     """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
 
-    The question is text: control tokens in it are not obeyed. TEMPLATE's and SYSTEM_PROMPT's are.
-
-    Raises:
-        UserError: the chat template, a program that comes with MODEL, fails, or drops the question.
+    The question is text: control tokens in it are not obeyed, TEMPLATE's and SYSTEM_PROMPT's are. UserError
+    if the chat template, a program that comes with MODEL, fails, or drops the question.
     """
     question = as_letters(tokenizer, question)
     content = template.format(system_prompt=system_prompt, question=question)
@@ -136,18 +112,7 @@ def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) ->
 def with_prompts(
     rows: list[dict[str, str]], tokenizer, limit: int, *, template: str, system_prompt: str
 ) -> tuple[list[dict[str, str]], list[tuple[str, int, int]]]:
-    """Adds the prompts to the questions, and leaves out those that are too long.
-
-    Args:
-        rows: from `read_questions`.
-        tokenizer: the model's.
-        limit: tokens of a prompt, chat template included.
-        template: with the fields {question} and {system_prompt}.
-        system_prompt: goes into the template.
-
-    Returns:
-        The rows with `prompts` added; and source, line and tokens of each row that was left out.
-    """
+    """The rows with `prompts` of at most `limit` tokens, and source, line and tokens of each row left out."""
     kept, too_long = [], []
     for row in rows:
         prompt = to_prompt(tokenizer, row["question"], template=template, system_prompt=system_prompt)
@@ -163,15 +128,8 @@ def check_form(c, tokenizer, grader) -> None:
     """Whether an answer in the right form is still paid after MODEL's tokenizer and chat template.
 
     Formats one prompt, writes the answer "1" in the rewards' form behind it, encodes, decodes and grades it.
-    Prints what else looks wrong: a turn that ends with another token, a text that begins without one.
-
-    Args:
-        c: the constants of the run.
-        tokenizer: of MODEL.
-        grader: of the run; only its built-in rewards are asked.
-
-    Raises:
-        UserError: a reward gives less than for the same answer as it was written.
+    UserError if a built-in reward of `grader` gives less than for the same answer as it was written. Prints
+    what else looks wrong: a turn that ends with another token, a text that begins without one.
     """
     tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)

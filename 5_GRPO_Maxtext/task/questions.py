@@ -46,17 +46,9 @@ class OutOfReach(UserError):
 
 # %% Sources ---------------------------------------------------------------------------------------------
 def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float]]:
-    """Names and weights of the sources in `DATASET=a.jsonl:0.7,b.jsonl:0.3`.
+    """(name, weight) of each source in `spec`, the value of `constant`: a.jsonl:0.7,b.jsonl:0.3.
 
-    Args:
-        spec: names divided by commas, with `:weight` after all of them or after none (equal weights).
-        constant: the constant that holds `spec`, for messages.
-
-    Returns:
-        (name, weight) in the order given. Weights are relative: 7 and 3 mean the same as 0.7 and 0.3.
-
-    Raises:
-        UserError: an empty or repeated name, a weight that is not above 0, weights for some sources only.
+    Weights stand behind all names or behind none, and are relative: 7 and 3 mean the same as 0.7 and 0.3.
     """
     sources, weighted = [], 0
     for part in spec.split(","):
@@ -82,17 +74,10 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
 
 # %% Files -----------------------------------------------------------------------------------------------
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
-    """Rows of a JSON array, a JSON-lines or a Parquet file, numbered from 1.
+    """Rows of a JSON array, a JSON-lines or a Parquet file, which `constant` names, numbered from 1.
 
     In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
-    returned as the exception that says why; the caller counts it among the bad rows.
-
-    Args:
-        path: the file.
-        constant: the constant that names the file, for messages.
-
-    Raises:
-        UserError: no such file, or one that cannot be read at all, or is larger than MAX_BYTES.
+    returned as the exception that says why: a bad row. UserError if the file can't be read at all.
     """
     try:
         if path.suffix == ".parquet":
@@ -119,7 +104,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a Parquet file; raises ValueError if it is none, or too large."""
+    """Rows of a Parquet file; ValueError if it is none, or too large."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
@@ -132,8 +117,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 def checked_object(row: Any) -> dict[str, Any]:
     """A row from `read_file` without its nulls, None or NaN: Parquet has one where a row lacks a column.
 
-    Raises:
-        ValueError: it is no object, or holds half a character ("\\ud800"), which has no encoding.
+    ValueError if it is no object, or holds half a character ("\\ud800"), which has no encoding.
     """
     if isinstance(row, Exception):
         raise ValueError(f"not JSON ({row})")
@@ -144,7 +128,7 @@ def checked_object(row: Any) -> dict[str, Any]:
 
 
 def checked_text(row: dict[str, Any], column: str) -> str:
-    """The text in a column of a row; raises ValueError if there is none."""
+    """The text in a column of a row; ValueError if there is none."""
     if column not in row:
         raise ValueError(f"no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})")
     if not isinstance(row[column], str) or not row[column].strip():
@@ -174,17 +158,9 @@ def truth_text(value: Any) -> str:
 
 
 def to_question(row: Any) -> dict[str, str]:
-    """The columns of a run, from a row with either set of columns.
+    """`question`, `answer` (the ground truth), `data_source` and `extra_info` (JSON, or empty), all texts.
 
-    Args:
-        row: from `read_file`.
-
-    Returns:
-        `question`, `answer` (the ground truth, as `truth_text`), `data_source`, `extra_info` (JSON,
-        or empty), all texts.
-
-    Raises:
-        ValueError: says what is wrong with the row.
+    `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it.
     """
     row = checked_object(row)
     if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
@@ -203,20 +179,8 @@ def to_question(row: Any) -> dict[str, str]:
     }
 
 
-def to_questions(
-    rows: list[tuple[int, Any]], source: str, fault: Fault | None
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Sorts numbered rows into questions and bad rows.
-
-    Args:
-        rows: from `read_file`.
-        source: the file or data set they come from.
-        fault: says what is wrong with a ground truth; None accepts all.
-
-    Returns:
-        Questions as from `to_question`, with `source` and `line` added; and of each bad row file, number and
-        reason, in words.
-    """
+def to_questions(rows: list[tuple[int, Any]], source: str, fault: Fault | None) -> tuple[list, list[str]]:
+    """Sorts rows of `read_file` into questions, with `source` and `line` added, and faults, in words."""
     good, bad = [], []
     for number, row in rows:
         try:
@@ -247,19 +211,14 @@ def read_questions(
     """Reads the questions and right answers of a DATASET.
 
     Args:
-        dataset: one or several sources: "gsm8k", a folder with `train.jsonl` and `test.jsonl` (or .json,
-            .parquet), a file.
+        dataset: one or several sources; `constant` holds it.
         split: "train" or "test"; ignored for a single file.
-        constant: the constant that holds `dataset`, for messages.
         bad_rows: "refuse" raises if rows cannot be used; "skip" prints them and leaves them out.
         fault: says what is wrong with a ground truth; None accepts all.
 
     Returns:
-        Rows with `question`, `answer`, `data_source`, `extra_info`, `source` (the file), its `weight` and
-        `line`, all texts, one row of each source in turn; and the names of the sources.
-
-    Raises:
-        UserError: no such file, no rows, or bad rows.
+        Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, one row of
+        each source in turn; and the names of the sources.
     """
     parts, names, bad, total = [], [], [], 0
     for name, weight in parse_sources(dataset, constant):
@@ -298,7 +257,7 @@ def source_file(name: str, split: str) -> Path:
 
 
 def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], str]:
-    """GSM8K from tensorflow-datasets, which keeps it in TFDS_DATA_DIR; arguments as in `read_questions`."""
+    """GSM8K from tensorflow-datasets, which keeps it in TFDS_DATA_DIR."""
     import tensorflow_datasets as tfds
     import tensorflow_datasets.text.gsm8k
 
@@ -315,11 +274,7 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
 
 
 def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """Prints how many questions of a set stand in another one, too, which should have none of them.
-
-    Args:
-        rows: questions by what they are for: train, validation (there may be none), test.
-    """
+    """Prints how many questions of a set stand in another one that should have none of them."""
     texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
     for use, other, harm in (
         ("test", "train", "the test flatters a model that was trained on them"),
@@ -341,18 +296,18 @@ def validation_file(source: str) -> Path | None:
 def read_validation(
     rows: list[dict[str, str]], read: Callable[..., tuple[list[dict[str, str]], str]]
 ) -> tuple[list[dict[str, str]], str]:
-    """The questions beside the training questions that are there to be asked while training goes on.
-
-    Args:
-        rows: the training questions, from `read_questions`.
-        read: `read_questions`, all but its first two arguments given.
-
-    Returns:
-        As `read_questions`; none and "" where no source has a `validation_file`.
-    """
+    """`read` of each `validation_file` beside the training questions `rows`; [] and "" without one."""
     files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
     parts = [read(str(file), "validation") for file in files]
     return interleave([part for part, _ in parts]), ", ".join(source for _, source in parts)
+
+
+def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """The rows of each source."""
+    files = {}
+    for row in rows:
+        files.setdefault(row["source"], []).append(row)
+    return files
 
 
 def group_of(row: Mapping[str, str]) -> str:
@@ -365,23 +320,16 @@ def group_of(row: Mapping[str, str]) -> str:
 def hold_out(
     rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
-    """Questions to ask while training goes on, as many of each source.
+    """`count` questions to ask while training goes on, as many of each source.
 
-    Args:
-        rows: the training questions.
-        validation: from `read_validation`. A source that has none there gives some of its training
-            questions, drawn by a fixed seed, at most a tenth of them, which are then not trained on.
-            Questions of the same words stay together, and those of one `group` in `extra_info`.
-        count: how many are wanted.
+    A source that has none in `validation`, from `read_validation`, gives some of its training questions
+    `rows`, drawn by a fixed seed, at most a tenth of them, which are then not trained on. Questions of the
+    same words stay together, and those of one `group` in `extra_info`.
 
     Returns:
         These questions; the training questions that are left; and where the former came from, in words.
     """
-    by_source, read = {}, {}
-    for row in rows:
-        by_source.setdefault(row["source"], []).append(row)
-    for row in validation:
-        read.setdefault(row["source"], []).append(row)
+    by_source, read = by_file(rows), by_file(validation)
     share = -(-count // len(by_source))
     held, left, names = [], [], []
     for source, own in by_source.items():
@@ -403,37 +351,36 @@ def hold_out(
     return interleave(held)[:count], interleave(left), ", ".join(names)
 
 
-def read_inputs(name: str, constant: str = "INPUT") -> list[dict[str, Any]]:
+def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
     """Questions to ask a model, from a JSON, JSONL or Parquet file; a right answer is optional.
-
-    Args:
-        name: the file, looked for as in `settings.find_path`.
-        constant: the constant that names the file, for messages.
 
     Returns:
         Rows with `question`; `gold`, the right answer as text or None, and the same as `answer`;
         `data_source` or None; `extra_info` (JSON, or empty); `source` and `line`, for messages; `row`, the
         row as the file has it.
-
-    Raises:
-        UserError: a file that cannot be read, without rows, or with a row that is not a question.
     """
     rows = []
-    for number, row in read_file(find_path(name), constant):
+    for number, row in read_file(find_path(name), "INPUT"):
         try:
             given = checked_object(row)
             question = checked_text(given, "question" if given.get("question") else "prompt")
             task = checked_text(given, "data_source") if "data_source" in given else None
+            golds = (
+                truth_text(given.get("ground_truth", "")),
+                extract_hash_answer(str(given.get("answer", ""))),
+            )
+            # Where a row has both, the one that a run with this row would take.
+            gold = next(filter(None, reversed(golds) if given.get("question") else golds), None)
+            extra_info = as_json(given.get("extra_info"))
+            if reason := gold and task and fault and fault(task, gold, extra_info):
+                raise ValueError(reason)
         except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{constant}={name}: line {number}: {error}; give each a text in 'question' or 'prompt'"
-            ) from None
-        gold = truth_text(given.get("ground_truth", "")) or extract_hash_answer(str(given.get("answer", "")))
-        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task}
-        asked |= {"extra_info": as_json(given.get("extra_info")), "source": name, "line": str(number)}
-        rows.append(asked | {"row": row})
+            needed = "a row needs a text in 'question' or 'prompt', a right answer is optional"
+            raise UserError(f"INPUT={name}: line {number}: {error}; {needed}") from None
+        asked = {"question": question, "gold": gold, "answer": gold, "data_source": task, "row": row}
+        rows.append(asked | {"extra_info": extra_info, "source": name, "line": str(number)})
     if not rows:
-        raise UserError(f"{constant}={name}: has no rows; give a file with at least one question")
+        raise UserError(f"INPUT={name}: has no rows; give a file with at least one question")
     return rows
 
 
@@ -442,21 +389,12 @@ def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "gr
     """Batches of questions, more than any run asks for, the sources mixed by their weights.
 
     Each source is shuffled anew each time it is used up. Grain deals the sources out evenly: after any number
-    of questions each source has had its share, to within one question.
-
-    Args:
-        rows: from `with_prompts`.
-        seed: of the order.
-        batch_size: questions per batch, B.
-
-    Returns:
-        Batches by number: each column of `rows` as an array of str [B].
+    of questions each source has had its share, to within one question. A batch has each column of `rows` as
+    an array of str [B].
     """
     import grain
 
-    parts = {}
-    for row in rows:
-        parts.setdefault(row["source"], []).append(row)
+    parts = by_file(rows)
     sources = [
         grain.MapDataset.source(part).shuffle(seed=seed + i).repeat(EPOCHS)
         for i, part in enumerate(parts.values())

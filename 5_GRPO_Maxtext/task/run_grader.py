@@ -117,7 +117,7 @@ class Grader:
         """One score per completion, float [N]; 1 or more counts as right.
 
         The score is that of `compute_score` if it is among the rewards; else 1 for exactly the right number
-        in the answer tags, and 0 for anything else. The columns are those of the data, each of length N.
+        in the answer tags, and 0 for anything else.
         """
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
@@ -126,10 +126,7 @@ class Grader:
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Whether each completion is right by its last number, wherever that stands: bool [N].
-
-        Where the right answer is no number, it is right as `score` says.
-        """
+        """Whether each is right by its last number, or as `score` says where the gold is none: bool [N]."""
         by_number = [parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
         if all(by_number):  # nothing to grade a second time
@@ -173,7 +170,7 @@ class WorldGrader(Grader):
         return np.array([float(episode.right) for episode in completions])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """As `score`: bool [N]."""
+        """As `score`."""
         return self.score(completions, answer, data_source, extra_info) >= 1
 
     def format_right(self, completion) -> bool:
@@ -182,14 +179,10 @@ class WorldGrader(Grader):
 
 
 def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
-    """Finds the rewards of a run, and checks that they can grade its questions.
+    """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of the run.
 
-    `rewards` and `reward_file` are the constants REWARDS and REWARD_FUNC, `course` is reward_func.py, `rows`
-    are all questions of the run. If REWARDS is empty, the four of the course grade GSM8K's columns, and
-    `compute_score` grades where `reward_file` is given or the data name another task.
-
-    Raises:
-        UserError: no such reward, a `reward_file` that does not run, or an answer that they cannot grade.
+    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, and `compute_score`
+    grades where `reward_file` is given or the data name another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_"}
@@ -253,8 +246,7 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
 def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     """A `compute_score` in Tunix's form, if it takes SCORE_ARGUMENTS (else UserError).
 
-    The same answer to the same question is scored once: the log of a step asks for the scores of the training
-    again, and to run code or math-verify twice would take twice as long.
+    The same answer to the same question is scored once: the log of a step asks for its scores again.
     """
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
@@ -315,5 +307,5 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
                 )
         return [float(value) for value in values.tolist()]
 
-    checked.__name__ = name  # Tunix logs the reward under it
+    checked.__name__ = name  # the log's column
     return checked

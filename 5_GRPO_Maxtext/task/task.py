@@ -59,12 +59,7 @@ class Task(NamedTuple):
         return {name: column.repeat(self.num_generations) for name, column in questions.items()}
 
     def grade(self, questions: dict[str, np.ndarray], answers) -> Samples:
-        """What each answer earns: the sum over the reward functions.
-
-        Args:
-            questions: columns, str [B * G].
-            answers: `Answers`, arrays [B * G, ...].
-        """
+        """What each answer earns: the sum over the rewards. Both arguments hold arrays [B * G, ...]."""
         ids = [row[:n] for row, n in zip(answers.completion_ids, answers.lengths, strict=True)]
         given = dict(completions=answers.texts.tolist(), completion_ids=ids, **questions)
         parts = {reward.__name__: np.array(reward(**given)) for reward in self.rewards}  # [B * G] each
@@ -80,14 +75,7 @@ class Task(NamedTuple):
 
 
 def make_task(c, rows: dict[str, list[dict[str, str]]], grader, sources: dict[str, str]) -> Task:
-    """The task of a run.
-
-    Args:
-        c: the constants of the run.
-        rows: questions with their prompts, by split: train, test, validation (may be empty).
-        grader: from `run_grader.make_grader`.
-        sources: where the questions come from, by split.
-    """
+    """The task of a run; `rows` are questions with their prompts, by split: train, test, validation."""
     batches, rewards = mixed_batches(rows["train"], c.SEED, c.BATCH_SIZE), list(grader.functions)
     if c.OVERLONG_BUFFER:
         rewards.append(overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY))

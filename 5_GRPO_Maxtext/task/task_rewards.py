@@ -34,10 +34,7 @@ _STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # of a text that is read
 
 
 def without_stop_tokens(text: str) -> str:
-    """`text` without the stop tokens, such as <|eot_id|>, and blanks that samplers may leave at its end.
-
-    From the end, because a search for what reaches the end takes quadratic time.
-    """
+    """`text` without the stop tokens, such as <|eot_id|>, and blanks that samplers may leave at its end."""
     return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
 
 
@@ -155,7 +152,7 @@ def no_garbage_collection():
     try:
         yield
     finally:
-        if enabled:
+        if enabled:  # two of these may be nested
             gc.enable()
 
 
@@ -181,11 +178,7 @@ def read_gold(text: str) -> list:
 
 @no_garbage_collection()
 def math_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if math-verify finds the marked answer equal to `ground_truth`, else 0.0.
-
-    Raises:
-        ValueError: math-verify cannot read `ground_truth`, so no answer could be right.
-    """
+    """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't read it."""
     answer = marked_answer(solution_str)
     if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
         return 0.0
@@ -201,8 +194,6 @@ GRADERS = {
     "code": code_grading.compute_score, "code_generation": code_grading.compute_score,
     "qa": text_score, "trivia": text_score, "classification": label_score,
 }  # fmt: skip
-
-
 NEEDED = {
     number_score: "one number", math_score: "what math-verify can read, and finds equal to itself",
     text_score: "a text, or a list of texts", label_score: "one label",
@@ -210,23 +201,15 @@ NEEDED = {
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info=None) -> float:
-    """Grades one answer by its task, from 0.0 to 1.0; see the table at the top.
+    """Grades what the model wrote by its task, from 0.0 to 1.0; see the table at the top.
 
-    Args:
-        data_source: a key of GRADERS.
-        solution_str: what the model wrote.
-        ground_truth: the right answer.
-        extra_info: the row's `extra_info`, if it has one.
-
-    Raises:
-        ValueError: an unknown data_source (lists the known ones), or a ground truth that cannot be read.
+    ValueError for a data_source that is none of GRADERS, or a ground truth that cannot be read.
     """
     if data_source not in GRADERS:
         raise ValueError(unknown_data_source(data_source))
     grader = GRADERS[data_source]
-    if grader is code_grading.compute_score:
-        return grader(solution_str, ground_truth, extra_info)
-    return grader(solution_str, ground_truth)
+    more = [extra_info] if grader is code_grading.compute_score else []
+    return grader(solution_str, ground_truth, *more)
 
 
 def unknown_data_source(data_source: str) -> str:
@@ -245,14 +228,14 @@ def same_answer(data_source: str, answer: str, ground_truth: str) -> bool:
 
 
 def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
-    """Why `ground_truth` given as the answer is not paid, or None; for code, why its tests grade nothing.
-
-    The arguments are texts, as in a question's row.
-    """
+    """Why `ground_truth` given as the answer is not paid, or None; for code, why its tests grade nothing."""
     grader = GRADERS.get(data_source)
     if grader is code_grading.compute_score:
-        return code_grading.tests_fault(ground_truth, json.loads(extra_info or "null"))
-    if grader is None:
+        try:
+            code_grading.readable_tests(ground_truth, json.loads(extra_info or "null"))
+        except ValueError as error:
+            return str(error)
+    if grader not in NEEDED:
         return None
     answers = aliases(ground_truth) if grader is text_score else [ground_truth]
     several = grader is label_score and aliases(ground_truth) != answers

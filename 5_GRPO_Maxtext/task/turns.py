@@ -42,22 +42,14 @@ WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a
 
 
 class Episode(str):
-    """The text of an episode, the world's words included, and what it earned.
+    """The text of an episode, the world's words included, and what it earned."""
 
-    Attributes:
-        turn: the turn of each token, counted from 0; -1 for the world's tokens.
-        to_go: the return-to-go of each turn; at least one turn.
-        rewards: of each action that the world answered.
-        terminated: whether the world ended it; otherwise it was cut off.
-    """
-
-    turn: list[int]
-    to_go: list[float]
-    rewards: list[float]
-    terminated: bool
+    turn: list[int]  # of each token, counted from 0; -1 for the world's tokens
+    to_go: list[float]  # return-to-go of each turn; at least one turn
+    rewards: list[float]  # of each action that the world answered
+    terminated: bool  # the world ended it; otherwise it was cut off
 
     def __new__(cls, text: str, **told):
-        """The text, with the attributes."""
         episode = super().__new__(cls, text)
         vars(episode).update(told)
         return episode
@@ -71,11 +63,7 @@ class Episode(str):
 # %% The world ----------------------------------------------------------------------------------------------
 @functools.cache
 def load(environment: str) -> type:
-    """The class `Environment` of a file.
-
-    Raises:
-        UserError: no such file, it does not run, or it has no such class.
-    """
+    """The class `Environment` of a file; UserError without one."""
     module = load_file(find_path(environment).resolve(), "ENVIRONMENT")
     kind = getattr(module, "Environment", None)
     if not (isinstance(kind, type) and all(callable(getattr(kind, name, 0)) for name in ("reset", "step"))):
@@ -117,11 +105,7 @@ def guarded(environment: str, call: str) -> Iterator[None]:
 
 
 def ask_world(environment: str, call: str, answer):
-    """What `answer()`, a world's `reset` or `step`, gives, if it is what the interface says.
-
-    Raises:
-        UserError: it raised, took too long, or gave something else.
-    """
+    """What `answer()`, a world's `reset` or `step`, gives, if it keeps to the interface."""
     with guarded(environment, call):
         given = answer()
     faulty = f"ENVIRONMENT={environment}: {call} returned"
@@ -142,11 +126,7 @@ def ask_world(environment: str, call: str, answer):
 
 
 def around_observation(tokenizer) -> tuple[str, str]:
-    """What the chat template writes between an action's end and the next: before and after the observation.
-
-    Raises:
-        UserError: it drops what was said.
-    """
+    """What the chat template writes before and after an observation that stands between two actions."""
     said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
     text = chat(tokenizer, said)
     if not all(word in text for word in WORDS):
@@ -163,14 +143,7 @@ def around_observation(tokenizer) -> tuple[str, str]:
 class Walker:
     """An episode in progress: takes the token sampled for each column, returns the one the row gets.
 
-    Args:
-        c: the constants of the run.
-        tokenizer: Tunix's adapter.
-        stop: of the Environment.
-        around: from `around_observation`; None with a `stop`.
-        limit: T, tokens.
-        question: from the data.
-        rng: the world's.
+    `stop` is the Environment's, `around` comes from `around_observation` (None with a `stop`), `limit` is T.
     """
 
     def __init__(self, c, tokenizer, stop: str, around: tuple[str, str] | None, limit: int, question, rng):
@@ -189,12 +162,7 @@ class Walker:
             )
 
     def take(self, token: int, log_prob: float) -> int:
-        """The token in the next column of the row; padding if the episode is over.
-
-        Args:
-            token: the sampled one; it's discarded if the world has something to say.
-            log_prob: of `token`.
-        """
+        """The token of the next column: the sampled one, or what the world says; padding after the end."""
         if self.over:
             return self.tokenizer.pad_id()
         mine = not self.fed
@@ -255,21 +223,10 @@ class Walker:
 def walk(
     c, rollout, prompts: Sequence[str], questions: Sequence[str], config: RolloutConfig
 ) -> RolloutOutput:
-    """Walks an episode of ENVIRONMENT from each prompt.
+    """Walks an episode of ENVIRONMENT from each prompt; each question goes to its `reset`.
 
-    Args:
-        c: the constants of the run.
-        rollout: a `MaxTextRollout`.
-        prompts: texts, chat template already applied.
-        questions: from the data, one for each prompt; they go to `reset`.
-        config: as for `rollout.generate`.
-
-    Returns:
-        As `rollout.generate`, with the world's tokens among `tokens` (their `logprobs` are 0) and an
-        `Episode` for each text.
-
-    Raises:
-        UserError: the world is at fault.
+    Takes a `MaxTextRollout` and returns what its `generate` returns, with the world's tokens among `tokens`
+    (their `logprobs` are 0) and an `Episode` for each text.
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
     stop = getattr(load(c.ENVIRONMENT), "STOP", "")
@@ -300,10 +257,7 @@ def walk(
 
 # %% What a step knows of its answers -----------------------------------------------------------------------
 def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
-    """The turn of each token, int32 [N, width]: -1 for the world's tokens, and for padding.
-
-    An answer without a world is one turn, 0.
-    """
+    """The turn of each token, int32 [N, width]: -1 for the world's and for padding; 0 without a world."""
     turns = np.full((len(output.text), width), -1, np.int32)
     for row, text, tokens in zip(turns, output.text, output.tokens, strict=True):
         row[: len(tokens)] = getattr(text, "turn", 0)

@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> None:
         if not files:
             return
         passed = code_grading.verdicts(*files)
-        tests = code_grading.read_tests(files[1])
-        if isinstance(tests, str):
-            texts = [text for text, is_test in code_grading.read_statements(tests)[0] if is_test]
+        tests = code_grading.readable_tests(files[1], None)
+        if isinstance(tests, tuple):
+            texts = [text for text, is_test in tests[0] if is_test]
         else:
             texts = [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
     except (ValueError, RuntimeError) as error:
