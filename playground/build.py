@@ -20,11 +20,8 @@ from wasmtime import wat2wasm
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
 WORKER = ["model.js", "grpo.js", "tokenizer.js", "rewards.js", "worker.js"]
-PAGE = [
-    *WORKER[:-1],
-    *("address.js", "texts.js", "dom.js", "pool.js", "missions.js", "grid.js", "gae.js", "clip.js", "answers.js"),
-    *("store.js", "verdict.js", "train.js", "page.js"),
-]
+ROOMS = "address texts dom pool missions grid gae clip answers store verdict train page"
+PAGE = [*WORKER[:-1], *(f"{name}.js" for name in ROOMS.split())]
 LAYERS, HEAD = 3, 24
 
 

@@ -8,7 +8,7 @@ const SIDE = 4, GOAL = SIDE * SIDE - 1, LIMIT = 100; // moves of an episode
 const MOVES = [[-1, 0], [1, 0], [0, -1], [0, 1]]; // (rows, columns): up, down, left, right
 const SIDEWAYS = [[2, 3], [2, 3], [0, 1], [0, 1]];
 const CORNERS = ["50,50 0,0 100,0", "50,50 0,100 100,100", "50,50 0,0 0,100", "50,50 100,0 100,100"];
-const PLACES = [[50, 13, "middle"], [50, 87, "middle"], [4, 50, "start"], [96, 50, "end"]]; // of a cell's numbers
+const PLACES = [[50, 13, "middle"], [50, 87, "middle"], [3, 50, "start"], [97, 50, "end"]]; // of a cell's numbers
 const ARROWS = ["50,23 45,31 55,31", "50,77 45,69 55,69", "42,64 50,59 50,69", "58,64 50,59 50,69"];
 
 export const fields = {
@@ -16,7 +16,7 @@ export const fields = {
   speed: range(6, 1, 1000), predict: flag, walls: numbers([], 1, GOAL - 1),
 };
 export const settings = starts(fields);
-const state = {};
+export const state = {};
 const isWall = (cell) => settings.walls.includes(cell);
 
 /** Where a move in one direction leads: a wall, or the edge, keeps the agent where it is. */
@@ -137,6 +137,7 @@ function ask() {
 const short = (x) => {
   if (!Number.isFinite(x)) return "−∞";
   const size = Math.abs(x);
+  if (size >= 999.5) return `${number(x / 1000, size < 9950 ? 1 : 0)}k`;
   return number(x, size < 9.95 ? 2 : size < 99.95 ? 1 : 0).replace(/(\.\d)0$/, "$1").replace(/^−?0\.0$/, "0");
 };
 
@@ -158,7 +159,7 @@ function cellPicture(cell, q, limit) {
     // All four alike say nothing about where to go.
     best.length < 4 ? best.map((action) => svg("polygon", { points: ARROWS[action], class: "arrow" })) : null,
     cell === 0 ? svg("text", { x: 5, y: 12, "text-anchor": "start", class: "start" }, "S") : null,
-    here ? svg("circle", { cx: 50, cy: 50, r: 8, class: "agent" }) : null);
+    here ? svg("circle", { cx: 50, cy: 50, r: 6, class: "agent" }) : null);
 }
 
 const sizeOf = (q) => Math.max(1, ...q.flat().filter(Number.isFinite).map(Math.abs));
@@ -266,7 +267,7 @@ export function gridRoom(place, alone = false) {
     changed();
   });
   place.append(
-    alone ? "" : [h("h2", {}, text("grid_title")), h("p", {}, text("grid_about"))],
+    ...(alone ? [] : [h("h2", {}, text("grid_title")), h("p", {}, text("grid_about"))]),
     h("div", { class: "controls" }, go, one, hundred, restart, predict),
     h("div", { class: "worlds" },
       h("div", {}, board, quiet("grid_click")),

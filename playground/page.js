@@ -65,6 +65,7 @@ function render() {
   document.body.classList.toggle("embed", frame.embed);
   showTheme();
   watch(PARTS[room].fields, PARTS[room].settings);
+  remember();
   const focused = document.activeElement?.id, page = document.getElementById("page");
   const place = frame.embed ? h("div", { id: "room" }) : h("div", { role: "tabpanel", id: "room", "aria-labelledby": `tab_${room}` });
   if (frame.embed) {

@@ -14,6 +14,7 @@ import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlsplit
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 ROOMS = ("grid", "clip", "answers", "train")
 WIDTHS = {"phone": (390, 844), "desk": (1280, 900)}
+NARROW_TO_WIDE = (320, 390, 768, 900, 1400)
 P, T = 28, 28  # tokens of a prompt and of an answer
 BETA = 0.08
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
@@ -60,15 +62,32 @@ def driver():
 def show(driver):
     """Opens a room at a size, in a colour scheme and a language; at the end the browser has no complaint."""
 
-    def show(room, size="desk", scheme="light", lang="en"):
+    def show(room, size="desk", scheme="light", lang="en", more=""):
         look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)
-        driver.get("about:blank")  # an address that differs by its hash alone would not be loaded anew
-        driver.get(f"{PAGE.as_uri()}?lang={lang}#{room}")
-        WebDriverWait(driver, 60).until(lambda d: find(d, f'#tab_{room}[aria-selected="true"]'))
-        return driver
+        # Another page of the same origin: it forgets what was kept, and the next address is loaded anew.
+        driver.get((ROOT / "LICENSE").as_uri())
+        forget = "indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]"
+        driver.execute_async_script(forget)
+        return visit(driver, f"room={ROOMS.index(room) + 1}&lang={lang}{more}")
 
     yield show
     assert not driver.get_log("browser")
+
+
+def visit(driver, address):
+    """Loads the page anew at an address, as a link from a chapter would."""
+    driver.get("about:blank")
+    driver.get(f"{PAGE.as_uri()}#{address}")
+    WebDriverWait(driver, 60).until(lambda d: find(d, "#room > *"))
+    return driver
+
+
+def address_of(driver):
+    return dict(parse_qsl(urlsplit(driver.current_url).fragment))
+
+
+def numbers_in(text):
+    return [float(x.replace("−", "-")) for x in re.findall(r"[+−]?\d+(?:\.\d+)?", text)]
 
 
 def turn(driver, name, value):
@@ -227,37 +246,47 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
     prompts = [tokens for tokens, _ in questions[:2]]
     answers = [[[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)] for _ in prompts]
     answers[0][0] = [2]  # ends at once: its only token is drawn from the prompt's last row
+    flat = [answer for group in answers for answer in group]
     advantages = random.normal(size=(2, 4)).astype(np.float32)
 
-    tokens = padded([prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group])
+    tokens = padded([prompt for prompt in prompts for _ in range(4)], flat)
     params, policy = model_of(c, model, temperature=1.0)
     policy = dataclasses.replace(policy, mesh=mesh)
+    moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     with mesh:
         reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
-    moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     mask = np.asarray(tokens[1]) != 0
     batch = as_batch(dict(
         prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
         weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), BETA),
         sampler_log_prob=np.zeros((8, T)), ref_log_prob=reference,
     ))  # fmt: skip
-    loss = functools.partial(demo.loss, model=policy, batch=batch, use=grpo_variants.choose(c, demo.TABLES))
-    (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
-
     # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
     ask(driver, "reset")
     still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
     run(driver, f"await (await pool()).ask('apply', {still})")
-    given = [
-        {"tokens": p, "answers": a, "advantages": r.tolist()}
-        for p, a, r in zip(prompts, answers, advantages, strict=True)
-    ]
-    found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})",
-                prompts=given, beta=BETA, count=8)  # fmt: skip
-    expected_gradient = flat_gradient(gradient)
-    assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
-    np.testing.assert_allclose(found["gradient"], expected_gradient, rtol=0, atol=1e-4)
-    assert found["kl"] > 1 and np.abs(expected_gradient).max() > 0.1  # else 1e-4 would say little
+    for old in (
+        None,
+        np.asarray(reference),
+    ):  # drawn by these weights; drawn by the start's, so ratios differ
+        given = dict(model=policy, batch=batch._replace(old_log_prob=old))
+        loss = functools.partial(demo.loss, use=grpo_variants.choose(c, demo.TABLES), **given)
+        (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
+        olds = old is not None and iter([row[m].tolist() for row, m in zip(old, mask, strict=True)])
+        given = [
+            {"tokens": p, "answers": a, "advantages": r.tolist(), "old": olds and [next(olds) for _ in a]}
+            for p, a, r in zip(prompts, answers, advantages, strict=True)
+        ]
+        given = dict(
+            prompts=[row if olds else row | {"old": None} for row in given], epsilon=c.EPSILON, count=8
+        )
+        found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=BETA, **given)
+        expected_gradient = flat_gradient(gradient)
+        assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
+        np.testing.assert_allclose(found["gradient"], expected_gradient, rtol=0, atol=1e-4)
+        assert found["kl"] > 1 and np.abs(expected_gradient).max() > 0.1  # else 1e-4 would say little
+        assert (found["clipped"] > 0) == (old is not None)
+        assert ask(driver, "loss", "x.figures.kl", beta=0, **given) == found["kl"]
     ask(driver, "reset")
 
 
@@ -292,23 +321,7 @@ def random_texts(count):
     """Answers of the 76 tokens, many of them nearly right."""
     words = load_vocabulary()
     random = np.random.default_rng(3)
-    numbers = [
-        "7",
-        "18",
-        "1,080",
-        "08",
-        "7.",
-        ".5",
-        "-7",
-        "- 7",
-        "6+1=7",
-        "8-6=2,2+5=7",
-        "+7",
-        "3*6",
-        "7 = 7",
-        "7-",
-        "0",
-    ]
+    numbers = "7;18;1,080;08;7.;.5;-7;- 7;6+1=7;8-6=2,2+5=7;+7;3*6;7 = 7;7-;0".split(";")
     frames = [
         "<reasoning>{}</reasoning><answer>{}</answer>", "<reasoning>{}<answer>{}</answer>",
         "{}</reasoning><answer>{}", "<reasoning>{}</reasoning> <answer> {}</answer> ", "{}{}",
@@ -368,21 +381,58 @@ def test_tokens_equal_the_tokenizers(show):
 # --- what the other rooms compute
 
 
-def test_the_optimum_of_the_grid_equals_chapter_1s(show):
-    driver = show("clip")
+def value_iteration(gamma, slip=0.0, walls=()):
+    """q* [16, 4] by the rules of chapter 1's world, here with walls and slippery ground."""
+    grid, script = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning")
+    q = np.zeros((16, 4))
+    for _ in range(3000):
+        for cell in set(range(15)) - set(walls):
+            for action in range(4):
+                sides = [(action // 2 * 2 + 2) % 4, (action // 2 * 2 + 3) % 4]
+                value = 0.0
+                for p, a in ((1 - slip, action), *((slip / 2, side) for side in sides)):
+                    after, reward, terminated = grid.step(script.Constants(), cell, a)
+                    after, reward = (cell, -1) if after in walls else (after, reward)
+                    value += p * (reward + gamma * (1 - terminated) * q[after].max())
+                q[cell, action] = value
+    return q
+
+
+def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
+    driver = show("grid", more="&epsilon=0.8&speed=1000")
     grid, script = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning")
     for gamma in (0.99, 0.5, 1.0):
         expected = grid.value_iteration(script.Constants(GAMMA=gamma))
         found = run(driver, "module('grid').optimum(given[0], 0)", gamma)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    slippery = np.array(run(driver, "module('grid').optimum(0.99, 0.4)"))
-    for cell in range(15):  # Bellman's equation, by the rules of the world
-        for action in range(4):
-            value = 0.0
-            for p, a in ((0.6, action), (0.2, (action // 2 * 2 + 2) % 4), (0.2, (action // 2 * 2 + 3) % 4)):
-                after, reward, terminated = grid.step(script.Constants(), cell, a)
-                value += p * (reward + 0.99 * (1 - terminated) * slippery[after].max())
-            assert slippery[cell, action] == pytest.approx(value, abs=1e-6)
+    for more, slip, walls in (("", 0.0, ()), ("&slip=0.4&walls=5_10", 0.4, (5, 10))):
+        visit(driver, f"room=1&epsilon=0.8{more}")
+        best = value_iteration(0.99, slip, walls)
+        shown = np.array(run(driver, "module('grid').optimum(0.99, given[0])", slip))
+        cells = [cell for cell in range(15) if cell not in walls]
+        np.testing.assert_allclose(shown[cells], best[cells], rtol=0, atol=1e-6)
+        seen = []
+        for _ in range(3):
+            one(driver, "#grid_run").click() if "Pause" in one(driver, "#grid_run").text else None
+            q = np.array(run(driver, "module('grid').state.Q"))
+            right = [np.isin(np.flatnonzero(q[c] == q[c].max()), np.flatnonzero(best[c] > best[c].max() - 1e-6)).all()
+                     for c in cells]  # fmt: skip
+            seen.append(sum(right))
+            assert numbers_in(one(driver, "#grid_right b").text) == [seen[-1], len(cells)]
+            assert len(find(driver, "#board .arrow")) == sum(
+                n for c in cells if (n := (q[c] > q[c].max() - 1e-9).sum()) < 4
+            )
+            one(driver, "#grid_hundred").click()
+        assert seen[-1] > seen[0]
+    visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
+    assert "−∞" in one(driver, ".optimum").text and "no move is right" in one(driver, "#grid_right").text
+    one(driver, "#grid_hundred").click()
+    inside = """return [...document.querySelectorAll('#board svg')].every((cell) => { const of = cell.getBoundingClientRect();
+      const agent = cell.querySelector('.agent')?.getBoundingClientRect();
+      return [...cell.querySelectorAll('text')].every((text) => { const r = text.getBoundingClientRect();
+        return r.left >= of.left && r.right <= of.right
+          && !(agent && r.right > agent.left && r.left < agent.right && r.bottom > agent.top && r.top < agent.bottom); }); })"""
+    assert driver.execute_script(inside)  # no number is clipped, and the dot covers none
 
 
 def test_a_move_on_the_grid_is_q_learnings_update(show):
@@ -403,12 +453,11 @@ def test_a_move_on_the_grid_is_q_learnings_update(show):
     one(driver, "#grid_step").click()
     assert one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
     assert not one(driver, "#grid_step").is_enabled()
-    find(driver, "#guess button")[0].click()
+    find(driver, "#guess button")[0].send_keys(Keys.ENTER)
+    assert driver.switch_to.active_element == one(driver, "#grid_step")  # not lost with the button
     assert not one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
     one(driver, "#grid_hundred").click()
-    assert (
-        "100 episodes" in one(driver, "#grid_told").text or "101 episodes" in one(driver, "#grid_told").text
-    )
+    assert re.search(r"10[01] episodes", one(driver, "#grid_told").text)
     cell = find(driver, "#board button")[5]
     cell.click()
     assert "wall" in cell.get_attribute("aria-label")
@@ -451,6 +500,49 @@ def test_clip_and_advantages_equal_the_main_scripts(show):
     assert "teaches nothing" in one(driver, "#group_told").text
 
 
+def test_updates_on_one_batch_equal_jaxs(show):
+    """The figure of the lucky draw: gradient ascent on the main script's objective, by jax.grad."""
+    driver = show("clip")
+    worth, old = np.array([1, 0.6, 0.2]), np.array([0.6, 0.3, 0.1])
+    action = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+    for clip, beta, lucky in (("on", 0, 3), ("off", 0, 3), ("off", 1, 3), ("on", 0.5, 0.2)):
+        reward = np.array([0.9, 1.1, 0.7, 1.2, 0.8, 0.5, 0.6, lucky])
+        c = SimpleNamespace(EPSILON=0.2 if clip == "on" else 1e9)
+        given = SimpleNamespace(old_log_prob=jnp.log(old)[action], advantage=reward - reward.mean())
+
+        def objective(logits, c=c, given=given, beta=beta):
+            log = jax.nn.log_softmax(logits)
+            kl = (jnp.exp(log) * (log - jnp.log(old))).sum()
+            return (
+                demo.clipped_objective(SimpleNamespace(log_prob=log[action]), given, c)[0].mean() - beta * kl
+            )
+
+        logits, slope = jnp.log(old), jax.jit(jax.grad(objective))
+        for _ in range(20):
+            logits += slope(logits)
+        policy = np.asarray(jax.nn.softmax(logits))
+        promised = (policy[action] / old[action] * given.advantage).mean()
+        visit(driver, f"room=2&clip={clip}&beta={beta}&lucky={lucky}")
+        shown = numbers_in(one(driver, "#passes_told").text)
+        assert shown[:2] == pytest.approx([promised, (policy - old) @ worth], abs=0.0051)
+    assert one(driver, "#clip_on").is_selected()
+
+
+def test_gae_equals_chapter_3s(show):
+    driver = show("clip")
+    reward, value = np.array([0.0, 1, 0, 1, 0, 1, 0, 5]), np.array([6.0, 5, 6, 7, 6, 4, 2, 3])
+    ended = np.arange(8) == 7
+    for gae_lambda, gamma, v2 in ((0.5, 1, 5), (0, 0.9, 10), (1, 1, 10)):
+        value[1] = v2
+        given = (reward, value, np.append(value[1:], 0), ended, np.zeros(8, bool))
+        expected = load("3_Pendulum", "ppo").gae(*(x[None] for x in given), gamma, gae_lambda)[0]
+        turn(driver, "lambda", gae_lambda), turn(driver, "gae_gamma", gamma), turn(driver, "v2", v2)
+        for step in (1, 4, 8):
+            one(driver, f"#gae_step_{step}").click()
+            shown = numbers_in(one(driver, "#gae_formula").text.splitlines()[1].split("= ")[-1])
+            assert shown == [pytest.approx(float(expected[step - 1]), abs=0.00051)]
+
+
 # --- eight answers
 
 
@@ -481,13 +573,35 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     np.testing.assert_allclose(shown, expected.ravel(), atol=0.0051)
     token = find(driver, ".token")[3]
     token.click()
-    shares = [
-        float(x.text.split(" %")[0]) for x in find(driver, "#other .choices span") if x.text.endswith("%")
-    ]
-    assert shares == sorted(shares, reverse=True) and 93 < sum(shares) < 100.5  # 76 of less than 0.1 %
+    shares = [float(x.text.split(" %")[0]) for x in find(driver, "#other .share")]
+    rest = float(re.search(r"share ([\d.]+) %", one(driver, "#other").text)[1])
+    assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(100, abs=1)
     assert one(driver, "#other .taken").text == one(
         driver, '.token[aria-pressed="true"]'
     ).text.strip().replace(" ", "␣")
+
+
+def test_answers_belong_to_their_question(show):
+    driver = show("answers")
+    drawn(driver)
+    other = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
+    box, gold = one(driver, "#question_text"), one(driver, "#gold")
+    box.clear()
+    box.send_keys(other)
+    assert not find(driver, "#cards article") and gold.get_attribute("value") == ""
+    assert Select(one(driver, "#question")).first_selected_option.text == "(my own)"
+    gold.send_keys("7", Keys.ENTER)
+    assert len(drawn(driver)) == 8
+    assert address_of(driver)["question"] == other and address_of(driver)["gold"] == "7"
+    visit(driver, urlsplit(driver.current_url).fragment)
+    assert len(drawn(driver)) == 8 and one(driver, "#question_text").get_attribute("value") == other
+    cases = {
+        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>40+8=48</reasoning>48</answer>": "untagged",
+        "<answer>48</answer>": "untagged", "<reasoning>48</reasoning><answer>21</answer>": "wrong",
+        "<reasoning>48</reasoning>21": "wrong", "<reasoning></reasoning>": "none", "": "none",
+    }  # fmt: skip
+    judged = "given[0].map((text) => module('rewards').judged(text, '48'))"
+    assert run(driver, judged, list(cases)) == list(cases.values())
 
 
 def test_the_trained_weights_answer_better(show, questions):
@@ -511,7 +625,7 @@ def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
     driver.get(f"{broken.as_uri()}#answers")
     WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#known").text)
     one(driver, "#tab_train").click()
-    one(driver, "#train").click()
+    one(driver, "#train_go").click()
     WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#train_told").text)
 
 
@@ -568,7 +682,7 @@ def test_nothing_leaves_the_page(show, driver):
         show(room)
         if room == "answers":
             drawn(driver)
-    one(driver, "#train").click()
+    one(driver, "#train_go").click()
     WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
     _, addresses = trace_of(driver)
     assert len(addresses) >= 4
@@ -592,7 +706,7 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
         turn(driver, "seed", seed)
         driver.get_log("performance")
         began, shown = time.monotonic(), ["–", "–"]
-        one(driver, "#train").click()
+        one(driver, "#train_go").click()
         while time.monotonic() - began < 300 and (shown[1] == "–" or float(shown[1]) < 80):
             time.sleep(1)
             shown = driver.execute_script(figure).replace(" %", "").split(": ")[1].split(" → ")
@@ -627,17 +741,76 @@ def test_one_worker_and_four_train_alike(show, driver):
         show("clip")
         assert run(driver, "module('pool').COUNT") == workers
         points = "points: module('rewards').POINTS"
-        given = f"{{answers: 4, beta: 0.08, rate: 1e-3, {points}, seed: 5, step: 20, steps: 200}}"
+        given = f"{{answers: 4, updates: 3, epsilon: 0.2, beta: 0.08, rate: 1e-3, {points}, seed: 5, step: 20, steps: 200}}"
         steps.append(run(driver, f"await (await pool()).step({given})"))
     driver.execute_cdp_cmd(
         "Emulation.setHardwareConcurrencyOverride", {"hardwareConcurrency": os.cpu_count()}
     )
     first, second = steps
     assert first["groups"] == second["groups"] and first["questions"] == second["questions"]
-    for name in ("loss", "kl", "entropy", "norm"):
+    for name in ("loss", "kl", "entropy", "norm", "clipped"):
         # float32 sums in another order
         assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)
     assert first["norm"] > 0.05
+
+
+def go_on_until(driver, step):
+    """Trains to a step or a little beyond, and stops."""
+    one(driver, "#train_go").click()
+    reached = lambda d: int(one(d, "#progress").get_attribute("value")) >= step  # noqa: E731
+    WebDriverWait(driver, 120).until(reached)
+    one(driver, "#train_go").click()
+    WebDriverWait(driver, 60).until(lambda d: run(d, "!module('train').training.running && 1"))
+    WebDriverWait(driver, 60).until(lambda d: "Kept in this browser" in one(d, "#train_told").text)
+
+
+def test_a_verdict_names_only_what_pays_and_what_moved(show):
+    """What pays is asked of the reward itself: the same answer, once with and once without."""
+    driver = show("clip")
+    random = np.random.default_rng(5)
+    form, bare = "<reasoning>7</reasoning><answer>{}</answer>", "{}"
+    pairs = {
+        "right": (form.format(7), form.format(70), 9, 9),
+        "form": (form.format(70), bare.format(70), 9, 9),
+    }
+    pairs["length"] = (form.format(7), form.format(7), 20, 10)
+    kinds = set()
+    for _ in range(300):
+        names = "format tag right whitespace close near wrong number token".split()
+        points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
+        points["wrong"] = 0 if random.integers(2) else points["wrong"]
+        before, after = (
+            dict(right=random.random(), form=random.random(), length=28 * random.random(), reward=random.normal(), kl=random.random())
+            for _ in range(2)
+        )  # fmt: skip
+        said = run(driver, "module('verdict').verdict(...given)", points, before, after)
+        for name, (first, second, m, n) in pairs.items():
+            total = "module('rewards').total(module('rewards').reward(given[0], '7', given[2], given[1]))"
+            pays = run(driver, total, first, m, points) - run(driver, total, second, n, points)
+            if name == "form" and points["wrong"]:
+                continue  # an answer without tags isn't graded as wrong: the form isn't all that differs
+            told = [key for key, values in said if values.get("name") == name]
+            change = after[name] - before[name]
+            way = 0 if abs(change) < (2 if name == "length" else 0.1) else np.sign(change)
+            kind = "unpaid" if pays == 0 else "paid" if np.sign(pays) == way else "against"
+            assert told == ([f"verdict_{kind}"] if way and any(points.values()) else []), (points, name)
+            kinds.update(told)
+        earns = [key for key, _ in said if key in ("verdict_more", "verdict_less")]
+        assert not earns or (earns == ["verdict_more"]) == (after["reward"] > before["reward"])
+    assert len(kinds) == 3
+
+
+def test_one_spike_does_not_flatten_a_curve(show):
+    driver = show("clip")
+    values = [0.1 + 0.004 * i for i in range(100)]
+    end = "module('dom').axisEnd(given[0], 0.3)"
+    assert run(driver, end, values) == max(values)
+    values[50] = 31.0
+    assert max(values[:50] + values[51:]) <= run(driver, end, values) < 1
+    assert run(driver, end, values[:50] + [3.0] * 50) == 3  # a run that has left stays visible
+    curve = "module('dom').curve('kl', given[0].map((x, i) => [i, x]), {steps: 100, max: 0.8}).outerHTML"
+    marks = re.findall(r'<polygon points="([\d.]+),', run(driver, curve, values))
+    assert [float(x) for x in marks] == [4 + 50 / 100 * 292]
 
 
 def test_a_training_stops_goes_on_and_is_reset(show):
@@ -646,27 +819,27 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     Select(one(driver, "#preset")).select_by_value("form")
     assert one(driver, "#points_right").get_attribute("value") == "0"
     turn(driver, "answers", 2)
-    one(driver, "#train").click()
-    WebDriverWait(driver, 120).until(lambda d: progress() >= 2)
-    one(driver, "#train").click()
-    time.sleep(1)
-    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
+    go_on_until(driver, 2)
     stopped = progress()
     rows = find(driver, "#train_group tr")
     assert len(rows) == 3 and not one(driver, "#beta").is_enabled()
     one(driver, "#tab_answers").click()  # what was trained here answers in the other room
     drawn(driver)
     assert f"{stopped} steps" in one(driver, "#model_own").text and one(driver, "#model_own").is_enabled()
-    one(driver, "#tab_train").click()
-    assert progress() == stopped
-    one(driver, "#train").click()
-    WebDriverWait(driver, 120).until(lambda d: progress() > stopped)
-    one(driver, "#train").click()
-    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
+    visit(driver, "room=4")  # as a reload does: the training is kept, and goes on as if nothing had been
+    WebDriverWait(driver, 60).until(lambda d: progress() == stopped and not one(d, "#beta").is_enabled())
+    go_on_until(driver, stopped + 2)
+    log = run(driver, "module('train').training.log")
+    one(driver, "#train_reset").click()
+    WebDriverWait(driver, 60).until(lambda d: progress() == 0 and one(d, "#beta").is_enabled())
+    go_on_until(driver, stopped + 2)
+    again = run(driver, "module('train').training.log")
+    assert again[: stopped + 2] == log[: stopped + 2] and again[-1]["kl"] > 0
+    assert find(driver, "polyline.ghost") and "the same settings" in one(driver, ".curves + .quiet").text
     one(driver, "#train_reset").click()
     WebDriverWait(driver, 60).until(lambda d: progress() == 0 and one(d, "#beta").is_enabled())
     turn(driver, "answers", 16)  # more than the workers have room for: they are opened anew
-    one(driver, "#train").click()
+    one(driver, "#train_go").click()
     WebDriverWait(driver, 200).until(lambda d: progress() >= 1)
     assert len(find(driver, "#train_group tr")) == 17
 
@@ -684,12 +857,23 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room, size, scheme):
             drawn(driver)
             find(driver, ".token")[4].click()
         if room == "train":
-            one(driver, "#train").click()
+            one(driver, "#train_go").click()
             WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
         words = one(driver, "body").text
         assert "undefined" not in words and "{" not in words and "NaN" not in words
         assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[size][0]
+        for width in NARROW_TO_WIDE if scheme == "light" else ():
+            look_like(driver, width, 900, phone=width < 500, scheme=scheme)
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        small = (
+            "return [...document.querySelectorAll('button, a.button, input, select, summary')].map((e) => [e.id, e."
+            "getBoundingClientRect()]).filter(([, r]) => r.width && (r.width < 23.9 || r.height < 23.9)).map(([id]) => id)"
+        )
+        assert set(driver.execute_script(small)) <= {
+            "clip_on",
+            "predict",
+        }  # their labels are as large as they need be
+        look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)
         style = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor]"
         body = driver.execute_script(style, one(driver, "body"))
         assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
@@ -749,3 +933,75 @@ def test_the_first_thing_to_see_moves(show):
     driver.get(PAGE.as_uri())
     time.sleep(1)
     assert moves() == 0
+
+
+# --- the address
+
+
+def test_the_address_holds_what_is_set(show):
+    driver = show("grid", more="&theme=dark&walls=11_14&gamma=0.9&alpha=much&epsilon=7")
+    world = "module('grid').settings"
+    found = run(driver, world)
+    assert found["walls"] == [11, 14] and found["gamma"] == 0.9
+    assert found["alpha"] == found["epsilon"] == 0.5  # what is no such number is as if it weren't there
+    one(driver, "#cell_11").click()
+    turn(driver, "slip", 0.3)
+    one(driver, "#language").click()
+    assert (
+        "Pause" not in one(driver, "#grid_run").text and "暫停" in one(driver, "#grid_run").text
+    )  # it runs on
+    expected = dict(room="1", lang="zh", theme="dark", walls="14", gamma="0.9", slip="0.3")
+    assert address_of(driver) == expected
+    driver.refresh()
+    assert address_of(driver) == expected and run(driver, world)["walls"] == [14]
+    assert (
+        one(driver, "html").get_attribute("data-theme") == "dark" and "網格" in one(driver, "#tab_grid").text
+    )
+    one(driver, "#tab_clip").click()
+    one(driver, "#tab_grid").click()
+    assert run(driver, world)["walls"] == [14]
+    driver.get(f"{PAGE.as_uri()}?lang=en#train")  # an address of the page's first version
+    driver.refresh()
+    assert one(driver, "#tab_train").get_attribute("aria-selected") == "true"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_missions_set_up_what_they_say_and_rooms_name_their_chapter(show, room):
+    driver = show(room)
+    missions = run(driver, f"module('missions').MISSIONS.{room}")
+    for mission in missions:
+        one(driver, f"#mission_{mission['name']}").click()
+        guesses = find(driver, "#mission [id^=guess_]")
+        assert mission["right"] < len(guesses) and not find(driver, "#mission .why")
+        guesses[mission["right"]].send_keys(Keys.ENTER)
+        assert find(driver, "#mission .why .good")
+        assert driver.switch_to.active_element.get_attribute("id") == f"guess_{mission['right']}"
+        for i, asked in enumerate(mission["sets"]):
+            one(driver, f"#set_{i}").click()
+            given, address = dict(parse_qsl(asked)), address_of(driver)
+            WebDriverWait(driver, 20).until(lambda d, a=given: a.items() <= address_of(d).items())
+            assert address["mission"] == mission["name"]
+        visit(driver, f"room={ROOMS.index(room) + 1}&mission={mission['name']}")  # a chapter's shorter link
+        assert dict(parse_qsl(mission["sets"][0])).items() <= address_of(driver).items()
+    for lang in ("zh", "en"):
+        visit(driver, f"room={ROOMS.index(room) + 1}&lang={lang}")
+        links = [a.get_attribute("href") for a in find(driver, "#home, .chapters a")]
+        pages = [Path(urlsplit(link).path) for link in links]
+        assert len(pages) >= 2 and all(page.is_file() for page in pages)
+        assert all(page.stem.endswith("_ch") == (lang == "zh") for page in pages)
+
+
+@pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
+def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
+    driver = show("clip")
+    outer = tmp_path / "page.html"
+    outer.write_text(
+        f"<iframe src='{PAGE.as_uri()}#figure={figure}&lang=zh' width=300></iframe>"
+        "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
+    )
+    driver.get(outer.as_uri())
+    WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)
+    driver.switch_to.frame(0)
+    assert len(find(driver, "main svg")) and not find(driver, "header, footer, .missions, [role=tab]")
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert re.search("[\u4e00-\u9fff]", one(driver, "main").text)
