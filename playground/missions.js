@@ -26,7 +26,7 @@ export const MISSIONS = {
   ],
   train: [
     { name: "course", sets: ["preset=course"], right: 0 },
-    { name: "ramble", sets: ["preset=length&beta=0"], right: 1 },
+    { name: "ramble", sets: ["preset=length&beta=0", "preset=length&beta=0.5"], right: 1 },
     { name: "kl", sets: ["preset=form&beta=0", "preset=form&beta=0.08"], right: 2 },
     { name: "reuse", sets: ["updates=8&clip=off&beta=0", "updates=8&clip=0.2&beta=0"], right: 1 },
   ],

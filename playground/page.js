@@ -78,7 +78,8 @@ function render() {
       h("footer", {}, h("p", {}, text("needs")), h("p", {}, text("source"))));
   }
   (figure ? figure[1] : OPEN[room])(place);
-  if (focused) (document.getElementById(focused) ?? document.getElementById(`tab_${room}`))?.focus({ preventScroll: true });
+  const again = focused?.startsWith("tab_") ? null : document.getElementById(focused); // what had the focus, if it is still there
+  if (focused) (again ?? document.getElementById(`tab_${room}`))?.focus({ preventScroll: true });
 }
 
 /** What the address names is set; a room that has begun with something else makes room for it. */

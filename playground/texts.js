@@ -197,8 +197,14 @@ const TEXTS = {
     "每個 token 0.5 分，其他都沒有分數。50 步之後，回答會變成什麼樣子？",
   ],
   mission_ramble_choices: ["long, with more reasoning|long, and nonsense|as before", "很長，推理更多|很長，而且沒有意義|和以前一樣"],
-  mission_ramble_set: ["Set it up, then press Train", "布置好，再按「開始訓練」"],
-  mission_ramble_why: ["RAMBLE_WHY_EN", "RAMBLE_WHY_ZH"],
+  mission_ramble_set: [
+    "β = 0: train 50 steps|β = 0.5: over the ghost of the first",
+    "β = 0：訓練 50 步|β = 0.5：和前一次的虛線比較",
+  ],
+  mission_ramble_why: [
+    "For 25 steps little shows. After 50 every answer has 28 tokens, repeats <answer> until it is cut off, and the KL is at 8 nats per token. The reward says nothing about sense, so by its curve all is well. With β = 0.5 it still writes answers, 17 tokens long, at a KL of 0.5: the KL makes nonsense cost something.",
+    "前 25 步看不太出來。50 步之後每個回答都有 28 個 token，一直重複 <answer> 直到被截斷，KL 每個 token 8 nat。獎勵不管有沒有意義，所以只看獎勵曲線一切都好。β = 0.5 時，它還是寫得出回答，17 個 token，KL 0.5：KL 讓胡言亂語也要付出代價。",
+  ],
   mission_kl: ["Switch the KL off", "關掉 KL"],
   mission_kl_ask: [
     "Only the form pays. With β = 0, what happens to the arithmetic, for which nothing is paid, in 75 steps?",
@@ -210,8 +216,8 @@ const TEXTS = {
     "β = 0：訓練 75 步|β = 0.08：訓練 75 步，和前一次的虛線比較",
   ],
   mission_kl_why: [
-    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for.",
-    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。",
+    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
+    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
   ],
   mission_reuse: ["Use every answer eight times", "每個回答用八次"],
   mission_reuse_ask: [
