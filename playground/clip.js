@@ -100,7 +100,7 @@ export function clipFigure(place) {
 
 /** Twenty updates on one batch: what it promises and what that is worth, with and without the clip. */
 export function passesFigure(place) {
-  const picture = h("div"), told = h("p", { class: "notice", id: "passes_told", "aria-live": "polite" }), table = h("div", { class: "scroll" });
+  const picture = h("div"), told = h("p", { class: "notice", id: "passes_told", "aria-live": "polite" }), table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": text("passes_title") });
 
   function show() {
     remember();
@@ -150,7 +150,7 @@ export function groupFigure(place) {
     const all = ADVANTAGES.map(([, , advantages]) => advantages(rewards));
     const limit = Math.max(1e-9, ...all.flat().map(Math.abs));
     methods.replaceChildren(...ADVANTAGES.map(([name, rule], m) => h("div", { class: "card", "data-method": name },
-      h("h3", {}, h("span", {}, name)), h("p", { class: "quiet" }, `A = ${name === "RLOO" ? text("rloo_rule") : rule}`), bars(all[m], limit),
+      h("p", {}, h("strong", {}, name)), h("p", { class: "quiet" }, `A = ${name === "RLOO" ? text("rloo_rule") : rule}`), bars(all[m], limit),
       h("p", { class: "values" }, all[m].map((value) => signed(value)).join("  ")))));
     const same = Math.max(...rewards) === Math.min(...rewards);
     const std = Math.sqrt(rewards.reduce((sum, r) => sum + (r - mean(rewards)) ** 2, 0) / (rewards.length - 1));

@@ -141,7 +141,7 @@ const short = (x) => {
   return number(x, size < 9.95 ? 2 : size < 99.95 ? 1 : 0).replace(/(\.\d)0$/, "$1").replace(/^−?0\.0$/, "0");
 };
 
-function cellPicture(cell, q, limit) {
+function cellPicture(cell, q, shade) {
   const frame = (...parts) => svg("svg", { viewBox: "0 0 100 100", "aria-hidden": "true" }, ...parts);
   if (cell === GOAL) return frame(svg("text", { x: 50, y: 50, class: "big" }, "+100"));
   if (isWall(cell)) return frame(svg("rect", { width: 100, height: 100, class: "wall" }));
@@ -151,7 +151,7 @@ function cellPicture(cell, q, limit) {
       const moved = q === state.Q && last && last.at === cell && last.action === action;
       return svg("polygon", {
         points, class: `${row[action] > 0 ? "positive" : row[action] < 0 ? "negative" : ""}${moved ? " moved" : ""}`,
-        "fill-opacity": Number.isFinite(row[action]) ? Math.abs(row[action]) / limit : 1,
+        "fill-opacity": shade(row[action]),
       });
     }),
     PLACES.map(([x, y, anchor], action) => svg("text", { x, y, "text-anchor": anchor, class: best.length < 4 && best.includes(action) ? "best" : "" },
@@ -162,7 +162,13 @@ function cellPicture(cell, q, limit) {
     here ? svg("circle", { cx: 50, cy: 50, r: 6, class: "agent" }) : null);
 }
 
-const sizeOf = (q) => Math.max(1, ...q.flat().filter(Number.isFinite).map(Math.abs));
+/** How strong the colour of a value is: the range of the whole table is spread over it. */
+function shades(q) {
+  const values = q.filter((_, cell) => cell !== GOAL && !isWall(cell)).flat().filter(Number.isFinite), sizes = values.map(Math.abs);
+  // Where all have one sign, the smallest is the palest; else 0 is.
+  const least = values.every((x) => x > 0) || values.every((x) => x < 0) ? Math.min(...sizes) : 0, most = Math.max(least + 1e-9, ...sizes);
+  return (x) => (!Number.isFinite(x) ? 1 : x === 0 ? 0 : 0.15 + 0.85 * (Math.abs(x) - least) / (most - least));
+}
 
 /** `alone`: as a figure in a page, without what a chapter says better. */
 export function gridRoom(place, alone = false) {
@@ -187,14 +193,14 @@ export function gridRoom(place, alone = false) {
   function changed() {
     remember();
     target = optimum(settings.gamma, settings.slip);
-    best.replaceChildren(...target.map((_, cell) => h("div", {}, cellPicture(cell, target, sizeOf(target)))));
+    best.replaceChildren(...target.map((_, cell) => h("div", {}, cellPicture(cell, target, shades(target)))));
     show();
   }
 
   function show() {
-    const { Q, last, asked } = state, limit = sizeOf(Q);
+    const { Q, last, asked } = state, shade = shades(Q);
     cells.forEach((element, cell) => {
-      element.replaceChildren(cellPicture(cell, Q, limit));
+      element.replaceChildren(cellPicture(cell, Q, shade));
       const kind = cell === GOAL ? "grid_goal" : cell === 0 ? "grid_start" : isWall(cell) ? "grid_wall" : "grid_cell";
       element.setAttribute("aria-label", text(kind, { cell, best: short(Math.max(...Q[cell])) }));
     });

@@ -41,7 +41,7 @@ const TEXTS = {
   between: [" ", ""],
 
   // --- missions
-  missions: ["Missions", "任務"],
+  missions: ["Missions: guess first", "任務：先猜再看"],
   mission_guess: ["Guess first:", "先猜："],
   mission_yes: ["Yes.", "猜對了。"],
   mission_no: ["Not quite.", "不太對。"],
@@ -247,8 +247,8 @@ const TEXTS = {
     "由世界的規則算出來的（價值迭代），學習的一方從來看不到。",
   ],
   grid_click: [
-    "Each cell: the value of up, down, left and right; the arrow is the greedy move. The darkest colour is the largest value now in the table. Click a cell to build or remove a wall.",
-    "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。顏色最深的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。",
+    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest colour is the largest number now in the table. Click a cell to build or remove a wall.",
+    "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。藍色大於 0，橘色小於 0；顏色最濃的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。",
   ],
   grid_first: ["No move yet.", "還沒有走任何一步。"],
   grid_cell: ["cell {cell}, best value {best}: build a wall", "第 {cell} 格，最高價值 {best}：蓋牆"],
@@ -393,6 +393,7 @@ const TEXTS = {
     "以這次抽樣的溫度計算；其他 {count} 個一共 {rest} %。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。",
   ],
   eight_from: ["Drawn from: {model}, temperature {temperature}.", "抽樣來源：{model}，溫度 {temperature}。"],
+  judged: ["graded", "評語"],
   judged_right: ["right", "對"],
   judged_untagged: ["right number, format missing", "數字對，格式不對"],
   judged_wrong: ["wrong number", "數字錯"],
@@ -442,8 +443,8 @@ const TEXTS = {
   curve_length: ["tokens per answer", "每個回答的 token 數"],
   curve_silent: ["groups without signal", "沒有訊號的群組"],
   curve_about: [
-    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7; a share of 128 is off by 4 points as often as not, so a dip of that size may be chance. Dashed and hollow: the run before. The KL is measured even if BETA is 0.",
-    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7；128 題的比例本來就會有 4 個百分點左右的誤差，這麼小的下降可能只是運氣。虛線和空心：前一次訓練。BETA 是 0 的時候也照樣量 KL。",
+    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7; a share of 128 has a standard error of about 4 points, so a dip of that size may be chance. Dashed and hollow: the run before. The KL is measured even if BETA is 0.",
+    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7；128 題的比例，標準誤差大約 4 個百分點，這麼小的下降可能只是運氣。虛線和空心：前一次訓練。BETA 是 0 的時候也照樣量 KL。",
   ],
   train_groups: ["The groups of step {step} (dashed: without signal)", "第 {step} 步的群組（虛線：沒有訊號）"],
   group_number: ["group {i}", "第 {i} 個群組"],

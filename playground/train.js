@@ -150,7 +150,8 @@ export function compared({ log, heldOut }) {
   return [of(heldOut[0], until.slice(0, 3)), of(now, until.slice(-5))];
 }
 
-const percent = (x) => `${number(100 * x, 1)} %`;
+const percent = (x) => `${number(100 * x, 1)}\u00a0%`; // not torn apart at the end of a line
+const scroll = (label, table) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
 const SHOWN = { right: percent, form: percent, length: (x) => number(x, 1) };
 
 /** The verdict's sentences, and a table of what pays and what has moved. */
@@ -164,7 +165,7 @@ function told(run) {
     h("td", { class: "number" }, show(before[name])), h("td", { class: "number" }, show(after[name])));
   return [
     h("p", { id: "verdict" }, verdict(points, before, after).map(line).join(text("between"))),
-    h("div", { class: "scroll" }, h("table", { id: "verdict_table" },
+    scroll(text("what_measured"), h("table", { id: "verdict_table" },
       h("tr", {}, ["what_measured", "what_paid"].map((key) => h("th", {}, text(key))),
         h("th", { class: "number" }, text("what_before")), h("th", { class: "number" }, text("what_now", { step: run.heldOut.at(-1).step }))),
       ["right", "form", "length"].map((name) => row(name, SHOWN[name], text(`pay_${name}_${["less", "not", "more"][pays[name] + 1]}`))),
@@ -212,7 +213,7 @@ export function trainRoom(place) {
       drawn("right", "curve_right", { max: 1, show: percent, dotted: true }),
       drawn("form", "curve_form", { max: 1, show: percent, dotted: true }),
       drawn("reward", "curve_reward", { max: Math.max(1, ...both("reward")), min: Math.min(0, ...both("reward")) }),
-      drawn("kl", "curve_kl", { max: axisEnd(both("kl"), 0.3), show: (x) => number(x, 3) }),
+      drawn("kl", "curve_kl", { max: Math.max(axisEnd(points("kl").map(([, x]) => x), 0.3), axisEnd((ghost?.log ?? []).map((row) => row.kl), 0.3)), show: (x) => number(x, 3) }),
       drawn("length", "curve_length", { max: 28, show: (x) => number(x, 1) }),
       (training.run ?? settings).updates > 1 ? drawn("clipped", "curve_clipped", { max: 1, show: percent })
         : drawn("silent", "curve_silent", { max: 1, show: percent }));
@@ -240,8 +241,8 @@ export function trainRoom(place) {
     });
     rows.replaceChildren(
       h("p", {}, h("strong", {}, questions[at].text), " ", text("gold"), " ", questions[at].gold),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": heading.textContent }, h("table", {},
-        h("tr", {}, h("th", {}, text("answer")), h("th", {}, ""), h("th", { class: "number" }, text("points")), h("th", { class: "number" }, "A")),
+      scroll(heading.textContent, h("table", {},
+        h("tr", {}, h("th", {}, text("answer")), h("th", {}, text("judged")), h("th", { class: "number" }, text("points")), h("th", { class: "number" }, "A")),
         groups[at].map((answer) => h("tr", {}, h("td", {}, answer.text),
           h("td", { class: answer.right ? "good" : "quiet" }, text(`judged_${judged(answer.text, questions[at].gold)}`)),
           h("td", { class: "number" }, number(Object.values(answer.points).reduce((a, b) => a + b, 0), 2)),
