@@ -33,22 +33,14 @@ export function readFrame() {
   return given;
 }
 
-/** Sets what an address names, and the rest as at the start; one that names no setting changes none. */
+/** Sets what an address names, and the rest as at the start; one that names no setting changes none. Whether any changed. */
 export function follow(kinds, values, named, mission) {
-  const given = asks(kinds, named) ? named : mission;
-  if (!asks(kinds, given)) return;
+  const given = asks(kinds, named) ? named : mission, before = JSON.stringify(values);
+  if (!asks(kinds, given)) return false;
   for (const [name, { start, read }] of Object.entries(kinds)) {
     values[name] = (given.has(name) ? read(given.get(name)) : undefined) ?? start;
   }
-}
-
-/** Whether an address names any of these settings. */
-export const asks = (kinds, given) => Object.keys(kinds).some((name) => given.has(name));
-
-/** Which settings are written into the address from now on. */
-export function watch(kinds, values) {
-  fields = kinds;
-  settings = values;
+  return JSON.stringify(values) !== before;
 }
 
 /** The address of a room: `values` are named where they are not those of the start. */

@@ -69,7 +69,7 @@ export const setOf = (room, name) => MISSIONS[room].find((mission) => mission.na
 const guesses = {};
 
 /** The room's missions: one is open at a time. */
-export function missionsOf(room, follow) {
+export function missionsOf(room, visit) {
   const card = h("div", { class: "mission", id: "mission", hidden: true, "aria-live": "polite" });
   const list = MISSIONS[room];
   const chips = list.map(({ name }) => button(text(`mission_${name}`), () => {
@@ -92,7 +92,7 @@ export function missionsOf(room, follow) {
         document.getElementById(`guess_${i}`).focus();
       }, { id: `guess_${i}`, "aria-pressed": String(guessed === i) }))),
       h("ol", { class: "sets" }, sets.map((set, i) => h("li", {}, h("a", {
-        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => follow(addressOfMission(room, name, set), at),
+        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(at),
       }, text(`mission_${name}_set`).split("|")[i])))),
       guessed === undefined ? "" : h("p", { class: "why" }, h("strong", { class: guessed === right ? "good" : "bad" },
         text(guessed === right ? "mission_yes" : "mission_no")), " ", text(`mission_${name}_why`)));

@@ -86,22 +86,23 @@ function render() {
 function arrive() {
   const named = readFrame(), room = FIGURES[frame.figure]?.[0] ?? frame.room, { fields, settings, settled } = PARTS[room];
   const set = frame.mission && setOf(room, frame.mission);
-  follow(fields, settings, named, new URLSearchParams(set ?? ""));
-  return settled;
+  const changed = follow(fields, settings, named, new URLSearchParams(set ?? ""));
+  if (changed || visited) settled?.();
 }
 
-let target = null;
+let visited = false, target = null;
+/** A mission's link is followed: the room begins anew, and shows the part that the mission is about. */
+function visit(at) {
+  visited = true;
+  target = at;
+}
 addEventListener("hashchange", () => {
-  arrive()?.();
+  arrive();
   render();
   if (target) document.getElementById(target)?.scrollIntoView();
+  visited = false;
   target = null;
 });
-/** A link within the page is followed, even if it leads to the address that is open. */
-function visit(address, at) {
-  target = at;
-  if (location.hash === address) dispatchEvent(new Event("hashchange"));
-}
 
 arrive();
 render();

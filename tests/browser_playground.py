@@ -43,7 +43,6 @@ PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 ROOMS = ("grid", "clip", "answers", "train")
 KIM = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
 P, T = 28, 28  # tokens of a prompt and of an answer
-BETA = 0.08
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
@@ -111,9 +110,6 @@ def ask(driver, task, then="x", **given):
     return run(driver, asked, task, given)
 
 
-# --- the engine against JAX
-
-
 @pytest.fixture(scope="module")
 def questions():
     """Token ids of held-out questions, with begin and end marks."""
@@ -133,12 +129,8 @@ def maxtext():
 
 def padded(prompts, answers):
     """int32 [N, P] left-padded, int32 [N, T] right-padded."""
-    left, right = np.zeros((len(prompts), P), np.int32), np.zeros((len(answers), T), np.int32)
-    for row, prompt in zip(left, prompts, strict=True):
-        row[P - len(prompt) :] = prompt
-    for row, answer in zip(right, answers, strict=True):
-        row[: len(answer)] = answer
-    return left, right
+    left = [[0] * (P - len(prompt)) + prompt for prompt in prompts]
+    return np.int32(left), np.int32([answer + [0] * (T - len(answer)) for answer in answers])
 
 
 def logits_under_jax(maxtext, prompts, answers):
@@ -171,13 +163,12 @@ def test_tokens_are_drawn_from_the_policy(show, questions, maxtext):
 
 def flat_gradient(gradient, layers=3):
     """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
-    tree = gradient["base"]
-    decoder = tree["decoder"]
+    decoder = gradient["base"]["decoder"]
 
     def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
         return np.concatenate([kernel[..., 0::2], kernel[..., 1::2]], axis=-1).reshape(96, -1)
 
-    parts = [tree["token_embedder"]["embedding"]]
+    parts = [gradient["base"]["token_embedder"]["embedding"]]
     for layer in (decoder[f"layers_{i}"] for i in range(layers)):
         attention, mlp = layer["self_attention"], layer["mlp"]
         parts += [
@@ -211,7 +202,7 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
     mask = np.asarray(tokens[1]) != 0
     batch = as_batch(dict(
         prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
-        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), BETA),
+        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), 0.08),
         sampler_log_prob=np.zeros((8, T)), ref_log_prob=reference,
     ))  # fmt: skip
     # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
@@ -228,7 +219,7 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
         rows = zip(prompts, answers, advantages.tolist(), (olds[:4], olds[4:]), strict=True)
         given = dict(prompts=[dict(zip(names[: 3 + again], row, strict=False)) for row in rows], count=8)
         given["epsilon"] = c.EPSILON
-        found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=BETA, **given)
+        found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given)
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
         np.testing.assert_allclose(found["gradient"], flat_gradient(gradient), rtol=0, atol=1e-4)
         assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1  # else 1e-4 would say little
@@ -261,9 +252,10 @@ def test_the_update_equals_optaxs(show):
 
 def random_texts(count):
     """Answers of the 76 tokens, many of them nearly right."""
-    words, random = load_vocabulary(), np.random.default_rng(3)
+    words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
+    words, random = sorted(words, key=words.get), np.random.default_rng(3)
     numbers = [
-        "7",
+        *"70",
         "18",
         "1,080",
         "08",
@@ -275,31 +267,21 @@ def random_texts(count):
         "8-6=2,2+5=7",
         "+7",
         "3*6",
-        "7-",
-        "0",
+        " 7 ",
     ]
-    frames = [
-        "<reasoning>{}</reasoning><answer>{}</answer>", "<reasoning>{}<answer>{}</answer>",
-        "{}</reasoning><answer>{}", "<reasoning>{}</reasoning> <answer> {}</answer> ", "{}{}",
-        "<answer>{}</answer><answer>{}</answer>",
-    ]  # fmt: skip
 
     def piece():
-        kind = random.integers(4)
-        if kind == 0:
-            return str(random.choice(numbers))
-        pool = {1: words[5:], 2: [*"0123456789+-*=,. "], 3: [*"0123456789", *words[9:52]]}[kind]
-        return "".join(random.choice(pool, random.integers(0, 6)))
+        pool = [numbers, words[5:], [*"0123456789+-*=,. "], words[9:52]][random.integers(4)]
+        return "".join(random.choice(pool, 1 if pool is numbers else random.integers(0, 6)))
 
-    return [str(random.choice(frames)).format(piece(), piece()) for _ in range(count)]
+    def text():
+        parts = ["<reasoning>", piece(), "</reasoning>", "", "<answer>", piece(), "</answer>"]
+        return "".join(part for part in parts if random.random() < 0.93) + piece() * (random.random() < 0.1)
 
-
-def load_vocabulary():
-    words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
-    return sorted(words, key=words.get)
+    return [text() for _ in range(count)]
 
 
-def test_points_equal_reward_funcs(show):
+def test_points_and_tokens_equal_the_main_scripts(show):
     driver = show("clip")
     texts = random_texts(6000)
     golds = [("7", "18", "0", "1080")[i % 4] for i in range(len(texts))]
@@ -310,13 +292,10 @@ def test_points_equal_reward_funcs(show):
     wrong = [(t, g, f, e) for t, g, f, e in zip(texts, golds, found, expected.tolist()) if f != e]
     assert not wrong, wrong[:5]
     assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
-
-
-def test_tokens_equal_the_tokenizers(show):
-    driver = show("clip")
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    texts = random_texts(200)
-    texts += [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()]
+    texts = texts[:200] + [
+        json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
+    ]
     texts += ["Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
     pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
     found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
@@ -324,38 +303,31 @@ def test_tokens_equal_the_tokenizers(show):
     assert set(found[-1]) == {3}  # a mark of the conversation is no text: typed in, its signs are unknown
 
 
-# --- what the other rooms compute
-
-
-def value_iteration(gamma, slip=0.0, walls=()):
+def value_iteration(gamma, slip, walls):
     """q* [16, 4] by the rules of chapter 1's world, here with walls and slippery ground."""
-    grid, constants = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning").Constants()
+    step, constants = load("1_Q_Learning", "grid").step, load("1_Q_Learning", "Q_Learning").Constants()
     q = np.zeros((16, 4))
+
+    def value(cell, action):
+        after, reward, terminated = step(constants, cell, action)
+        after, reward = (cell, -1) if after in walls else (after, reward)
+        return reward + gamma * (1 - terminated) * q[after].max()
+
     for _ in range(300):
-        for cell in set(range(15)) - set(walls):
-            for action in range(4):
-                sides = [(action // 2 * 2 + 2) % 4, (action // 2 * 2 + 3) % 4]
-                value = 0.0
-                for p, a in ((1 - slip, action), *((slip / 2, side) for side in sides)):
-                    after, reward, terminated = grid.step(constants, cell, a)
-                    after, reward = (cell, -1) if after in walls else (after, reward)
-                    value += p * (reward + gamma * (1 - terminated) * q[after].max())
-                q[cell, action] = value
+        for cell, action in itertools.product(set(range(15)) - set(walls), range(4)):
+            beside = [value(cell, (action // 2 * 2 + side) % 4) for side in (2, 3)]
+            q[cell, action] = (1 - slip) * value(cell, action) + slip * np.mean(beside)
     return q
 
 
 def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
-    driver = show("grid", more="&epsilon=0.8")
-    grid, script = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning")
-    for gamma in (0.99, 0.5, 1.0):
-        expected = grid.value_iteration(script.Constants(GAMMA=gamma))
-        found = run(driver, "module('grid').optimum(given[0], 0)", gamma)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    for more, slip, walls in (("", 0.0, ()), ("&slip=0.4&walls=5_10", 0.4, (5, 10))):
-        visit(driver, f"room=1&epsilon=0.8{more}")
-        best = value_iteration(0.99, slip, walls)
+    driver = show("grid")
+    for gamma, slip, walls in ((0.99, 0.0, []), (1.0, 0.0, []), (0.9, 0.4, [5, 10])):
+        more = f"gamma={gamma}&slip={slip}&walls={'_'.join(map(str, walls))}"
+        visit(driver, f"room=1&epsilon=0.8&{more}")
+        best = value_iteration(gamma, slip, walls)
         cells = [cell for cell in range(15) if cell not in walls]
-        found = np.array(run(driver, "module('grid').optimum(0.99, given[0])", slip))
+        found = np.array(run(driver, "module('grid').optimum(given[0], given[1])", gamma, slip))
         np.testing.assert_allclose(found[cells], best[cells], rtol=0, atol=1e-6)
         one(driver, "#grid_run").click()  # it runs by itself: stop
         seen = []
@@ -371,65 +343,36 @@ def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
     visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
     assert "−∞" in one(driver, ".optimum").text and "no move is right" in one(driver, "#grid_right").text
     one(driver, "#grid_hundred").click()
-    inside = """return [...document.querySelectorAll('#board svg')].every((cell) => {
-      const place = (e) => e?.getBoundingClientRect(), of = place(cell), agent = place(cell.querySelector('.agent'));
-      return [...cell.querySelectorAll('text')].map(place).every((r) => r.left >= of.left && r.right <= of.right
-        && !(agent && r.right > agent.left && r.left < agent.right && r.bottom > agent.top && r.top < agent.bottom));
-    })"""  # no number is clipped, and the dot covers none
-    assert driver.execute_script(inside)
+    inside = """const place = (e) => e?.getBoundingClientRect();
+      return [...document.querySelectorAll('#board svg')].every((cell) => {
+        const of = place(cell), a = place(cell.querySelector('.agent')) ?? { left: Infinity };
+        const texts = [...cell.querySelectorAll('text')].map(place);
+        return texts.every((r) => r.left >= of.left && r.right <= of.right && (
+          r.right <= a.left || r.left >= a.right || r.bottom <= a.top || r.top >= a.bottom)); })"""
+    assert driver.execute_script(inside)  # no number is clipped, and the dot covers none
 
 
 def test_a_move_on_the_grid_is_q_learnings_update(show):
     """The dot walks without a click, but not for a reader who wants no motion."""
     driver = show("grid")
-    moves = lambda: int(one(driver, "#grid_told").text.split()[0])  # noqa: E731
-    WebDriverWait(driver, 20).until(lambda d: moves() > 3)
+    filled = lambda: one(driver, "#grid_formula").text.splitlines()[1]  # noqa: E731
+    WebDriverWait(driver, 20).until(lambda d: int(one(d, "#grid_told").text.split()[0]) > 3)
     still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
     visit(driver, "room=1&lang=en")
     for _ in range(30):
         one(driver, "#grid_step").click()
-        line = one(driver, "#grid_formula").text.splitlines()[1].split("← ")[1]
-        before, alpha, reward, gamma, future, again, after = numbers_in(line.replace(" − ", " "))
+        terms = numbers_in(filled().split("← ")[1].replace(" − ", " "))
+        before, alpha, reward, gamma, future, again, after = terms
         assert before == again
         update = before + alpha * (reward + gamma * future - before)
         assert after == pytest.approx(update, abs=0.011)  # two decimals are shown
-    assert moves() <= 30
     one(driver, "#predict").click()
     one(driver, "#grid_step").click()
-    assert one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
-    assert not one(driver, "#grid_step").is_enabled()
+    assert filled().endswith("= ?") and not one(driver, "#grid_step").is_enabled()
     find(driver, "#guess button")[0].send_keys(Keys.ENTER)
     assert driver.switch_to.active_element == one(driver, "#grid_step")  # not lost with the button
-    assert not one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
-    one(driver, "#cell_5").click()
-    assert "wall" in one(driver, "#cell_5").get_attribute("aria-label")
-
-
-def test_clip_and_advantages_equal_the_main_scripts(show):
-    driver = show("clip")
-
-    def objective(r, A, epsilon):
-        given, c = SimpleNamespace(old_log_prob=0.0, advantage=A), SimpleNamespace(EPSILON=epsilon)
-        return demo.clipped_objective(SimpleNamespace(log_prob=jnp.log(r)), given, c)[0]
-
-    # Not the corners, where there are two slopes.
-    ratios, advantages, epsilons = (0.3, 0.82, 1.0, 1.15, 1.35, 2.0), (-2.0, -0.5, 0.0, 1.0), (0.1, 0.21, 0.5)
-    places = list(itertools.product(ratios, advantages, epsilons))
-    found = run(driver, "given[0].map((place) => module('grpo').clippedObjective(...place))", places)
-    for place, shown in zip(places, found, strict=True):
-        value, slope = jax.value_and_grad(objective)(*place)
-        assert shown == pytest.approx({"value": float(value), "slope": float(slope)}, abs=1e-6)
-    rewards = np.array([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0])
-    expected = {
-        "GRPO": demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0],
-        "Dr. GRPO": rewards - rewards.mean(),
-        "RLOO": grpo_variants.leave_one_out_advantage(SimpleNamespace(rewards=rewards[None]))[0],
-        "MaxRL": rewards / rewards.mean() - 1,
-    }
-    for name, advantages in expected.items():
-        values = numbers_in(one(driver, f'[data-method="{name}"] .values').text)
-        np.testing.assert_allclose(values, advantages, atol=0.0051)  # two decimals
+    assert not filled().endswith("= ?")
 
 
 def test_updates_on_one_batch_equal_jaxs(show):
@@ -458,8 +401,18 @@ def test_updates_on_one_batch_equal_jaxs(show):
         assert shown[:2] == pytest.approx([promised, (policy - old) @ worth], abs=0.0051)
 
 
-def test_gae_equals_chapter_3s(show):
+def test_advantages_equal_the_main_scripts_and_chapter_3s(show):
     driver = show("clip")
+    rewards = np.array([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0])
+    expected = {
+        "GRPO": demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0],
+        "Dr. GRPO": rewards - rewards.mean(),
+        "RLOO": grpo_variants.leave_one_out_advantage(SimpleNamespace(rewards=rewards[None]))[0],
+        "MaxRL": rewards / rewards.mean() - 1,
+    }
+    for name, advantages in expected.items():
+        values = numbers_in(one(driver, f'[data-method="{name}"] .values').text)
+        np.testing.assert_allclose(values, advantages, atol=0.0051)  # two decimals
     reward, value = np.array([0.0, 1, 0, 1, 0, 1, 0, 5]), np.array([6.0, 5, 6, 7, 6, 4, 2, 3])
     for gae_lambda, gamma, value[1] in ((0.5, 1, 5), (0, 0.9, 10), (1, 1, 10)):
         given = (reward, value, np.append(value[1:], 0), np.arange(8) == 7, np.zeros(8, bool))
@@ -472,9 +425,6 @@ def test_gae_equals_chapter_3s(show):
             assert numbers_in(shown) == [pytest.approx(float(expected[step - 1]), abs=0.00051)]
 
 
-# --- eight answers
-
-
 def drawn(driver):
     WebDriverWait(driver, 60).until(lambda d: one(d, "#eight_told").is_displayed())
     return find(driver, "#cards article")
@@ -482,17 +432,17 @@ def drawn(driver):
 
 def test_eight_answers_have_points_advantages_and_alternatives(show):
     driver = show("answers")
-    gold, rewards, shown = one(driver, "#gold").get_attribute("value"), [], []
+    seen = []
     for card in drawn(driver):
         tokens = card.find_elements(By.CSS_SELECTOR, ".token")
         text = "".join(token.get_property("textContent") for token in tokens).removesuffix("■")
         points = numbers_in(" ".join(x.text for x in card.find_elements(By.CSS_SELECTOR, "td.number")))
-        given = dict(prompts=[text], completions=[text], answer=[gold])
+        given = dict(prompts=[text], completions=[text], answer=["48"])
         expected = [getattr(reward_func, name)(**given)[0] for name in REWARDS]
         assert points[:5] == [*expected, sum(expected)]
-        rewards.append(points[4])
-        shown.append(points[5])
-    expected = demo.group_advantage(SimpleNamespace(rewards=np.array(rewards)[None]))[0]
+        seen.append(points[4:])
+    rewards, shown = np.transpose(seen)
+    expected = demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0]
     np.testing.assert_allclose(shown, expected, atol=0.0051)
     find(driver, ".token")[3].click()
     assert driver.switch_to.active_element == find(driver, ".token")[3]
@@ -520,14 +470,6 @@ def test_answers_belong_to_their_question(show):
     }  # fmt: skip
     judged = "given[0].map((text) => module('rewards').judged(text, '48'))"
     assert run(driver, judged, list(cases)) == list(cases.values())
-
-
-def test_the_trained_weights_answer_better(show):
-    """The shipped change is of 200 steps of the main script, which had 96 % of these questions at its end."""
-    driver = show("train")
-    right = [run(driver, f"(await (await pool()).evaluate('{x}', 0)).right") for x in ("start", "trained")]
-    # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
-    assert 0.25 < right[0] < 0.45 and right[1] > 0.9
 
 
 def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
@@ -564,9 +506,6 @@ def test_a_hostile_question_is_text(show):
         assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
 
 
-# --- training
-
-
 def trace_of(driver):
     """Since the last call: processor seconds of each task of a main thread, and the addresses asked for."""
     tasks, addresses = [], []
@@ -578,25 +517,6 @@ def trace_of(driver):
         if "tdur" in event and event["name"].endswith("RunTask") and event["pid"] == event["tid"]:
             tasks.append((event["pid"], event["tdur"] / 1e6))
     return tasks, addresses
-
-
-def renderers(driver):
-    """Processes that show pages: {pid: bytes of memory}."""
-    children = psutil.Process(driver.service.process.pid).children(recursive=True)
-    return {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
-
-
-def test_nothing_leaves_the_page(show, driver):
-    driver.get_log("performance")
-    for room in ROOMS:
-        show(room)
-        if room == "answers":
-            drawn(driver)
-    go_on_until(driver, 2)
-    _, addresses = trace_of(driver)
-    # A worker is a blob of the page's own, and the icon is empty. `show` itself opens the licence.
-    own = (PAGE.as_uri(), (ROOT / "LICENSE").as_uri(), "about:blank", "blob:null/", "data:,")
-    assert len(addresses) >= 4 and not [x for x in addresses if not x.startswith(own)]
 
 
 def test_training_reaches_80_percent_within_5_minutes(show, driver):
@@ -614,8 +534,9 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
         one(driver, "#train_go").click()
         while time.monotonic() - began < 300 and (shown[1] == "–" or float(shown[1]) < 80):
             time.sleep(1)
-            shown = driver.execute_script(figure).replace(" %", "").split(": ")[1].split(" → ")
-            pages = renderers(driver)
+            shown = re.findall(r"[\d.]+|–", driver.execute_script(figure))
+            children = psutil.Process(driver.service.process.pid).children(recursive=True)
+            pages = {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
             memory = max(memory, *pages.values())
             # Processor time: the wall clock of a task also counts what else this machine is busy with.
             blocks += [duration for pid, duration in trace_of(driver)[0] if pid in pages]
@@ -649,21 +570,26 @@ def test_one_worker_and_four_train_alike(show, driver):
     for name in ("loss", "kl", "entropy", "norm", "clipped"):
         assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)  # float32 sums in another order
     assert first["norm"] > 0.05
+    # The shipped change is of 200 steps of the main script, which had 96 % of these questions at its end.
+    right = [run(driver, f"(await (await pool()).evaluate('{x}', 0)).right") for x in ("start", "trained")]
+    # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
+    assert 0.25 < right[0] < 0.45 and right[1] > 0.9
 
 
 def progress(driver):
     return int(one(driver, "#progress").get_attribute("value"))
 
 
-def go_on_until(driver, step):
+def go_on_until(driver, step, lang="en"):
     """Trains to a step or a little beyond, and stops."""
     one(driver, "#train_go").click()
     WebDriverWait(driver, 120).until(lambda d: progress(d) >= step)
     one(driver, "#train_go").click()
-    WebDriverWait(driver, 60).until(lambda d: "Kept in this browser" in one(d, "#train_told").text)
+    kept = {"en": "Kept in this browser", "zh": "存在這個瀏覽器"}[lang]
+    WebDriverWait(driver, 60).until(lambda d: kept in one(d, "#train_told").text)
 
 
-def test_a_verdict_names_only_what_pays_and_what_moved(show):
+def test_verdicts_name_what_pays_and_curves_show_what_moved(show):
     """What pays is asked of the reward itself: the same answer, once with and once without."""
     driver = show("clip")
     random, kinds = np.random.default_rng(5), set()
@@ -673,14 +599,14 @@ def test_a_verdict_names_only_what_pays_and_what_moved(show):
     names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
     script = """given[0].map(([points, before, after, pairs]) => {
       const { reward, total } = module('rewards'), sum = (text, n) => total(reward(text, '7', points, n));
-      return [module('verdict').verdict(points, before, after), pairs.map(([a, m, b, n]) => sum(a, m) - sum(b, n))];
+      const pays = pairs.map(([a, m, b, n]) => sum(a, m) - sum(b, n));
+      return [module('verdict').verdict(points, before, after), pays];
     })"""
     cases = []
     for _ in range(300):
         points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
-        looks = [
-            dict(right=a, form=b, length=28 * c, reward=d, kl=e) for a, b, c, d, e in random.random((2, 5))
-        ]
+        kinds_of = ("right", "form", "length", "reward", "kl")
+        looks = [dict(zip(kinds_of, x, strict=True)) for x in random.random((2, 5)) * [1, 1, 28, 1, 1]]
         cases.append([points, *looks, list(pairs.values())])
     for (points, before, after, _), (said, pays) in zip(cases, run(driver, script, cases), strict=True):
         for name, pay in zip(pairs, pays, strict=True):
@@ -690,22 +616,15 @@ def test_a_verdict_names_only_what_pays_and_what_moved(show):
             told = [key for key, values in said if values.get("name") == name]
             assert told == ([f"verdict_{kind}"] if abs(change) >= least and any(points.values()) else [])
             kinds.update(told)
-        earns = [key for key, _ in said if key in ("verdict_more", "verdict_less")]
-        assert not earns or (earns == ["verdict_more"]) == (after["reward"] > before["reward"])
     assert len(kinds) == 3
-
-
-def test_one_spike_does_not_flatten_a_curve(show):
-    driver = show("clip")
-    values = [0.1 + 0.004 * i for i in range(100)]
-    end = "module('dom').axisEnd(given[0], 0.3)"
+    # One spike of a curve doesn't flatten it.
+    values, end = [0.1 + 0.004 * i for i in range(100)], "module('dom').axisEnd(given[0], 0.3)"
     assert run(driver, end, values) == max(values)
-    values[50] = 31.0
-    assert max(values[:50] + values[51:]) <= run(driver, end, values) < 1
     assert run(driver, end, values[:50] + [3.0] * 50) == 3  # a run that has left stays visible
+    values[50] = 31.0
+    assert 0.5 <= run(driver, end, values) < 1
     curve = "module('dom').curve('kl', given[0].map((x, i) => [i, x]), {steps: 100, max: 0.8}).outerHTML"
-    marks = re.findall(r'<polygon points="([\d.]+),', run(driver, curve, values))
-    assert [float(x) for x in marks] == [4 + 50 / 100 * 292]
+    assert re.findall(r'<polygon points="([\d.]+),', run(driver, curve, values)) == ["150"]
 
 
 def test_a_training_stops_goes_on_and_is_reset(show):
@@ -733,56 +652,46 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     assert len(find(driver, "#train_group tr")) == 17
 
 
-# --- sizes, colours, keys
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_on_a_phone_and_on_a_desk(show, room, scheme):
+    """Colours, sizes and keys; and nothing leaves the page."""
     colours = """const of = (e) => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; };
       return arguments[0].map((name) => document.querySelector(name)).filter(Boolean).map(of)"""
-    small = """return [...document.querySelectorAll('button, a.button, select, summary, [type=range]')].filter((e) => {
-      const r = e.getBoundingClientRect(); return r.width && (r.width < 23.9 || r.height < 23.9); }).length"""
+    controls = """const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent;
+      return [...document.querySelectorAll('button, a.button, select, summary, input')].every((e) => {
+      const r = (e.focus(), e.getBoundingClientRect());
+      return named(e) && (!r.width || ((e.type === 'checkbox' || (r.width > 23.9 && r.height > 23.9))
+        && (e.disabled || document.activeElement === e))); })"""
+    driver = show(room)
+    trace_of(driver)
     for lang in ("en", "zh"):
-        driver = show(room, scheme, lang)
+        show(room, scheme, lang)
         if room == "answers":
             drawn(driver)
             find(driver, ".token")[4].click()
         if room == "train":
-            one(driver, "#train_go").click()
-            WebDriverWait(driver, 120).until(lambda d: progress(d) >= 2)
+            go_on_until(driver, 2, lang)
         words = one(driver, "body").text
         assert not [word for word in ("undefined", "{", "NaN", "[object") if word in words]
         assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
         for width in (320, 390, 768, 900, 1400):
             look_like(driver, width, 900, phone=width < 500, scheme=scheme)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-            assert driver.execute_script(small) == 0, width
+            assert driver.execute_script(controls), width
         names = ["body", ".quiet", ".good", ".bad", "button.main", ".notice"]
         body, *others = driver.execute_script(colours, names)
         assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
         for color, back in (body, *others):
             back = body[1] if back == "rgba(0, 0, 0, 0)" else back
             assert contrast(color, back) > 4.5, (color, back)  # WCAG's AA
-
-
-def test_every_room_is_reached_and_turned_with_the_keyboard(show):
-    driver = show("grid")
-    named = """const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent.trim();
-      return [...document.querySelectorAll('button, input, select')].every(named)"""
-    focused = """return [...document.querySelectorAll('main button, main input, main select')].every((e) => {
-      e.focus(); return e.disabled || !e.checkVisibility() || document.activeElement === e; })"""
-    for room in (*ROOMS[1:], ROOMS[0]):
-        one(driver, '[role="tab"][aria-selected="true"]').send_keys(Keys.ARROW_RIGHT)
-        WebDriverWait(driver, 20).until(lambda d, room=room: find(d, f"#tab_{room}:focus"))
-        assert one(driver, f"#tab_{room}").get_attribute("aria-selected") == "true"
-        assert driver.execute_script(named) and driver.execute_script(focused)
-    before = one(driver, "#alpha").get_attribute("value")
-    one(driver, "#alpha").send_keys(Keys.ARROW_RIGHT)
-    assert one(driver, "#alpha").get_attribute("value") != before
-
-
-# --- the address
+    # A worker is a blob of the page's own, and the icon is empty. `show` itself opens the licence.
+    own = (PAGE.as_uri(), (ROOT / "LICENSE").as_uri(), "about:blank", "blob:null/", "data:,")
+    addresses = trace_of(driver)[1]
+    assert len(addresses) >= 4 and not [x for x in addresses if not x.startswith(own)]
+    one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
+    after = ROOMS[(ROOMS.index(room) + 1) % 4]
+    WebDriverWait(driver, 20).until(lambda d: find(d, f'#tab_{after}[aria-selected="true"]:focus'))
 
 
 def test_the_address_holds_what_is_set(show):
@@ -799,11 +708,9 @@ def test_the_address_holds_what_is_set(show):
     driver.refresh()
     assert address_of(driver) == expected and "網格" in one(driver, "#tab_grid").text
     assert one(driver, "html").get_attribute("data-theme") == "dark"
-    one(driver, "#tab_clip").click()
-    one(driver, "#tab_grid").click()
-    assert run(driver, world)["walls"] == [14]
-    driver.get(f"{PAGE.as_uri()}?lang=en#train")  # an address of the page's first version
-    assert one(driver, "#tab_train").get_attribute("aria-selected") == "true"
+    for name in ("grid_hundred", "tab_clip", "tab_grid"):
+        one(driver, f"#{name}").click()
+    assert run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -831,15 +738,13 @@ def test_missions_set_up_what_they_say_and_rooms_name_their_chapter(show, room):
 
 @pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
 def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
-    driver = show("clip")
-    outer = tmp_path / "page.html"
+    driver, outer = show("clip"), tmp_path / "page.html"
     outer.write_text(
-        f"<iframe src='{PAGE.as_uri()}#figure={figure}&lang=zh' width=300></iframe>"
+        f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>"
         "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
     )
     driver.get(outer.as_uri())
     WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)
     driver.switch_to.frame(0)
-    assert len(find(driver, "main svg")) and not find(driver, "header, footer, .missions, [role=tab]")
+    assert find(driver, "main svg") and not find(driver, "header, footer, .missions, [role=tab]")
     assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    assert re.search("[\u4e00-\u9fff]", one(driver, "main").text)
