@@ -43,6 +43,15 @@ export function follow(kinds, values, named, mission) {
   return JSON.stringify(values) !== before;
 }
 
+/** Whether an address names any of these settings. */
+export const asks = (kinds, given) => Object.keys(kinds).some((name) => given.has(name));
+
+/** Which settings are written into the address from now on. */
+export function watch(kinds, values) {
+  fields = kinds;
+  settings = values;
+}
+
 /** The address of a room: `values` are named where they are not those of the start. */
 export function addressOf(room, kinds = {}, values = {}) {
   const named = new URLSearchParams({ room: String(ROOMS.indexOf(room) + 1) });
