@@ -20,17 +20,8 @@ from wasmtime import wat2wasm
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "5_GRPO_Maxtext"
 WORKER = ["model.js", "grpo.js", "tokenizer.js", "rewards.js", "worker.js"]
-PAGE = [
-    *WORKER[:-1],
-    "texts.js",
-    "dom.js",
-    "pool.js",
-    "grid.js",
-    "clip.js",
-    "answers.js",
-    "train.js",
-    "page.js",
-]
+ROOMS = "address texts dom pool missions grid gae clip answers store verdict train page"
+PAGE = [*WORKER[:-1], *(f"{name}.js" for name in ROOMS.split())]
 LAYERS, HEAD = 3, 24
 
 
@@ -85,7 +76,10 @@ def joined(names: list[str]) -> str:
         code = (HERE / name).read_text()
         exported = re.findall(r"^export (?:async )?(?:function|const) (\w+)", code, re.MULTILINE)
         code = re.sub(
-            r'^import (\{[^}]*\}) from "\./([^"]*)";$', r'const \1 = modules["\2"];', code, flags=re.MULTILINE
+            r'^import (?:\* as )?([^"]*?) from "\./([^"]*)";$',
+            lambda match: f'const {match[1].replace(" as ", ": ")} = modules["{match[2]}"];',
+            code,
+            flags=re.MULTILINE,
         )
         code = re.sub(r"^export ", "", code, flags=re.MULTILINE)
         parts.append(f'modules["{name}"] = (() => {{\n{code}return {{ {", ".join(exported)} }};\n}})();')

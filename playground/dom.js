@@ -39,10 +39,13 @@ export function choice(name, label, choices, value, change) {
   const select = h("select", { id: name, onchange: () => change(select.value) },
     choices.map(([key, shown]) => h("option", { value: key }, shown)));
   select.value = value;
-  return h("label", { class: "choice" }, label, " ", select);
+  return h("label", { class: "choice", for: name }, label, " ", select);
 }
 
-export const number = (x, digits = 2) => x.toFixed(digits).replace("-", "−");
+export const check = (name, label, checked, change) => h("label", { class: "check", for: name },
+  h("input", { type: "checkbox", id: name, checked, onchange: ({ target }) => change(target.checked) }), " ", label);
+
+export const number = (x, digits = 2) => x.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", "−");
 export const signed = (x, digits = 2) => (x > 0 ? "+" : "") + number(x, digits);
 
 /** Bars to both sides of a middle line, one for each value, in one picture. */
@@ -56,17 +59,32 @@ export function bars(values, limit) {
   })));
 }
 
-/** A curve over steps: points [[step, value]], dots for single measurements. */
-export function curve(title, points, { steps, max, min = 0, dots = [], show = (x) => number(x) }) {
+/** The end of an axis that holds all values but the few that lie far outside. */
+export function axisEnd(values, least) {
+  const sorted = [...values].sort((a, b) => a - b), most = sorted[Math.floor(0.9 * (sorted.length - 1))] ?? 0;
+  return Math.max(least, Math.min(sorted.at(-1) ?? 0, 1.5 * most));
+}
+
+/**
+ * A curve over steps: points [[step, value]], dots for single measurements, and those of the run before as a ghost.
+ * What lies above the axis is marked with a triangle at its upper edge.
+ */
+export function curve(title, points, { steps, max, min = 0, dots = [], ghost = {}, show = (x) => number(x) }) {
   const x = (step) => 4 + (step / steps) * 292, y = (value) => 94 - (Math.min(max, Math.max(min, value)) - min) / (max - min) * 88;
-  const last = points.at(-1);
+  const line = (list, kind) => (list.length ? svg("polyline", { points: list.map(([s, v]) => `${x(s)},${y(v)}`).join(" "), class: kind }) : null);
+  const last = points.at(-1), above = points.filter(([, v]) => v > max), highest = Math.max(...above.map(([, v]) => v));
+  const told = above.length ? `▲ ${text("curve_above", { value: show(highest) })}` : "";
   return h("figure", {},
     h("figcaption", {}, title, " ", h("b", {}, last ? show(last[1]) : "–")),
-    svg("svg", { viewBox: "0 0 300 100", class: "curve", role: "img", "aria-label": `${title} ${last ? show(last[1]) : ""}` },
-      svg("line", { x1: 4, x2: 296, y1: 94, y2: 94, class: "axis" }),
-      svg("text", { x: 296, y: 12, "text-anchor": "end" }, show(max)),
-      svg("polyline", { points: points.map(([s, v]) => `${x(s)},${y(v)}`).join(" ") }),
-      dots.map(([s, v]) => svg("circle", { cx: x(s), cy: y(v), r: 3.5 }, svg("title", {}, `${s}: ${show(v)}`)))));
+    svg("svg", { viewBox: "0 0 300 100", class: "curve", role: "img", "aria-label": `${title} ${last ? show(last[1]) : ""} ${told}` },
+      svg("line", { x1: 4, x2: 296, y1: y(min < 0 ? 0 : min), y2: y(min < 0 ? 0 : min), class: "axis" }),
+      line(ghost.points ?? [], "ghost"),
+      (ghost.dots ?? []).map(([s, v]) => svg("circle", { cx: x(s), cy: y(v), r: 3, class: "ghost" })),
+      line(points, "run"),
+      dots.map(([s, v]) => svg("circle", { cx: x(s), cy: y(v), r: 3.5 }, svg("title", {}, `${s}: ${show(v)}`))),
+      above.map(([s, v]) => svg("polygon", { points: `${x(s)},1 ${x(s) - 4},8 ${x(s) + 4},8`, class: "above" }, svg("title", {}, `${s}: ${show(v)}`))),
+      svg("text", { x: 296, y: 16, "text-anchor": "end" }, show(max)),
+      above.length ? svg("text", { x: 6, y: 16 }, told) : null));
 }
 
 /** A formula with its numbers, in lines of plain text. */

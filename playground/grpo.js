@@ -115,37 +115,35 @@ export function clippedObjective(ratio, A, epsilon) {
 }
 
 /**
- * The loss of answers that were drawn with these weights, and the weights' gradient, added to `gradient`.
+ * The loss of answers, and the weights' gradient, added to `gradient`.
  *
- * Each answer is trained on once, so pi_old is pi: the ratio is 1 and the clip never binds, as in the main
- * script with NUM_ITERATIONS=1. groups: of `drawAnswers`, each answer with `advantage`. count: answers of all
- * workers, which the sum is divided by. reference: { rows, weights } of the frozen model; unused if beta is 0.
+ * groups: of `drawAnswers`, each answer with `advantage` and, from the second update on, with `old`, its tokens'
+ * log-probs when it was drawn; without them pi_old is pi, and they are noted. count: answers of all workers,
+ * which the sum is divided by. epsilon: the clip range, Infinity for none. reference: { rows, weights } of the
+ * frozen model: the KL to it is measured even if beta is 0.
  */
-export function lossAndGradient(rows, weights, gradient, scratch, groups, { beta, count, reference }) {
-  const slopes = scratch.logits.numbers;
+export function lossAndGradient(rows, weights, gradient, scratch, groups, { beta, epsilon, count, reference }) {
+  const slopes = scratch.logits.numbers, other = reference.rows;
   slopes.fill(0);
-  if (beta) {
-    const other = reference.rows;
-    other.count = rows.count;
-    other.token.set(rows.token);
-    other.length.set(rows.length);
-    other.context.numbers.set(rows.context.numbers);
-    forward(other, reference.weights, 0);
-  }
-  const figures = { loss: 0, kl: 0, tokens: 0, entropy: 0 };
+  other.count = rows.count;
+  other.token.set(rows.token);
+  other.length.set(rows.length);
+  other.context.numbers.set(rows.context.numbers);
+  forward(other, reference.weights, 0);
+  const figures = { loss: 0, kl: 0, tokens: 0, entropy: 0, clipped: 0 };
   for (const answer of groups.flat()) {
     const share = 1 / (count * answer.tokens.length); // mean_i mean_t
+    const old = (answer.old ??= answer.tokens.map((token, t) => logProbs(logitsAfter(rows, answer.rows[t]))[token]));
     answer.tokens.forEach((token, t) => {
-      const row = answer.rows[t], log = logProbs(logitsAfter(rows, row));
-      let kl = 0, slope = -answer.advantage; // of the loss, by the token's log-prob: ratio' = ratio = 1
-      if (beta) {
-        const d = logProbs(logitsAfter(reference.rows, row))[token] - log[token];
-        kl = Math.expm1(d) - d; // k3 (arXiv 2402.03300, eq. 4)
-        slope -= beta * Math.expm1(d);
-      }
-      figures.loss += share * (beta * kl - answer.advantage);
+      const row = answer.rows[t], log = logProbs(logitsAfter(rows, row)), ratio = Math.exp(log[token] - old[t]);
+      const objective = clippedObjective(ratio, answer.advantage, epsilon);
+      const d = logProbs(logitsAfter(other, row))[token] - log[token];
+      const kl = Math.expm1(d) - d; // k3 (arXiv 2402.03300, eq. 4)
+      const slope = -objective.slope * ratio - beta * Math.expm1(d); // of the loss, by the token's log-prob
+      figures.loss += share * (beta * kl - objective.value);
       figures.kl += kl;
       figures.tokens += 1;
+      figures.clipped += Number(objective.slope === 0 && answer.advantage !== 0);
       for (let v = 0; v < VOCABULARY; v++) {
         const p = Math.exp(log[v]);
         slopes[logitIndex(row, v)] -= share * slope * p; // answers share their prompt's last row: gradients add up
@@ -165,18 +163,19 @@ export function learningRate(peak, step, steps) {
   return (peak * (1 + Math.cos((Math.PI * (step - warmup)) / (steps - warmup)))) / 2;
 }
 
+export const createMoments = (size) => ({ mean: new Float32Array(size), square: new Float32Array(size), updates: 0 });
+
 /** AdamW behind a gradient-norm clip (MAX_GRAD_NORM, B1, B2, WEIGHT_DECAY of the main script). */
-export function createOptimizer(size) {
-  const mean = new Float32Array(size), square = new Float32Array(size);
-  let updates = 0;
+export function createOptimizer(size, moments = createMoments(size)) {
+  const { mean, square } = moments;
   return function update(weights, gradient, rate) {
     let sum = 0;
     for (const g of gradient) sum += g * g;
     const norm = Math.sqrt(sum);
     if (!Number.isFinite(norm)) return norm; // an update that is not finite is skipped, not applied
     const scale = norm < 1 ? 1 : 1 / norm;
-    updates += 1;
-    const c1 = 1 - 0.9 ** updates, c2 = 1 - 0.99 ** updates;
+    moments.updates += 1;
+    const c1 = 1 - 0.9 ** moments.updates, c2 = 1 - 0.99 ** moments.updates;
     for (let i = 0; i < size; i++) {
       const g = gradient[i] * scale;
       mean[i] = 0.9 * mean[i] + 0.1 * g;

@@ -117,3 +117,14 @@ export function reward(completion, gold, points, tokens) {
   };
 }
 export const total = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
+
+/**
+ * What an answer got right, whatever points are paid: "right", "untagged" (the number is right, the form isn't),
+ * "wrong" or "none" (no number at all).
+ */
+export function judged(completion, gold) {
+  if (isRight(completion, gold)) return formatOk(completion) ? "right" : "untagged";
+  const answer = extractAnswer(completion) ?? completion.replace(/<[^>]*>/g, " ").match(/-?\d[\d,]*(?:\.\d+)?/g)?.at(-1) ?? "";
+  if (!/\d/.test(answer)) return "none";
+  return isClose(`<answer>${answer}</answer>`, gold, 0) ? "untagged" : "wrong";
+}

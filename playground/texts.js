@@ -1,5 +1,7 @@
 // Every sentence of the page, in English and in Traditional Chinese.
 
+import { frame } from "./address.js";
+
 const TEXTS = {
   title: ["From Q-learning to GRPO, live", "從 Q-learning 到 GRPO，現場演算"],
   about: [
@@ -14,28 +16,226 @@ const TEXTS = {
   other_language: ["中文", "English"],
   theme: ["Light / dark", "淺色／深色"],
   needs: [
-    "Needs JavaScript and WebAssembly with SIMD (Chrome and Edge 91, Firefox 89, Safari 16.4, or newer). WebGPU is not used: the processor computes everything, in workers. The page asks no server for anything and keeps nothing.",
-    "需要 JavaScript 和支援 SIMD 的 WebAssembly（Chrome 與 Edge 91、Firefox 89、Safari 16.4 以上）。不使用 WebGPU：所有計算都在處理器上，由 worker 完成。這一頁不向任何伺服器要資料，也不保存任何東西。",
+    "Needs JavaScript and WebAssembly with SIMD (Chrome and Edge 91, Firefox 89, Safari 16.4, or newer). WebGPU is not used: the processor computes everything, in workers. The page asks no server for anything. A training is kept in this browser, on this machine; reset it, and it's gone.",
+    "需要 JavaScript 和支援 SIMD 的 WebAssembly（Chrome 與 Edge 91、Firefox 89、Safari 16.4 以上）。不使用 WebGPU：所有計算都在處理器上，由 worker 完成。這一頁不向任何伺服器要資料。訓練的結果只存在這台電腦的這個瀏覽器裡，按「重來」就會清掉。",
   ],
-  source: [
-    "Chapters 1, 3, 4 and 5 of the course explain what is shown here; the page is built from the folder playground/.",
-    "這裡的內容，課程的第 1、3、4、5 章都有說明；這一頁由 playground/ 資料夾建置而成。",
-  ],
+  source: ["The page is built from the folder playground/ of the course.", "這一頁由課程的 playground/ 資料夾建置而成。"],
   reset: ["Reset", "重來"],
   pause: ["❚❚ Pause", "❚❚ 暫停"],
   right: ["right", "對"],
-  wrong: ["wrong", "錯"],
   sum: ["sum", "總分"],
   advantage: ["advantage A", "優勢 A"],
   points: ["points", "分數"],
   answer: ["answer", "回答"],
   gold: ["right answer:", "正確答案："],
+  home: ["The course", "課程首頁"],
+  open_playground: ["Open in the playground", "在互動頁裡打開"],
+  chapters: ["Explained in", "說明在"],
+  and: [" and ", "和"],
+  chapter_1: ["chapter 1: Q-learning", "第 1 章：Q-learning"],
+  chapter_3: ["chapter 3: PPO", "第 3 章：PPO"],
+  chapter_4: ["chapter 4: the group is the baseline", "第 4 章：群組就是基線"],
+  chapter_5: ["chapter 5: GRPO on a language model", "第 5 章：語言模型上的 GRPO"],
+  chapter_5_measured: ["what chapter 5 measured", "第 5 章的測量"],
+  of: ["{right} of {all}", "{all} 格中有 {right} 格"],
+  between: [" ", ""],
+
+  // --- missions
+  missions: ["Missions: guess first", "任務：先猜再看"],
+  mission_guess: ["Guess first:", "先猜："],
+  mission_yes: ["Yes.", "猜對了。"],
+  mission_no: ["Not quite.", "不太對。"],
+  mission_crawl: ["Watch the news crawl", "看消息往回爬"],
+  mission_crawl_ask: [
+    "Reset, and move until the dot reaches +100 for the first time. How many numbers in the table are then above 0?",
+    "按「重來」，一直走到圓點第一次踩到 +100。這時候表格裡有幾個數字大於 0？",
+  ],
+  mission_crawl_choices: ["one|every one on the path|all of them", "一個|走過的路上每一個|全部"],
+  mission_crawl_set: ["Set it up", "布置好"],
+  mission_crawl_why: [
+    "Only the move into the goal was corrected upwards. The cell before it learns of the goal when somebody next walks from it into a cell that already knows. So the news moves one cell per visit.",
+    "往上修正的只有踏進終點的那一步。前一格要等下次有人從它走進已經知道的格子，才會知道終點在哪裡。所以消息每經過一次，只往回傳一格。",
+  ],
+  mission_walls: ["Wall the goal in", "把終點圍起來"],
+  mission_walls_ask: [
+    "Both ways into the goal are walled up, and every move costs 1. With γ = 0.99, what will all the values become?",
+    "通往終點的兩條路都堵住了，每走一步還是扣 1 分。γ = 0.99，所有的價值會變成多少？",
+  ],
+  mission_walls_choices: ["0|close to −100|close to +100", "0|接近 −100|接近 +100"],
+  mission_walls_set: ["Set it up, then press “100 episodes” a few times", "布置好，然後多按幾次「100 個回合」"],
+  mission_walls_why: [
+    "Nothing ever ends, so a value is −1 − γ − γ² − … = −1 / (1 − γ) = −100. Halve γ to 0.5 and it's −2. With γ = 1 the sum has no end: the optimum shows −∞.",
+    "永遠走不完，所以價值是 −1 − γ − γ² − … = −1 / (1 − γ) = −100。γ 改成 0.5 就是 −2。γ = 1 時加不完，最佳解會顯示 −∞。",
+  ],
+  mission_greedy: ["Never a random move", "完全不隨機"],
+  mission_greedy_ask: [
+    "With ε = 0 the dot always takes the move that looks best. Does it find the goal at all?",
+    "ε = 0，圓點永遠走看起來最好的一步。它找得到終點嗎？",
+  ],
+  mission_greedy_choices: ["yes|no, it walks in circles", "找得到|找不到，會一直繞圈"],
+  mission_greedy_set: ["Set it up", "布置好"],
+  mission_greedy_why: [
+    "Moves it hasn't tried stand at 0, and tried ones sink below 0, so it tries something else: the zeros are optimism that explores. But once it has one good path it stops looking. Watch how many arrows stay wrong, then raise ε.",
+    "沒試過的動作停在 0，試過的會掉到 0 以下，所以它會換一個試：一開始的 0 是一種樂觀，會帶來探索。可是一旦找到一條好路，它就不再找了。看看還有幾個箭頭是錯的，再把 ε 調高。",
+  ],
+  mission_slip: ["Slippery ground", "滑滑的地面"],
+  mission_slip_ask: [
+    "On slippery ground the same move ends in different cells. With α = 1 each correction replaces the number. Do the numbers settle?",
+    "地面很滑，同一個動作會滑到不同的格子。α = 1 時，每次修正都把舊的數字整個換掉。數字會穩定下來嗎？",
+  ],
+  mission_slip_choices: ["yes, after enough episodes|no, they keep jumping", "會，走夠多回合就好|不會，會一直跳"],
+  mission_slip_set: ["α = 1: run it and watch the arrows|α = 0.05: the same ground", "α = 1：執行，看箭頭|α = 0.05：同樣的地面"],
+  mission_slip_why: [
+    "With α = 1 an entry remembers its last outcome alone. A small α averages over many, which is slower and settles near the optimum. Compare “greedy move is right” in both.",
+    "α = 1 時，每個數字只記得最後一次的結果。α 小，就是對很多次取平均：比較慢，但會停在最佳解附近。比較兩種情形下「貪婪動作正確」的格數。",
+  ],
+  mission_edge: ["Where does the gradient stop?", "梯度停在哪裡？"],
+  mission_edge_ask: [
+    "A = −1, and the ratio is already 1.35: the bad token has become likelier. Is the gradient 0 here, outside the range?",
+    "A = −1，而 ratio 已經到 1.35：這個不好的 token 反而更容易出現了。這裡在範圍外，梯度是 0 嗎？",
+  ],
+  mission_edge_choices: ["yes|no, it still pushes the token down", "是|不是，還是會把它壓下來"],
+  mission_edge_set: ["Set it up", "布置好"],
+  mission_edge_why: [
+    "The min takes the worse of the two. So the clip only stops a token that has already moved the way its advantage wants; one that has moved the wrong way is always pulled back. Move the ratio below 0.8 and it's flat.",
+    "min 取兩者中比較差的。所以裁剪只會擋住「已經照優勢的方向走過頭」的 token；走錯方向的，永遠拉得回來。把 ratio 拉到 0.8 以下，就變平了。",
+  ],
+  mission_lucky: ["One lucky draw", "一次好運"],
+  mission_lucky_ask: [
+    "C is worth 0.2, but its only draw brought 3. Without the clip, after 20 updates on these same eight answers, how likely is C? It starts at 10 %.",
+    "C 真正的價值是 0.2，可是唯一抽到的那次拿了 3 分。不裁剪，拿同樣這八個回答更新 20 次之後，C 的機率是多少？一開始是 10 %。",
+  ],
+  mission_lucky_choices: ["about 25 %|about 60 %|98 %", "大約 25 %|大約 60 %|98 %"],
+  mission_lucky_set: ["without the clip|with the clip", "不裁剪|裁剪"],
+  mission_lucky_why: [
+    "The batch promises +2.33 and the policy is worth 0.59 less: eight answers are evidence only about policies close to the one that gave them. With the clip C's ratio stops soon after 1.2, and the loss is 0.09. That's what the clip is for.",
+    "這一批資料說會多 2.33 分，策略真正的價值卻少了 0.59：八個回答能證明的，只有離當初那個策略不遠的地方。加上裁剪，C 的 ratio 過了 1.2 就慢慢停下來，只損失 0.09。裁剪就是為了這個。",
+  ],
+  mission_pull: ["The KL instead of the clip", "用 KL 代替裁剪"],
+  mission_pull_ask: [
+    "Now no clip, but a KL penalty with β = 1. Does it hold the policy as the clip does?",
+    "這次不裁剪，改加 KL 懲罰，β = 1。它會像裁剪一樣把策略擋住嗎？",
+  ],
+  mission_pull_choices: [
+    "yes, it stops at the same edge|it pulls back, but a large advantage still wins",
+    "會，停在同樣的地方|它會往回拉，可是優勢夠大還是拉得動",
+  ],
+  mission_pull_set: ["Set it up, then turn β up", "布置好，再把 β 調大"],
+  mission_pull_why: [
+    "C still reaches 61 %. The KL has no edge: the farther the policy goes, the harder it pulls, and where pull and advantage balance it stays. The clip limits one batch; the KL limits the distance from the start over the whole training.",
+    "C 還是到了 61 %。KL 沒有一條界線：離得越遠，拉得越用力，拉力和優勢打平的地方就是終點。裁剪管的是同一批資料；KL 管的是整個訓練離起點有多遠。",
+  ],
+  mission_equal: ["Eight equal rewards", "八個一樣的獎勵"],
+  mission_equal_ask: [
+    "All eight answers earn 4 points, more than ever before. How strongly are they reinforced?",
+    "八個回答都拿 4 分，比以前都高。它們會被強化多少？",
+  ],
+  mission_equal_choices: ["strongly|not at all", "很強|完全不會"],
+  mission_equal_set: ["Set it up", "布置好"],
+  mission_equal_why: [
+    "The group is the only yardstick: nobody is above the mean, so every advantage is 0. Groups that are all right or all wrong cost as much as others and teach nothing.",
+    "唯一的標準就是這一組：沒有人高於平均，所以優勢全是 0。全對或全錯的群組花一樣的成本，卻什麼都沒教。",
+  ],
+  mission_critic: ["A critic that is wrong", "critic 估錯了"],
+  mission_critic_ask: [
+    "The critic believes step 2 is worth 10 instead of 5. With which λ is the advantage of step 1 not affected?",
+    "critic 以為第 2 步值 10，其實是 5。λ 是多少的時候，第 1 步的優勢不受影響？",
+  ],
+  mission_critic_choices: ["λ = 0|λ = 0.5|λ = 1", "λ = 0|λ = 0.5|λ = 1"],
+  mission_critic_set: ["λ = 0, V = 10|λ = 1, V = 10", "λ = 0，V = 10|λ = 1，V = 10"],
+  mission_critic_why: [
+    "With λ = 1 and γ = 1 the critic's later guesses cancel: what's left is what came, minus V of step 1. With λ = 0 step 1 believes the guess, and A is 5 too high. The price: move the reward of step 8 and see which λ follows it.",
+    "λ = 1、γ = 1 時，critic 之後的估計會互相抵消，剩下的就是真正拿到的減去第 1 步的 V。λ = 0 時第 1 步完全相信那個估計，A 就高了 5。代價是：動一動第 8 步的獎勵，看哪個 λ 會跟著動。",
+  ],
+  mission_cold: ["Very cold", "溫度很低"],
+  mission_cold_ask: [
+    "At temperature 0.1 the model nearly always takes its likeliest token. What happens to the advantages?",
+    "溫度 0.1，模型幾乎總是選最可能的 token。優勢會變怎樣？",
+  ],
+  mission_cold_choices: ["mostly 0|larger", "大多是 0|變大"],
+  mission_cold_set: ["Set it up", "布置好"],
+  mission_cold_why: [
+    "The eight answers are nearly the same, so they earn the same, and there's nothing to compare. That's why training draws at temperature 1: GRPO learns from differences.",
+    "八個回答幾乎一樣，分數也一樣，沒有東西可以比。所以訓練時用溫度 1 抽樣：GRPO 靠差異學習。",
+  ],
+  mission_solved: ["A model that knows it", "已經會的模型"],
+  mission_solved_ask: [
+    "The trained model answers this question right eight times. What does the group teach it?",
+    "訓練好的模型把這一題八次都答對。這個群組會教它什麼？",
+  ],
+  mission_solved_choices: ["to be surer still|nothing", "更有把握|什麼都沒有"],
+  mission_solved_set: ["Set it up", "布置好"],
+  mission_solved_why: [
+    "Equal points, so every advantage is 0. As the model gets better, more and more groups fall silent; choose questions that it gets right some of the time.",
+    "分數一樣，優勢全是 0。模型越好，沒有訊號的群組越多；要選它有時答對、有時答錯的題目。",
+  ],
+  mission_tags: ["Which earns more?", "哪個分數高？"],
+  mission_tags_ask: [
+    "A right number whose last tag is missing, or a wrong number in perfect form?",
+    "數字對，但少了最後一個標籤；或者數字錯，格式完美。哪個分數高？",
+  ],
+  mission_tags_choices: ["the right number|the perfect form", "數字對的|格式完美的"],
+  mission_tags_set: ["Draw a few times and look for both", "多抽幾次，兩種都找找看"],
+  mission_tags_why: [
+    "3 for the form, 4 × 0.5 for its tags, −1 for the number: 4. The right number can't be read without its tags, and gets 1 for the three that are there. So the form is learned first.",
+    "格式 3 分，四個標籤 2 分，數字錯扣 1 分，一共 4 分。少了標籤就讀不出數字，只剩三個標籤的 1 分。所以模型先學會格式。",
+  ],
+  mission_course: ["What comes first?", "什麼先學會？"],
+  mission_course_ask: [
+    "The rewards of the course. Which gets to the top first, the form or the right number?",
+    "照課程的獎勵訓練。哪一條曲線先到頂，格式還是正確的數字？",
+  ],
+  mission_course_choices: ["the form|the right number", "格式|正確的數字"],
+  mission_course_set: ["Set it up, then press Train", "布置好，再按「開始訓練」"],
+  mission_course_why: [
+    "Any answer can earn the form's 5 points; the 4.5 for the number need the right reading, and the tags: a number without them isn't read. After 25 steps the form is near 100 % and the numbers near 90 %.",
+    "格式的 5 分哪個回答都拿得到；數字的 4.5 分要先讀對題目，還要有標籤，沒有標籤的數字讀不出來。25 步之後，格式接近 100 %，數字大約 90 %。",
+  ],
+  mission_ramble: ["Make it ramble", "讓它囉嗦"],
+  mission_ramble_ask: [
+    "Every token pays 0.5 points, and nothing else pays. What will the answers look like after 50 steps?",
+    "每個 token 0.5 分，其他都沒有分數。50 步之後，回答會變成什麼樣子？",
+  ],
+  mission_ramble_choices: ["long, with more reasoning|long, and nonsense|as before", "很長，推理更多|很長，而且沒有意義|和以前一樣"],
+  mission_ramble_set: [
+    "β = 0: train 50 steps|β = 0.5: over the ghost of the first",
+    "β = 0：訓練 50 步|β = 0.5：和前一次的虛線比較",
+  ],
+  mission_ramble_why: [
+    "For 25 steps little shows. After 50 every answer has 28 tokens, repeats <answer> until it is cut off, and the KL is at 8 nats per token. The reward says nothing about sense, so by its curve all is well. With β = 0.5 it still writes answers, 17 tokens long, at a KL of 0.5: the KL makes nonsense cost something.",
+    "前 25 步看不太出來。50 步之後每個回答都有 28 個 token，一直重複 <answer> 直到被截斷，KL 每個 token 8 nat。獎勵不管有沒有意義，所以只看獎勵曲線一切都好。β = 0.5 時，它還是寫得出回答，17 個 token，KL 0.5：KL 讓胡言亂語也要付出代價。",
+  ],
+  mission_kl: ["Switch the KL off", "關掉 KL"],
+  mission_kl_ask: [
+    "Only the form pays. With β = 0, what happens to the arithmetic, for which nothing is paid, in 75 steps?",
+    "只有格式有分數。β = 0，75 步之後，沒有分數的計算能力會變怎樣？",
+  ],
+  mission_kl_choices: ["it stays|it gets better|it falls apart", "不變|變好|壞掉"],
+  mission_kl_set: [
+    "β = 0: train 75 steps|β = 0.08: train 75 steps, over the ghost of the first",
+    "β = 0：訓練 75 步|β = 0.08：訓練 75 步，和前一次的虛線比較",
+  ],
+  mission_kl_why: [
+    "The form is perfect within 25 steps. Then nothing holds the rest: after 75 steps about 12 % of the numbers are right, and it writes 9+9=1. With β = 0.08 it's 41 %. The KL protects what the model can do and nobody pays for. (With the rewards of the course, which pay for right numbers, 83 % are right after 100 steps with β = 0.)",
+    "25 步之內格式就完美了。接著其他能力沒有東西守著：75 步之後只剩大約 12 % 的數字是對的，還會寫出 9+9=1。β = 0.08 時是 41 %。KL 保護的，是模型原本會、卻沒有人給分的能力。（用課程的獎勵，答對本來就有分數，β = 0 訓練 100 步仍有 83 % 答對。）",
+  ],
+  mission_reuse: ["Use every answer eight times", "每個回答用八次"],
+  mission_reuse_ask: [
+    "Eight updates on each batch instead of one: is it eight times as fast?",
+    "每一批資料更新八次，不是一次：會快八倍嗎？",
+  ],
+  mission_reuse_choices: ["yes|no, look at the KL", "會|不會，看 KL"],
+  mission_reuse_set: ["without the clip|with the clip, over the ghost of the first", "不裁剪|裁剪，和前一次的虛線比較"],
+  mission_reuse_why: [
+    "With one update per batch about 90 % are right after 25 steps. With eight and no clip it's about 11 %, and 4 % after 40: the same answers were pushed far beyond what they are evidence for, as in “One lucky draw”. The clip keeps about 33 % and a third of the KL: it slows the damage, and fewer updates avoid it.",
+    "每批更新一次，25 步之後大約 90 % 答對。更新八次又不裁剪，大約 11 %，40 步之後剩 4 %：同一批回答被推得太遠，早就超過它們能證明的範圍，就像「一次好運」。加上裁剪，大約還有 33 %，KL 只有三分之一：裁剪讓損害變慢，少更新幾次才能避免。",
+  ],
 
   // --- grid
   grid_title: ["How does a value get to the start?", "價值怎麼傳回起點？"],
   grid_about: [
-    "The dot walks from the upper left to +100. Every move costs 1 point. After each move one number of the table is corrected; watch the blue crawl back from the goal.",
-    "圓點從左上角走到 +100，每走一步扣 1 分。每走一步，就修正表格裡的一個數字；看藍色怎麼從終點一格一格往回爬。",
+    "The dot walks from S to +100. Every move costs 1 point, and after each move one number of the table is corrected. Watch the colour crawl back from the goal, and the arrows turn: they show the move that looks best.",
+    "圓點從 S 走到 +100，每走一步扣 1 分；每走一步，就修正表格裡的一個數字。看顏色怎麼從終點一格一格往回爬，箭頭怎麼轉向：箭頭是目前看起來最好的動作。",
   ],
   grid_run: ["▶ Run", "▶ 執行"],
   grid_step: ["One move", "走一步"],
@@ -47,8 +247,8 @@ const TEXTS = {
     "由世界的規則算出來的（價值迭代），學習的一方從來看不到。",
   ],
   grid_click: [
-    "Each cell: the value of up, down, left, right. Click a cell to build or remove a wall.",
-    "每一格的四個數字：往上、下、左、右的價值。點一下格子可以蓋牆或拆牆。",
+    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest colour is the largest number now in the table. Click a cell to build or remove a wall.",
+    "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。藍色大於 0，橘色小於 0；顏色最濃的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。",
   ],
   grid_first: ["No move yet.", "還沒有走任何一步。"],
   grid_cell: ["cell {cell}, best value {best}: build a wall", "第 {cell} 格，最高價值 {best}：蓋牆"],
@@ -64,14 +264,22 @@ const TEXTS = {
   grid_yes: ["Right: {value}. ({right} of {all})", "答對了：{value}。（{all} 題對 {right} 題）"],
   grid_no: ["No: {value}. ({right} of {all})", "不對，是 {value}。（{all} 題對 {right} 題）"],
   grid_told: [
-    "{moves} moves, {episodes} episodes; the last one took {last} moves. Largest distance to the optimum: {away}.",
-    "走了 {moves} 步、{episodes} 個回合；上一個回合走了 {last} 步。離最佳解最遠的一格差 {away}。",
+    "{moves} moves, {episodes} episodes; the last one took {last} moves.",
+    "走了 {moves} 步、{episodes} 個回合；上一個回合走了 {last} 步。",
   ],
   alpha: ["α, step size", "α，步長"],
   gamma: ["γ, discount", "γ，折扣因子"],
   epsilon: ["ε, random moves", "ε，隨機動作的機率"],
   slip: ["slipperiness", "地面多滑"],
   speed: ["moves per second", "每秒幾步"],
+  grid_start: ["cell 0, the start, best value {best}", "第 0 格，起點，最高價值 {best}"],
+  grid_right: ["Cells whose greedy move is right:", "貪婪動作正確的格子："],
+  grid_no_way: ["No cell has a way to the goal, so no move is right or wrong.", "沒有任何一格走得到終點，動作無所謂對錯。"],
+  grid_told_first: ["{moves} moves in the first episode.", "第一個回合，走了 {moves} 步。"],
+  grid_away: [
+    "The best value that is farthest from the optimum is {away} away (cell {cell}).",
+    "各格最高的價值裡，離最佳解最遠的差 {away}（第 {cell} 格）。",
+  ],
 
   // --- clip and group
   clip_title: ["How far may one update go?", "一次更新可以走多遠？"],
@@ -100,6 +308,55 @@ const TEXTS = {
     "GRPO: arXiv 2402.03300. Dr. GRPO, without the standard deviation: 2503.20783. RLOO, leave-one-out: 2402.14740. MaxRL: 2602.02710, made for rewards of 0 or 1. All four pictures have one scale.",
     "GRPO：arXiv 2402.03300。Dr. GRPO 不除以標準差：2503.20783。RLOO 用其他回答的平均當基線：2402.14740。MaxRL：2602.02710，為 0 或 1 的獎勵而設計。四張圖用同一個刻度。",
   ],
+  passes_title: ["What is the clip for? Twenty updates on one batch", "裁剪是為了什麼？同一批資料更新二十次"],
+  passes_about: [
+    "Three actions, eight answers, numbers made up. C was drawn once and was lucky. Updating again and again on these eight, does the policy get what they promise?",
+    "三個動作、八個回答，數字是編的。C 只抽到一次，而且運氣很好。拿這八個回答一直更新，策略真的會得到它們所說的分數嗎？",
+  ],
+  passes_promised: ["dashed: what the batch promises, mean(ratio · A)", "虛線：這批資料說會多多少，mean(ratio · A)"],
+  passes_worth: ["solid: what the policy is really worth, against the start", "實線：策略真正的價值，比一開始多多少"],
+  passes_picture: [
+    "what the batch promises and what the policy is worth, over the updates",
+    "這批資料所說的，和策略真正的價值，隨更新次數的變化",
+  ],
+  passes_axis: ["{passes} updates", "{passes} 次更新"],
+  passes_clip: ["clip (ε as above)", "裁剪（ε 同上）"],
+  passes_lucky: ["reward of the one C", "那一次 C 的獎勵"],
+  passes: ["updates", "更新次數"],
+  passes_beta: ["β, KL to π_old", "β，和 π_old 的 KL"],
+  passes_action: ["action", "動作"],
+  passes_true: ["truly worth", "真正的價值"],
+  passes_batch: ["in the batch", "這批資料裡"],
+  passes_now: ["π after {passes}", "{passes} 次之後的 π"],
+  passes_lost: [
+    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats. So far away, the eight answers are no evidence.",
+    "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。離得這麼遠，八個回答說的已經不算數。",
+  ],
+  passes_gained: [
+    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats. Here the batch tells the truth: the clip only makes it slower.",
+    "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。這次資料說的是實話，裁剪只會讓它變慢。",
+  ],
+  passes_same: [
+    "The batch promises {promised}; really it's {worth}. KL to π_old: {kl} nats.",
+    "這批資料說 {promised}，其實是 {worth}。和 π_old 的 KL：{kl} nat。",
+  ],
+  gae_title: ["Before groups: whom to believe, the critic or the rewards? (GAE)", "還沒有群組的時候：該信 critic，還是信獎勵？（GAE）"],
+  gae_about: [
+    "PPO in chapter 3 has no group but a critic, V. An episode of eight steps: each δ (outlined) is what a step brought beyond what the critic had promised; the filled bar is what of it counts for the chosen step.",
+    "第 3 章的 PPO 沒有群組，用的是 critic 的 V。這是八步的一個回合：δ（外框）是這一步比 critic 原先估的多了多少；實心是其中算進所選那一步的部分。",
+  ],
+  gae_step: ["advantage of step {step}", "第 {step} 步的優勢"],
+  gae_steps: ["whose advantage", "哪一步的優勢"],
+  gae_of: ["advantage of step", "優勢，第幾步："],
+  lambda: ["λ", "λ"],
+  gae_v2: ["V of step 2", "第 2 步的 V"],
+  gae_r8: ["reward of step 8", "第 8 步的獎勵"],
+  gae_zero: ["λ = 0: only its own δ. An error of the critic goes in whole.", "λ = 0：只算自己的 δ。critic 的誤差全部算進來。"],
+  gae_one: [
+    "λ = 1: all that came, minus V. An accident at the end goes in whole.",
+    "λ = 1：之後拿到的全部，減去 V。最後碰巧的運氣也全部算進來。",
+  ],
+  gae_between: ["Each later step counts {share} times the one before.", "每往後一步，只算前一步的 {share} 倍。"],
 
   // --- eight answers
   eight_title: ["One question, eight answers", "一個問題，八個回答"],
@@ -123,18 +380,30 @@ const TEXTS = {
   eight_empty: ["Type a question.", "請輸入題目。"],
   eight_unknown: ["The model has no token for what is underlined; replace it by words that it knows.", "畫底線的部分模型沒有對應的 token，請換成它認得的字。"],
   eight_long: ["{tokens} tokens, and at most {limit} are allowed; shorten the question.", "一共 {tokens} 個 token，最多 {limit} 個，請把題目縮短。"],
-  eight_gold_needed: ["Give the right answer, a whole number: the rewards need it.", "請填正確答案（整數），獎勵要用到它。"],
+  eight_gold_needed: [
+    "Give the right answer to this question, a whole number: the rewards need it.",
+    "請填這一題的正確答案（整數），獎勵要用到它。",
+  ],
   eight_told: ["Mean {mean} points. A = (points − mean) / standard deviation: positive is made likelier, negative less likely.", "平均 {mean} 分。A =（得分 − 平均）/ 標準差：正的會更容易出現，負的會更不容易出現。"],
   eight_same: ["All eight earn {points} points: every advantage is 0, and nothing would be learned.", "八個都得 {points} 分：優勢全是 0，什麼都學不到。"],
   eight_click: ["Click a token to see what else could have been drawn. Dashed: less than 90 % sure.", "點一個 token，看看原本還可能抽到什麼。虛線：把握不到 90 %。"],
   eight_other: ["Token {token}: what could have been drawn", "第 {token} 個 token：原本可能抽到什麼"],
-  eight_other_about: ["At the temperature of this draw, down to 0.1 %. ␣ is a blank before a word; <|eot_id|> (■) ends the answer.", "以這次抽樣的溫度計算，列到 0.1 % 為止。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。"],
+  eight_other_about: [
+    "At the temperature of this draw; the {count} others share {rest} %. ␣ is a blank before a word; <|eot_id|> (■) ends the answer.",
+    "以這次抽樣的溫度計算；其他 {count} 個一共 {rest} %。␣ 是字前面的空白；<|eot_id|>（■）表示回答結束。",
+  ],
+  eight_from: ["Drawn from: {model}, temperature {temperature}.", "抽樣來源：{model}，溫度 {temperature}。"],
+  judged: ["graded", "評語"],
+  judged_right: ["right", "對"],
+  judged_untagged: ["right number, format missing", "數字對，格式不對"],
+  judged_wrong: ["wrong number", "數字錯"],
+  judged_none: ["no number", "沒有數字"],
 
   // --- training
   train_title: ["Train a language model, now", "現在就訓練一個語言模型"],
   train_about: [
-    "GRPO, {batch} questions per step and one update for them (NUM_ITERATIONS=1). The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays.",
-    "用 GRPO，每一步 {batch} 個題目，更新一次（NUM_ITERATIONS=1）。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。",
+    "GRPO, {batch} questions per step. The model calculates well and reads badly; it forgets tags. Press start, and watch it find out what pays. Whatever you change, the run before stays as a dashed ghost.",
+    "用 GRPO，每一步 {batch} 個題目。這個模型算得好、讀得差，還會漏掉標籤。按下開始，看它怎麼發現什麼才有分數。改了設定再訓練，前一次會留下虛線。",
   ],
   train_start: ["▶ Train", "▶ 開始訓練"],
   train_on: ["▶ Go on", "▶ 繼續"],
@@ -174,33 +443,104 @@ const TEXTS = {
   curve_length: ["tokens per answer", "每個回答的 token 數"],
   curve_silent: ["groups without signal", "沒有訊號的群組"],
   curve_about: [
-    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7.",
-    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7。",
+    "Lines: the answers drawn in training, at temperature 1. Dots: 128 questions that are not trained on, every 25 steps, at temperature 0.7; a share of 128 has a standard error of about 4 points, so a dip of that size may be chance. Dashed and hollow: the run before. The KL is measured even if BETA is 0.",
+    "線：訓練時抽的回答，溫度 1。點：128 個沒有拿來訓練的題目，每 25 步問一次，溫度 0.7；128 題的比例，標準誤差大約 4 個百分點，這麼小的下降可能只是運氣。虛線和空心：前一次訓練。BETA 是 0 的時候也照樣量 KL。",
   ],
   train_groups: ["The groups of step {step} (dashed: without signal)", "第 {step} 步的群組（虛線：沒有訊號）"],
   group_number: ["group {i}", "第 {i} 個群組"],
-  learned_right: ["What it learned: to read the question, and to answer right.", "它學會了：讀題，然後答對。"],
-  learned_form: ["What it learned: the form, which is all that pays. The readings stay as wrong as they were.", "它學會了：格式，因為只有格式有分數。題目還是和原來一樣讀錯。"],
-  learned_long: ["What it learned: to ramble. Length pays, so it never stops before it is cut off.", "它學會了：囉嗦。長度有分數，所以它寫到被截斷為止。"],
-  learned_short: ["What it learned: the form, with as little in it as it can. It calculates wrongly because short numbers pay more.", "它學會了：守住格式，裡面能短就短。它連算式都算錯，因為數字短才划算。"],
-  learned_little: ["What it learned so far: little. Look at the groups below.", "到目前為止學到的不多。看看下面的群組。"],
   train_needs: [
-    "On this machine {count} workers compute, up to 400 MB of memory. The speed is that of your processor; closing the page ends everything.",
-    "這台機器上有 {count} 個 worker 在計算，最多用 400 MB 記憶體。速度取決於你的處理器；關掉這一頁，一切就結束了。",
+    "On this machine {count} workers compute, up to 400 MB of memory. The speed is that of your processor; closing the page stops the training.",
+    "這台機器上有 {count} 個 worker 在計算，最多用 400 MB 記憶體。速度取決於你的處理器；關掉這一頁，訓練就停了。",
   ],
+  train_ready: ["Nothing trained yet.", "還沒有訓練。"],
+  train_stopped: [
+    "Stopped after step {step} of {steps}; {each} s per step.",
+    "停在第 {step} 步，共 {steps} 步；每步 {each} 秒。",
+  ],
+  train_kept: ["Kept in this browser: a reload goes on from here.", "已存在這個瀏覽器裡，重新載入後可以繼續。"],
+  train_not_kept: ["This browser keeps nothing: a reload starts over.", "這個瀏覽器不讓這一頁存資料，重新載入就要從頭開始。"],
+  updates: ["updates per batch (NUM_ITERATIONS)", "每批資料更新幾次（NUM_ITERATIONS）"],
+  clip_off: ["off", "關"],
+  setting_preset: ["reward", "獎勵"],
+  setting_points: ["points", "分數"],
+  setting_beta: ["BETA", "BETA"],
+  setting_updates: ["updates per batch", "每批更新"],
+  setting_clip: ["clip range ε", "裁剪範圍 ε"],
+  setting_answers: ["G", "G"],
+  setting_rate: ["learning rate", "學習率"],
+  setting_steps: ["steps", "步數"],
+  setting_seed: ["seed", "種子"],
+  curve_kl: ["KL to the start (nats)", "和起點的 KL（nat）"],
+  curve_clipped: ["tokens clipped in the last update", "最後一次更新裡被裁剪的 token"],
+  curve_above: ["up to {value}", "最高 {value}"],
+  ghost: ["Dashed: the run before, with {what}.", "虛線：前一次訓練，{what}。"],
+  ghost_now: ["now {value}", "現在是 {value}"],
+  ghost_same: ["the same settings", "設定相同"],
+  ghost_none: ["", ""],
+  verdict_nothing: [
+    "Nothing pays, so every advantage is 0 and there is nothing to learn from.",
+    "什麼都沒有分數，優勢全是 0，沒有東西可學。",
+  ],
+  verdict_more: [
+    "It earns more: {before} points per answer at the start, {after} now.",
+    "分數變高了：每個回答從 {before} 分到 {after} 分。",
+  ],
+  verdict_less: [
+    "It earns less than at the start: {before} points per answer then, {after} now. It hasn't learned what pays.",
+    "分數比一開始低：每個回答從 {before} 分到 {after} 分。它沒有學會什麼有分數。",
+  ],
+  verdict_same: [
+    "It earns about as much as at the start: {before} points per answer then, {after} now.",
+    "分數和一開始差不多：每個回答從 {before} 分到 {after} 分。",
+  ],
+  verdict_paid: [
+    "{what} {moved} from {before} to {after}, and that is what pays.",
+    "{what}從 {before} {moved} {after}，這正是有分數的方向。",
+  ],
+  verdict_unpaid: [
+    "{what} {moved} from {before} to {after}, and nothing pays for that.",
+    "{what}從 {before} {moved} {after}，這件事沒有分數。",
+  ],
+  verdict_against: [
+    "{what} {moved} from {before} to {after}, against what pays.",
+    "{what}從 {before} {moved} {after}，和有分數的方向相反。",
+  ],
+  verdict_far: [
+    "The KL is {kl} nats per token: it has gone far from the model it started as (BETA {beta}).",
+    "每個 token 的 KL 是 {kl} nat：已經離開始時的模型很遠（BETA {beta}）。",
+  ],
+  rose: ["rose", "升到"],
+  fell: ["fell", "降到"],
+  what_right: ["Right answers", "答對率"],
+  what_form: ["Right form", "格式正確率"],
+  what_length: ["Tokens per answer", "每個回答的 token 數"],
+  what_reward: ["Points per answer", "每個回答的分數"],
+  what_kl: ["KL to the start", "和起點的 KL"],
+  what_measured: ["measured", "測量"],
+  what_paid: ["paid", "有沒有分數"],
+  what_before: ["at the start", "一開始"],
+  what_now: ["step {step}", "第 {step} 步"],
+  pay_right_more: ["right ones", "答對有分"],
+  pay_right_less: ["wrong ones", "答錯有分"],
+  pay_right_not: ["no", "沒有"],
+  pay_form_more: ["a right form", "格式對有分"],
+  pay_form_less: ["a wrong form", "格式錯有分"],
+  pay_form_not: ["no", "沒有"],
+  pay_length_more: ["long ones", "長有分"],
+  pay_length_less: ["short ones", "短有分"],
+  pay_length_not: ["no", "沒有"],
+  pay_kl: ["costs {beta} per nat", "每 nat 扣 {beta}"],
+  pay_kl_not: ["costs nothing", "不扣分"],
 };
 
-const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
-let current = chosen.toLowerCase().startsWith("zh") ? "zh" : "en";
-
-export const language = () => current;
+export const language = () => frame.lang ?? (navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en");
 
 export function setLanguage(name) {
-  current = name;
+  frame.lang = name;
 }
 
 /** A sentence, with {name} filled in from `values`. */
 export function text(key, values = {}) {
-  const sentence = TEXTS[key][current === "zh" ? 1 : 0];
+  const sentence = TEXTS[key][language() === "zh" ? 1 : 0];
   return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
 }

@@ -1,15 +1,15 @@
 // A worker: a share of the questions of each step. All of them hold the same weights, because each makes the
 // same update from the same sum of gradients; no memory is shared, so the page also runs from file://.
 
-import { CONTEXT, SIZE, createMemory, createRows, createScratch, createWeights, logitsAfter } from "./model.js";
+import { CONTEXT, SIZE, createMemory, createRows, createScratch, createWeights, forward, logitsAfter } from "./model.js";
 import {
-  ANSWER_LIMIT, PROMPT_LIMIT, POLICY, STANDARD, createOptimizer, distribution, drawAnswers, groupAdvantage, layOut,
+  ANSWER_LIMIT, PROMPT_LIMIT, POLICY, STANDARD, createMoments, createOptimizer, distribution, drawAnswers, groupAdvantage, layOut,
   lossAndGradient, promptOf, random,
 } from "./grpo.js";
 import { formatOk, isRight, reward, total } from "./rewards.js";
 import { textOf } from "./tokenizer.js";
 
-let rows, referenceRows, gradient, scratch, update, vocabulary;
+let rows, referenceRows, gradient, scratch, moments, update, vocabulary, groups;
 const models = {}; // start, trained (by the default run), own (trained on this page)
 
 const bytes = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
@@ -34,8 +34,16 @@ const perform = {
 
   /** The page's own model is untrained again. */
   reset() {
-    models.own.numbers.set(models.start.numbers);
-    update = createOptimizer(SIZE);
+    perform.restore({ weights: models.start.numbers, moments: createMoments(SIZE) });
+  },
+
+  /** What a training has come to: its weights and what AdamW remembers. */
+  saved: () => ({ weights: models.own.numbers.slice(), moments }),
+
+  restore(saved) {
+    models.own.numbers.set(saved.weights);
+    moments = saved.moments;
+    update = createOptimizer(SIZE, moments);
   },
 
   /** The logits after a text, [VOCABULARY]. */
@@ -56,12 +64,12 @@ const perform = {
   },
 
   /** Draws and grades the answers of a step, and returns the gradient of this worker's share of the loss. */
-  step({ questions, answers, beta, points, seed, step, count }) {
+  step({ questions, answers, points, seed, step, ...given }) {
     const prompts = questions.map(({ tokens, id }) => ({
       tokens: promptOf(tokens),
       randoms: Array.from({ length: answers }, (_, i) => random(seed, step, id, i)),
     }));
-    const groups = drawAnswers(rows, models.own, prompts, POLICY);
+    groups = drawAnswers(rows, models.own, prompts, POLICY);
     const graded = groups.map((group, q) => {
       const texts = group.map((answer) => textOf(answer.tokens, vocabulary));
       const parts = group.map((answer, i) => reward(texts[i], questions[q].gold, points, answer.tokens.length));
@@ -72,20 +80,29 @@ const perform = {
         right: isRight(texts[i], questions[q].gold), form: formatOk(texts[i]),
       }));
     });
-    return { ...perform.gradient_of({ groups, beta, count }), groups: graded };
+    return { ...perform.gradientOf(given), groups: graded };
   },
 
-  /** The loss and its gradient on answers that are given: [{ tokens, answers, advantages }]. */
-  loss({ prompts, beta, count }) {
-    const groups = layOut(rows, models.own, prompts);
-    groups.forEach((group, q) => group.forEach((answer, i) => { answer.advantage = prompts[q].advantages[i]; }));
-    return perform.gradient_of({ groups, beta, count });
+  /** The gradient on the answers of the last step again, by the weights that its updates have left. */
+  again(given) {
+    forward(rows, models.own, 0);
+    return perform.gradientOf(given);
   },
 
-  gradient_of({ groups, beta, count }) {
+  /** The loss and its gradient on answers that are given: [{ tokens, answers, advantages, old }]. */
+  loss({ prompts, ...given }) {
+    groups = layOut(rows, models.own, prompts);
+    groups.forEach((group, q) => group.forEach((answer, i) => {
+      answer.advantage = prompts[q].advantages[i];
+      answer.old = prompts[q].old?.[i];
+    }));
+    return perform.gradientOf(given);
+  },
+
+  gradientOf(given) {
     gradient.numbers.fill(0);
     const reference = { rows: referenceRows, weights: models.start };
-    const figures = lossAndGradient(rows, models.own, gradient, scratch, groups, { beta, count, reference });
+    const figures = lossAndGradient(rows, models.own, gradient, scratch, groups, { ...given, reference });
     return { figures, gradient: gradient.numbers.slice() };
   },
 

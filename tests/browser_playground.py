@@ -4,16 +4,17 @@ The engine's numbers are compared with MaxText's model and the main script's own
 with reward_func.py. The training is the page's own, through its buttons.
 """
 
-import base64
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlsplit
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,8 @@ import optax
 import psutil
 import pytest
 from chromium import contrast, find, look_like, one, started
-from flax import nnx
 from folders import load
 from hostile import HOSTILE
-from scipy import stats
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -42,9 +41,8 @@ from model.log_probs import log_probs
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 ROOMS = ("grid", "clip", "answers", "train")
-WIDTHS = {"phone": (390, 844), "desk": (1280, 900)}
+KIM = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
 P, T = 28, 28  # tokens of a prompt and of an answer
-BETA = 0.08
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
@@ -58,17 +56,34 @@ def driver():
 
 @pytest.fixture
 def show(driver):
-    """Opens a room at a size, in a colour scheme and a language; at the end the browser has no complaint."""
+    """Opens a room, in a colour scheme and a language; at the end the browser has no complaint."""
 
-    def show(room, size="desk", scheme="light", lang="en"):
-        look_like(driver, *WIDTHS[size], phone=size == "phone", scheme=scheme)
-        driver.get("about:blank")  # an address that differs by its hash alone would not be loaded anew
-        driver.get(f"{PAGE.as_uri()}?lang={lang}#{room}")
-        WebDriverWait(driver, 60).until(lambda d: find(d, f'#tab_{room}[aria-selected="true"]'))
-        return driver
+    def show(room, scheme="light", lang="en", more=""):
+        look_like(driver, 1280, 900, phone=False, scheme=scheme)
+        driver.get((ROOT / "LICENSE").as_uri())  # of the same origin: what was kept is forgotten from here
+        forget = "indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]"
+        driver.execute_async_script(forget)
+        return visit(driver, f"room={ROOMS.index(room) + 1}&lang={lang}{more}")
 
     yield show
     assert not driver.get_log("browser")
+
+
+def visit(driver, address):
+    """Loads the page anew at an address, as a link from a chapter would."""
+    driver.get("about:blank")
+    driver.get(f"{PAGE.as_uri()}#{address}")
+    WebDriverWait(driver, 60).until(lambda d: find(d, "#room > *"))
+    run(driver, "await module('train').loaded, 1")
+    return driver
+
+
+def address_of(driver):
+    return dict(parse_qsl(urlsplit(driver.current_url).fragment))
+
+
+def numbers_in(text):
+    return [float(x.replace("−", "-")) for x in re.findall(r"[+−]?\d+(?:\.\d+)?", text)]
 
 
 def turn(driver, name, value):
@@ -91,29 +106,16 @@ def run(driver, code, *arguments):
 
 def ask(driver, task, then="x", **given):
     """What a worker answers to a task, as the expression `then` of it."""
-    return run(
-        driver,
-        f"await (await pool()).ask(given[0], given[1]).then((x) => ({then}))",
-        task,
-        given,
-    )
-
-
-# --- the engine against JAX
+    asked = f"await (await pool()).ask(given[0], given[1]).then((x) => ({then}))"
+    return run(driver, asked, task, given)
 
 
 @pytest.fixture(scope="module")
 def questions():
-    """Token ids of held-out questions, with begin and end marks, and their gold numbers."""
+    """Token ids of held-out questions, with begin and end marks."""
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     rows = [json.loads(line) for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
-    return [
-        (
-            [1, *tokenizer(row["question"], add_special_tokens=False)["input_ids"], 4],
-            row["answer"].split("#### ")[1],
-        )
-        for row in rows
-    ]
+    return [[1, *tokenizer(row["question"], add_special_tokens=False)["input_ids"], 4] for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -127,83 +129,46 @@ def maxtext():
 
 def padded(prompts, answers):
     """int32 [N, P] left-padded, int32 [N, T] right-padded."""
-    left, right = np.zeros((len(prompts), P), np.int32), np.zeros((len(answers), T), np.int32)
-    for row, prompt in zip(left, prompts, strict=True):
-        row[P - len(prompt) :] = prompt
-    for row, answer in zip(right, answers, strict=True):
-        row[: len(answer)] = answer
-    return left, right
+    left = [[0] * (P - len(prompt)) + prompt for prompt in prompts]
+    return np.int32(left), np.int32([answer + [0] * (T - len(answer)) for answer in answers])
 
 
 def logits_under_jax(maxtext, prompts, answers):
     """Logits [N, T, V]: those at t follow the prompt and t tokens of the answer."""
     model, mesh, _ = maxtext
-    graphdef, state = nnx.split(model)
-
-    @jax.jit
-    def logits(state, *tokens):
-        return log_probs(nnx.merge(graphdef, state, copy=True), *tokens, pad_id=0, temperature=1.0)[1]
-
     with mesh:
-        return np.asarray(logits(state, *padded(prompts, answers)))
+        return np.array(log_probs(model, *padded(prompts, answers), pad_id=0, temperature=1.0)[1])
 
 
-def test_logits_equal_jaxs_on_fifty_prompts(show, questions, maxtext):
+def test_tokens_are_drawn_from_the_policy(show, questions, maxtext):
+    """What the tokens of some answers were drawn from is JAX's policy; and how one is drawn from it."""
     driver = show("clip")
-    random = np.random.default_rng(0)
-    prompts = [tokens for tokens, _ in questions[:50]]
-    answers = [random.integers(5, 76, length).tolist() for length in random.integers(0, T, 50)]
-    expected = logits_under_jax(maxtext, prompts, answers)  # [N, T, V]
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        for t in {0, len(answer)}:
-            logits = ask(driver, "logits", model="start", tokens=prompt + answer[:t])
-            np.testing.assert_allclose(logits, expected[i, t], rtol=0, atol=1e-4)  # the issue's own bound
-    assert np.abs(expected).max() > 5  # else 1e-4 would say little
-
-
-def test_drawn_tokens_have_the_policys_frequencies(show, questions, maxtext):
-    """Of 12,000 answers to one question, the token after each frequent beginning: chi-square."""
-    driver = show("clip")
-    prompt = questions[2][0]
-    counts = {}
-    for seed in range(120):
-        drawn = ask(
-            driver, "draw", "x.map((answer) => answer.tokens)", model="start", tokens=prompt[1:-1],
-            answers=100, sampling={"temperature": 1, "topK": 76, "topP": 1}, seed=seed,
-        )  # fmt: skip
-        for tokens in drawn:
-            for t in range(len(tokens)):
-                counts.setdefault(tuple(tokens[:t]), np.zeros(76))[tokens[t]] += 1
-    frequent = [beginning for beginning, seen in counts.items() if seen.sum() > 1000]
-    logits = logits_under_jax(maxtext, [prompt] * len(frequent), frequent)  # [N, T, V]
-    undecided = 0
-    for beginning, of_answer in zip(frequent, logits, strict=True):
-        policy = np.exp(of_answer[len(beginning)].astype(float))
-        policy[0] = 0  # padding: the main script's sampler never draws it either
-        seen, expected = counts[beginning], policy / policy.sum() * counts[beginning].sum()
-        order = np.argsort(-expected)
-        classes = max(
-            1, (expected >= 5).sum() - 1
-        )  # chi-square wants 5 or more; the last class takes the rare ones
-        groups = [order[i : i + 1] for i in range(classes)] + [order[classes:]]
-        seen, expected = ([x[group].sum() for group in groups] for x in (seen, expected))
-        if expected[-1] < 5:
-            continue  # the policy is certain: nothing to count
-        undecided += 1
-        # 1e-4: some ten beginnings are tested, with fixed seeds; temperature 0.9 is found out
-        assert stats.chisquare(seen, expected).pvalue > 1e-4, (beginning, seen, expected)
-    assert undecided >= 3
+    for prompt in questions[:10]:
+        given = dict(model="start", tokens=prompt[1:-1], answers=8, seed=1)
+        drawn = ask(driver, "draw", sampling={"temperature": 0.8, "topK": 76, "topP": 1}, **given)
+        logits = logits_under_jax(maxtext, [prompt] * 8, [row["tokens"] for row in drawn])  # [N, T, V]
+        logits[..., 0] = -np.inf  # padding: the main script's sampler never draws it either
+        for row, of_answer in zip(drawn, logits, strict=True):
+            expected = jax.nn.log_softmax(of_answer[: len(row["tokens"])] / 0.8, axis=-1)
+            found = np.log(
+                row["choices"], where=np.array(row["choices"]) > 0, out=np.full_like(expected, -np.inf)
+            )
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)  # 1e-4 on each of two logits
+    random = np.random.default_rng(4)
+    policy, uniform = random.dirichlet(np.full(76, 0.1), 200), random.random(200)
+    draw = "given[0].map((p, i) => module('grpo').draw(p, given[1][i]))"
+    found = run(driver, draw, policy.tolist(), uniform.tolist())
+    assert found == [int((p.cumsum() <= u).sum()) for p, u in zip(policy, uniform, strict=True)]
 
 
 def flat_gradient(gradient, layers=3):
     """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
-    tree = gradient["base"]
-    decoder = tree["decoder"]
+    decoder = gradient["base"]["decoder"]
 
     def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
         return np.concatenate([kernel[..., 0::2], kernel[..., 1::2]], axis=-1).reshape(96, -1)
 
-    parts = [tree["token_embedder"]["embedding"]]
+    parts = [gradient["base"]["token_embedder"]["embedding"]]
     for layer in (decoder[f"layers_{i}"] for i in range(layers)):
         attention, mlp = layer["self_attention"], layer["mlp"]
         parts += [
@@ -224,40 +189,42 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
     driver = show("clip")
     model, mesh, c = maxtext
     random = np.random.default_rng(1)
-    prompts = [tokens for tokens, _ in questions[:2]]
+    prompts = questions[:2]
     answers = [[[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)] for _ in prompts]
     answers[0][0] = [2]  # ends at once: its only token is drawn from the prompt's last row
     advantages = random.normal(size=(2, 4)).astype(np.float32)
 
     tokens = padded([prompt for prompt in prompts for _ in range(4)], [a for group in answers for a in group])
     params, policy = model_of(c, model, temperature=1.0)
-    policy = dataclasses.replace(policy, mesh=mesh)
+    moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     with mesh:
         reference, _ = log_probs(model, *tokens, pad_id=0, temperature=1.0)
-    moved = jax.tree.map(lambda w: w * jnp.float32(1.02), params)
     mask = np.asarray(tokens[1]) != 0
     batch = as_batch(dict(
         prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
-        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), BETA),
+        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), 0.08),
         sampler_log_prob=np.zeros((8, T)), ref_log_prob=reference,
     ))  # fmt: skip
-    loss = functools.partial(demo.loss, model=policy, batch=batch, use=grpo_variants.choose(c, demo.TABLES))
-    (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
-
     # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
     ask(driver, "reset")
     still = "{gradient: new Float32Array(module('model').SIZE), rate: -0.2}"
     run(driver, f"await (await pool()).ask('apply', {still})")
-    given = [
-        {"tokens": p, "answers": a, "advantages": r.tolist()}
-        for p, a, r in zip(prompts, answers, advantages, strict=True)
-    ]
-    found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})",
-                prompts=given, beta=BETA, count=8)  # fmt: skip
-    expected_gradient = flat_gradient(gradient)
-    assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
-    np.testing.assert_allclose(found["gradient"], expected_gradient, rtol=0, atol=1e-4)
-    assert found["kl"] > 1 and np.abs(expected_gradient).max() > 0.1  # else 1e-4 would say little
+    use, policy = grpo_variants.choose(c, demo.TABLES), dataclasses.replace(policy, mesh=mesh)
+    olds = [row[m].tolist() for row, m in zip(np.asarray(reference), mask, strict=True)]
+    for again in (False, True):  # answers that these weights have drawn; or the start's, and ratios differ
+        old = batch._replace(old_log_prob=reference) if again else batch
+        loss = functools.partial(demo.loss, model=policy, batch=old, use=use)
+        (expected, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(moved)
+        names = ("tokens", "answers", "advantages", "old")
+        rows = zip(prompts, answers, advantages.tolist(), (olds[:4], olds[4:]), strict=True)
+        given = dict(prompts=[dict(zip(names[: 3 + again], row, strict=False)) for row in rows], count=8)
+        given["epsilon"] = c.EPSILON
+        found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given)
+        assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
+        np.testing.assert_allclose(found["gradient"], flat_gradient(gradient), rtol=0, atol=1e-4)
+        assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1  # else 1e-4 would say little
+        assert (found["clipped"] > 0) == again
+        assert ask(driver, "loss", "x.figures.kl", beta=0, **given) == found["kl"]
     ask(driver, "reset")
 
 
@@ -268,9 +235,9 @@ def test_the_update_equals_optaxs(show):
     optimizer = demo.make_optimizer(c)
     random = np.random.default_rng(2)
     weights = random.normal(size=7).astype(np.float32)
-    gradients = random.normal(size=(30, 7)).astype(np.float32) * np.geomspace(0.01, 3, 30)[:, None]
+    gradients = (random.normal(size=(200, 7)) * np.geomspace(0.01, 3, 200)[:, None]).astype(np.float32)
     state, expected = optimizer.init(weights), jnp.asarray(weights)
-    for gradient in gradients.astype(np.float32):
+    for gradient in gradients:
         changes, state = optimizer.update(jnp.asarray(gradient), state, expected)
         expected = optax.apply_updates(expected, changes)
     found = run(driver, """(() => {
@@ -278,22 +245,17 @@ def test_the_update_equals_optaxs(show):
         const update = createOptimizer(7), w = Float32Array.from(given[0]);
         given[1].forEach((g, step) => update(w, Float32Array.from(g), learningRate(1e-3, step, 200)));
         return Array.from(w);
-    })()""", weights.tolist(), gradients.astype(np.float32).tolist())  # fmt: skip
+    })()""", weights.tolist(), gradients.tolist())  # fmt: skip
     assert np.abs(np.asarray(expected) - weights).max() > 1e-3
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)  # float32 against float64 inside
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 20, 200)
-    rates = run(
-        driver, "Array.from({length: 200}, (_, step) => module('grpo').learningRate(1e-3, step, 200))"
-    )
-    np.testing.assert_allclose(rates, [schedule(step) for step in range(200)], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)  # float32 against float64 inside
 
 
 def random_texts(count):
     """Answers of the 76 tokens, many of them nearly right."""
-    words = load_vocabulary()
-    random = np.random.default_rng(3)
+    words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
+    words, random = sorted(words, key=words.get), np.random.default_rng(3)
     numbers = [
-        "7",
+        *"70",
         "18",
         "1,080",
         "08",
@@ -305,34 +267,21 @@ def random_texts(count):
         "8-6=2,2+5=7",
         "+7",
         "3*6",
-        "7 = 7",
-        "7-",
-        "0",
+        " 7 ",
     ]
-    frames = [
-        "<reasoning>{}</reasoning><answer>{}</answer>", "<reasoning>{}<answer>{}</answer>",
-        "{}</reasoning><answer>{}", "<reasoning>{}</reasoning> <answer> {}</answer> ", "{}{}",
-        "<answer>{}</answer><answer>{}</answer>",
-    ]  # fmt: skip
 
     def piece():
-        kind = random.integers(4)
-        if kind == 0:
-            return str(random.choice(numbers))
-        pool = (
-            words[5:] if kind == 1 else [*"0123456789+-*=,. "] if kind == 2 else [*"0123456789", *words[9:52]]
-        )
-        return "".join(random.choice(pool, random.integers(0, 6)))
+        pool = [numbers, words[5:], [*"0123456789+-*=,. "], words[9:52]][random.integers(4)]
+        return "".join(random.choice(pool, 1 if pool is numbers else random.integers(0, 6)))
 
-    return [str(random.choice(frames)).format(piece(), piece()) for _ in range(count)]
+    def text():
+        parts = ["<reasoning>", piece(), "</reasoning>", "", "<answer>", piece(), "</answer>"]
+        return "".join(part for part in parts if random.random() < 0.93) + piece() * (random.random() < 0.1)
 
-
-def load_vocabulary():
-    words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
-    return sorted(words, key=words.get)
+    return [text() for _ in range(count)]
 
 
-def test_points_equal_reward_funcs(show):
+def test_points_and_tokens_equal_the_main_scripts(show):
     driver = show("clip")
     texts = random_texts(6000)
     golds = [("7", "18", "0", "1080")[i % 4] for i in range(len(texts))]
@@ -343,96 +292,117 @@ def test_points_equal_reward_funcs(show):
     wrong = [(t, g, f, e) for t, g, f, e in zip(texts, golds, found, expected.tolist()) if f != e]
     assert not wrong, wrong[:5]
     assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
-
-
-def test_tokens_equal_the_tokenizers(show):
-    driver = show("clip")
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    texts = [
-        *random_texts(200),
-        *(json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()),
+    texts = texts[:200] + [
+        json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
     ]
-    texts += ["Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", "<|eot_id|>", ""]
-    found = run(
-        driver,
-        "given[0].map((text) => module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS)"
-        ".map(({token}) => token ?? 3))",
-        texts,
-    )
-    for text, ids in zip(texts, found, strict=True):
-        if "<|" not in text:  # a mark of the conversation is no text: typed in, its signs are unknown
-            assert ids == tokenizer(text, add_special_tokens=False)["input_ids"], text
-    assert set(found[texts.index("<|eot_id|>")]) == {3}
+    texts += ["Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
+    pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
+    found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
+    assert found[:-1] == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert set(found[-1]) == {3}  # a mark of the conversation is no text: typed in, its signs are unknown
 
 
-# --- what the other rooms compute
+def value_iteration(gamma, slip, walls):
+    """q* [16, 4] by the rules of chapter 1's world, here with walls and slippery ground."""
+    step, constants = load("1_Q_Learning", "grid").step, load("1_Q_Learning", "Q_Learning").Constants()
+    q = np.zeros((16, 4))
+
+    def value(cell, action):
+        after, reward, terminated = step(constants, cell, action)
+        after, reward = (cell, -1) if after in walls else (after, reward)
+        return reward + gamma * (1 - terminated) * q[after].max()
+
+    for _ in range(300):
+        for cell, action in itertools.product(set(range(15)) - set(walls), range(4)):
+            beside = [value(cell, (action // 2 * 2 + side) % 4) for side in (2, 3)]
+            q[cell, action] = (1 - slip) * value(cell, action) + slip * np.mean(beside)
+    return q
 
 
-def test_the_optimum_of_the_grid_equals_chapter_1s(show):
-    driver = show("clip")
-    grid, script = load("1_Q_Learning", "grid"), load("1_Q_Learning", "Q_Learning")
-    for gamma in (0.99, 0.5, 1.0):
-        expected = grid.value_iteration(script.Constants(GAMMA=gamma))
-        found = run(driver, "module('grid').optimum(given[0], 0)", gamma)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    slippery = np.array(run(driver, "module('grid').optimum(0.99, 0.4)"))
-    for cell in range(15):  # Bellman's equation, by the rules of the world
-        for action in range(4):
-            value = 0.0
-            for p, a in ((0.6, action), (0.2, (action // 2 * 2 + 2) % 4), (0.2, (action // 2 * 2 + 3) % 4)):
-                after, reward, terminated = grid.step(script.Constants(), cell, a)
-                value += p * (reward + 0.99 * (1 - terminated) * slippery[after].max())
-            assert slippery[cell, action] == pytest.approx(value, abs=1e-6)
+def test_the_optimum_and_the_right_moves_equal_chapter_1s(show):
+    driver = show("grid")
+    for gamma, slip, walls in ((0.99, 0.0, []), (1.0, 0.0, []), (0.9, 0.4, [5, 10])):
+        more = f"gamma={gamma}&slip={slip}&walls={'_'.join(map(str, walls))}"
+        visit(driver, f"room=1&epsilon=0.8&{more}")
+        best = value_iteration(gamma, slip, walls)
+        cells = [cell for cell in range(15) if cell not in walls]
+        found = np.array(run(driver, "module('grid').optimum(given[0], given[1])", gamma, slip))
+        np.testing.assert_allclose(found[cells], best[cells], rtol=0, atol=1e-6)
+        one(driver, "#grid_run").click()  # it runs by itself: stop
+        seen = []
+        for _ in range(3):
+            q = np.array(run(driver, "module('grid').state.Q"))
+            greedy = q[cells] >= q[cells].max(1, keepdims=True) - 1e-9
+            optimal = best[cells] >= best[cells].max(1, keepdims=True) - 1e-6
+            seen.append((optimal | ~greedy).all(1).sum())
+            assert numbers_in(one(driver, "#grid_right b").text) == [seen[-1], len(cells)]
+            assert len(find(driver, "#board .arrow")) == greedy[greedy.sum(1) < 4].sum()
+            one(driver, "#grid_hundred").click()
+        assert seen[-1] > seen[0]
+    visit(driver, "room=1&walls=11_14&gamma=1&slip=0.3")  # no way to the goal, and no discount
+    assert "−∞" in one(driver, ".optimum").text and "no move is right" in one(driver, "#grid_right").text
+    one(driver, "#grid_hundred").click()
+    inside = """const place = (e) => e?.getBoundingClientRect();
+      return [...document.querySelectorAll('#board svg')].every((cell) => {
+        const of = place(cell), a = place(cell.querySelector('.agent')) ?? { left: Infinity };
+        const texts = [...cell.querySelectorAll('text')].map(place);
+        return texts.every((r) => r.left >= of.left && r.right <= of.right && (
+          r.right <= a.left || r.left >= a.right || r.bottom <= a.top || r.top >= a.bottom)); })"""
+    assert driver.execute_script(inside)  # no number is clipped, and the dot covers none
 
 
 def test_a_move_on_the_grid_is_q_learnings_update(show):
+    """The dot walks without a click, but not for a reader who wants no motion."""
     driver = show("grid")
-    one(driver, "#grid_run").click()  # it runs by itself: stop
-    one(driver, "#grid_reset").click()
+    filled = lambda: one(driver, "#grid_formula").text.splitlines()[1]  # noqa: E731
+    WebDriverWait(driver, 20).until(lambda d: int(one(d, "#grid_told").text.split()[0]) > 3)
+    still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
+    visit(driver, "room=1&lang=en")
     for _ in range(30):
         one(driver, "#grid_step").click()
-        filled = one(driver, "#grid_formula").text.splitlines()[1].replace("−", "-")
-        before, alpha, reward, gamma, future, again, after = map(
-            float, re.sub(r"[()=+·]| - ", " ", filled.split("← ")[1]).split()
-        )
+        terms = numbers_in(filled().split("← ")[1].replace(" − ", " "))
+        before, alpha, reward, gamma, future, again, after = terms
         assert before == again
-        assert after == pytest.approx(
-            before + alpha * (reward + gamma * future - before), abs=0.011
-        )  # two decimals are shown
+        update = before + alpha * (reward + gamma * future - before)
+        assert after == pytest.approx(update, abs=0.011)  # two decimals are shown
     one(driver, "#predict").click()
     one(driver, "#grid_step").click()
-    assert one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
-    assert not one(driver, "#grid_step").is_enabled()
-    find(driver, "#guess button")[0].click()
-    assert not one(driver, "#grid_formula").text.splitlines()[1].endswith("= ?")
-    one(driver, "#grid_hundred").click()
-    assert (
-        "100 episodes" in one(driver, "#grid_told").text or "101 episodes" in one(driver, "#grid_told").text
-    )
-    cell = find(driver, "#board button")[5]
-    cell.click()
-    assert "wall" in cell.get_attribute("aria-label")
+    assert filled().endswith("= ?") and not one(driver, "#grid_step").is_enabled()
+    find(driver, "#guess button")[0].send_keys(Keys.ENTER)
+    assert driver.switch_to.active_element == one(driver, "#grid_step")  # not lost with the button
+    assert not filled().endswith("= ?")
 
 
-def test_clip_and_advantages_equal_the_main_scripts(show):
+def test_updates_on_one_batch_equal_jaxs(show):
+    """The figure of the lucky draw: gradient ascent on the main script's objective, by jax.grad."""
     driver = show("clip")
-    for ratio in (0.3, 0.8, 1.0, 1.15, 1.35, 2.0):
-        for advantage in (-2.0, -0.5, 0.0, 1.0):
-            for epsilon in (0.1, 0.2, 0.5):
-                found = run(
-                    driver, "module('grpo').clippedObjective(...given[0])", [ratio, advantage, epsilon]
-                )
+    worth, old = np.array([1, 0.6, 0.2]), np.array([0.6, 0.3, 0.1])
+    action = np.array([0, 0, 0, 0, 0, 1, 1, 2])
 
-                def objective(r, A=advantage, epsilon=epsilon):
-                    given = SimpleNamespace(old_log_prob=0.0, advantage=A)
-                    c = SimpleNamespace(EPSILON=epsilon)
-                    return demo.clipped_objective(SimpleNamespace(log_prob=jnp.log(r)), given, c)[0]
+    def objective(logits, epsilon, beta, advantage):
+        log = jax.nn.log_softmax(logits)
+        given = SimpleNamespace(old_log_prob=jnp.log(old)[action], advantage=advantage)
+        pi, c = SimpleNamespace(log_prob=log[action]), SimpleNamespace(EPSILON=epsilon)
+        kl = (jnp.exp(log) * (log - jnp.log(old))).sum()
+        return demo.clipped_objective(pi, given, c)[0].mean() - beta * kl
 
-                assert found["value"] == pytest.approx(float(objective(ratio)), abs=1e-6)
-                if (
-                    min(abs(ratio - 1 - epsilon), abs(ratio - 1 + epsilon)) > 1e-6
-                ):  # at a corner there are two slopes
-                    assert found["slope"] == pytest.approx(float(jax.grad(objective)(ratio)), abs=1e-6)
+    slope = jax.jit(jax.grad(objective))
+    for clip, beta, lucky in (("on", 0, 3), ("off", 0, 3), ("off", 1, 3), ("on", 0.5, 0.2)):
+        reward = np.array([0.9, 1.1, 0.7, 1.2, 0.8, 0.5, 0.6, lucky])
+        advantage, logits = reward - reward.mean(), jnp.log(old)
+        for _ in range(20):
+            logits += slope(logits, 0.2 if clip == "on" else 1e9, beta, advantage)
+        policy = np.asarray(jax.nn.softmax(logits))
+        promised = (policy[action] / old[action] * advantage).mean()
+        visit(driver, f"room=2&clip={clip}&beta={beta}&lucky={lucky}")
+        shown = numbers_in(one(driver, "#passes_told").text)
+        assert shown[:2] == pytest.approx([promised, (policy - old) @ worth], abs=0.0051)
+
+
+def test_advantages_equal_the_main_scripts_and_chapter_3s(show):
+    driver = show("clip")
     rewards = np.array([4, 5.5, 9.5, 5.5, 5.5, 0, 0, 0])
     expected = {
         "GRPO": demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0],
@@ -440,18 +410,19 @@ def test_clip_and_advantages_equal_the_main_scripts(show):
         "RLOO": grpo_variants.leave_one_out_advantage(SimpleNamespace(rewards=rewards[None]))[0],
         "MaxRL": rewards / rewards.mean() - 1,
     }
-    for card in find(driver, "#methods .card"):
-        values = [
-            float(x) for x in card.find_element(By.CSS_SELECTOR, ".values").text.replace("−", "-").split()
-        ]
-        np.testing.assert_allclose(
-            values, expected[card.get_attribute("data-method")], atol=0.0051
-        )  # two decimals
-    find(driver, ".controls button")[3].click()  # all equal
-    assert "teaches nothing" in one(driver, "#group_told").text
-
-
-# --- eight answers
+    for name, advantages in expected.items():
+        values = numbers_in(one(driver, f'[data-method="{name}"] .values').text)
+        np.testing.assert_allclose(values, advantages, atol=0.0051)  # two decimals
+    reward, value = np.array([0.0, 1, 0, 1, 0, 1, 0, 5]), np.array([6.0, 5, 6, 7, 6, 4, 2, 3])
+    for gae_lambda, gamma, value[1] in ((0.5, 1, 5), (0, 0.9, 10), (1, 1, 10)):
+        given = (reward, value, np.append(value[1:], 0), np.arange(8) == 7, np.zeros(8, bool))
+        expected = load("3_Pendulum", "ppo").gae(*(x[None] for x in given), gamma, gae_lambda)[0]
+        for name, turned in (("lambda", gae_lambda), ("gae_gamma", gamma), ("v2", value[1])):
+            turn(driver, name, turned)
+        for step in (1, 4, 8):
+            one(driver, f"#gae_step_{step}").click()
+            shown = one(driver, "#gae_formula").text.splitlines()[1].split("= ")[-1]
+            assert numbers_in(shown) == [pytest.approx(float(expected[step - 1]), abs=0.00051)]
 
 
 def drawn(driver):
@@ -461,46 +432,44 @@ def drawn(driver):
 
 def test_eight_answers_have_points_advantages_and_alternatives(show):
     driver = show("answers")
-    cards = drawn(driver)
-    assert len(cards) == 8
-    gold = one(driver, "#gold").get_attribute("value")
-    rewards, shown = [], []
-    for card in cards:
-        text = "".join(
-            token.get_property("textContent") for token in card.find_elements(By.CSS_SELECTOR, ".token")
-        ).removesuffix("■")
-        points = [
-            float(cell.text.replace("−", "-")) for cell in card.find_elements(By.CSS_SELECTOR, "td.number")
-        ]
-        given = dict(prompts=[text], completions=[text], answer=[gold])
+    seen = []
+    for card in drawn(driver):
+        tokens = card.find_elements(By.CSS_SELECTOR, ".token")
+        text = "".join(token.get_property("textContent") for token in tokens).removesuffix("■")
+        points = numbers_in(" ".join(x.text for x in card.find_elements(By.CSS_SELECTOR, "td.number")))
+        given = dict(prompts=[text], completions=[text], answer=["48"])
         expected = [getattr(reward_func, name)(**given)[0] for name in REWARDS]
-        assert points[:4] == expected and points[4] == sum(expected)
-        rewards.append(points[4])
-        shown.append(points[5])
-    expected = demo.group_advantage(SimpleNamespace(rewards=np.array(rewards).reshape(-1, 8)))
-    np.testing.assert_allclose(shown, expected.ravel(), atol=0.0051)
-    token = find(driver, ".token")[3]
-    token.click()
-    shares = [
-        float(x.text.split(" %")[0]) for x in find(driver, "#other .choices span") if x.text.endswith("%")
-    ]
-    assert shares == sorted(shares, reverse=True) and 93 < sum(shares) < 100.5  # 76 of less than 0.1 %
-    assert one(driver, "#other .taken").text == one(
-        driver, '.token[aria-pressed="true"]'
-    ).text.strip().replace(" ", "␣")
+        assert points[:5] == [*expected, sum(expected)]
+        seen.append(points[4:])
+    rewards, shown = np.transpose(seen)
+    expected = demo.group_advantage(SimpleNamespace(rewards=rewards[None]))[0]
+    np.testing.assert_allclose(shown, expected, atol=0.0051)
+    find(driver, ".token")[3].click()
+    assert driver.switch_to.active_element == find(driver, ".token")[3]
+    shares = [float(x.text.split(" %")[0]) for x in find(driver, "#other .share")]
+    rest = float(re.search(r"share ([\d.]+) %", one(driver, "#other").text)[1])
+    assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(100, abs=0.6)
 
 
-def test_the_trained_weights_answer_better(show, questions):
-    """The shipped change is of 200 steps of the main script, which had 96 % of these questions at its end."""
-    driver = show("train")
-    right = {
-        model: run(driver, f"(await (await pool()).evaluate('{model}', 0)).right")
-        for model in ("start", "trained")
-    }
-    assert (
-        0.25 < right["start"] < 0.45
-    )  # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
-    assert right["trained"] > 0.9
+def test_answers_belong_to_their_question(show):
+    driver = show("answers")
+    drawn(driver)
+    one(driver, "#question_text").clear()
+    one(driver, "#question_text").send_keys(KIM)
+    assert not find(driver, "#cards article") and one(driver, "#gold").get_attribute("value") == ""
+    assert Select(one(driver, "#question")).first_selected_option.text == "(my own)"
+    one(driver, "#gold").send_keys("7", Keys.ENTER)
+    assert len(drawn(driver)) == 8
+    assert address_of(driver)["question"] == KIM and address_of(driver)["gold"] == "7"
+    visit(driver, urlsplit(driver.current_url).fragment)
+    assert len(drawn(driver)) == 8 and one(driver, "#question_text").get_attribute("value") == KIM
+    cases = {
+        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
+        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
+        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
+    }  # fmt: skip
+    judged = "given[0].map((text) => module('rewards').judged(text, '48'))"
+    assert run(driver, judged, list(cases)) == list(cases.values())
 
 
 def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
@@ -511,7 +480,7 @@ def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
     driver.get(f"{broken.as_uri()}#answers")
     WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#known").text)
     one(driver, "#tab_train").click()
-    one(driver, "#train").click()
+    one(driver, "#train_go").click()
     WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#train_told").text)
 
 
@@ -520,27 +489,21 @@ def test_a_hostile_question_is_text(show):
     drawn(driver)
     tags = "return [...new Set([...document.querySelectorAll('*')].map((e) => e.tagName))].sort()"
     harmless = set(driver.execute_script(tags))
+    # As JSON: WebDriver itself refuses a lone surrogate.
+    script = "const [e, x] = arguments; e.value = JSON.parse(x); e.dispatchEvent(new Event('input'))"
     for hostile in HOSTILE:
-        # As JSON: WebDriver itself refuses a lone surrogate.
-        script = (
-            "const e = arguments[0]; e.value = JSON.parse(arguments[1]); e.dispatchEvent(new Event('input'))"
-        )
         driver.execute_script(script, one(driver, "#question_text"), json.dumps(hostile))
-        assert not one(driver, "#draw").is_enabled() or hostile.isspace()
+        assert not one(driver, "#draw").is_enabled()
         assert set(driver.execute_script(tags)) <= harmless | {"BR"}
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert driver.execute_script("return window.hacked") is None
-    kim = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
     for typed, answer, said in (
-        (kim, "7", ""), ("", "7", "Type a question"), ("Zoe has 8 cards.", "7", "underlined"),
-        (f"{kim} {kim}", "7", "at most 28"), (kim, "", "whole number"),
+        (KIM, "7", ""), ("", "7", "Type a question"), ("Zoe has 8 cards.", "7", "underlined"),
+        (f"{KIM} {KIM}", "7", "at most 28"), (KIM, "", "whole number"),
     ):  # fmt: skip
         for name, value in (("question_text", typed), ("gold", answer)):
             driver.execute_script(script, one(driver, f"#{name}"), json.dumps(value))
         assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
-
-
-# --- training
 
 
 def trace_of(driver):
@@ -556,29 +519,6 @@ def trace_of(driver):
     return tasks, addresses
 
 
-def renderers(driver):
-    """Processes that show pages: {pid: bytes of memory}."""
-    children = psutil.Process(driver.service.process.pid).children(recursive=True)
-    return {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
-
-
-def test_nothing_leaves_the_page(show, driver):
-    driver.get_log("performance")
-    for room in ROOMS:
-        show(room)
-        if room == "answers":
-            drawn(driver)
-    one(driver, "#train").click()
-    WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
-    _, addresses = trace_of(driver)
-    assert len(addresses) >= 4
-    # A worker is a blob of the page's own, and the icon is empty.
-    elsewhere = [
-        x for x in addresses if not x.startswith((PAGE.as_uri(), "about:blank", "blob:null/", "data:,"))
-    ]
-    assert not elsewhere
-
-
 def test_training_reaches_80_percent_within_5_minutes(show, driver):
     """From the untrained weights, seeds 0 to 2, default settings: the median. And memory, and blocks.
 
@@ -588,23 +528,20 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
     figure = """return document.querySelector('[data-figure="right"]').textContent"""
     rows, blocks, memory = [], [], 0
     for seed in range(3):
-        show("train")
-        turn(driver, "seed", seed)
+        show("train", more=f"&seed={seed}")
         driver.get_log("performance")
         began, shown = time.monotonic(), ["–", "–"]
-        one(driver, "#train").click()
+        one(driver, "#train_go").click()
         while time.monotonic() - began < 300 and (shown[1] == "–" or float(shown[1]) < 80):
             time.sleep(1)
-            shown = driver.execute_script(figure).replace(" %", "").split(": ")[1].split(" → ")
-            pages = renderers(driver)
+            shown = re.findall(r"[\d.]+|–", driver.execute_script(figure))
+            children = psutil.Process(driver.service.process.pid).children(recursive=True)
+            pages = {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
             memory = max(memory, *pages.values())
             # Processor time: the wall clock of a task also counts what else this machine is busy with.
             blocks += [duration for pid, duration in trace_of(driver)[0] if pid in pages]
-        seconds = round(time.monotonic() - began, 1)
-        steps = int(one(driver, "#progress").get_attribute("value")) // 25 * 25  # asked every 25 steps
-        rows.append(
-            dict(seed=seed, right_before=float(shown[0]), steps=steps, right=float(shown[1]), seconds=seconds)
-        )
+        row = dict(seed=seed, right_before=float(shown[0]), steps=progress(driver) // 25 * 25)
+        rows.append(row | dict(right=float(shown[1]), seconds=round(time.monotonic() - began, 1)))
     print(f"{rows}; {memory / 1e6:.0f} MB; longest of {len(blocks)} tasks {max(blocks):.3f} s")
     if "TABLE" in os.environ:
         row = dict(memory_mb=round(memory / 1e6), longest_task_ms=round(1e3 * max(blocks)))
@@ -615,137 +552,199 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
             table.writerows(seen | row for seen in rows)
     assert all(25 < row["right_before"] < 45 for row in rows)  # untrained
     assert np.median([row["seconds"] if row["right"] >= 80 else np.inf for row in rows]) < 300
-    assert memory < 1e9
-    assert len(blocks) > 100 and max(blocks) < 0.1
+    assert memory < 1e9 and len(blocks) > 100 and max(blocks) < 0.1
 
 
 def test_one_worker_and_four_train_alike(show, driver):
     """The draws follow from the seed, and the gradients of all workers are added up."""
     steps = []
-    for workers in (1, 4):
+    for workers in (1, 4, os.cpu_count()):
         driver.execute_cdp_cmd("Emulation.setHardwareConcurrencyOverride", {"hardwareConcurrency": workers})
         show("clip")
-        assert run(driver, "module('pool').COUNT") == workers
-        points = "points: module('rewards').POINTS"
-        given = f"{{answers: 4, beta: 0.08, rate: 1e-3, {points}, seed: 5, step: 20, steps: 200}}"
-        steps.append(run(driver, f"await (await pool()).step({given})"))
-    driver.execute_cdp_cmd(
-        "Emulation.setHardwareConcurrencyOverride", {"hardwareConcurrency": os.cpu_count()}
-    )
-    first, second = steps
+        assert run(driver, "module('pool').COUNT") == min(workers, 4)
+        given = dict(answers=4, updates=3, epsilon=0.2, beta=0.08, rate=1e-3, seed=5, step=20, steps=200)
+        step = "await (await pool()).step({...given[0], points: module('rewards').POINTS})"
+        steps.append(run(driver, step, given))
+    first, second, _ = steps
     assert first["groups"] == second["groups"] and first["questions"] == second["questions"]
-    for name in ("loss", "kl", "entropy", "norm"):
-        # float32 sums in another order
-        assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)
+    for name in ("loss", "kl", "entropy", "norm", "clipped"):
+        assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6)  # float32 sums in another order
     assert first["norm"] > 0.05
+    # The shipped change is of 200 steps of the main script, which had 96 % of these questions at its end.
+    right = [run(driver, f"(await (await pool()).evaluate('{x}', 0)).right") for x in ("start", "trained")]
+    # 33.6 % by the main script's sampler; 128 questions give 4 points of noise
+    assert 0.25 < right[0] < 0.45 and right[1] > 0.9
+
+
+def progress(driver):
+    return int(one(driver, "#progress").get_attribute("value"))
+
+
+def go_on_until(driver, step, lang="en"):
+    """Trains to a step or a little beyond, and stops."""
+    one(driver, "#train_go").click()
+    WebDriverWait(driver, 120).until(lambda d: progress(d) >= step)
+    one(driver, "#train_go").click()
+    kept = {"en": "Kept in this browser", "zh": "存在這個瀏覽器"}[lang]
+    WebDriverWait(driver, 60).until(lambda d: kept in one(d, "#train_told").text)
+
+
+def test_verdicts_name_what_pays_and_curves_show_what_moved(show):
+    """What pays is asked of the reward itself: the same answer, once with and once without."""
+    driver = show("clip")
+    random, kinds = np.random.default_rng(5), set()
+    form = "<reasoning>7</reasoning><answer>{}</answer>"
+    pairs = {"right": (form.format(7), 9, form.format(70), 9), "form": (form.format(70), 9, "70", 9)}
+    pairs["length"] = (form.format(7), 20, form.format(7), 10)
+    names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
+    script = """given[0].map(([points, before, after, pairs]) => {
+      const { reward, total } = module('rewards'), sum = (text, n) => total(reward(text, '7', points, n));
+      const pays = pairs.map(([a, m, b, n]) => sum(a, m) - sum(b, n));
+      return [module('verdict').verdict(points, before, after), pays];
+    })"""
+    cases = []
+    for _ in range(300):
+        points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
+        kinds_of = ("right", "form", "length", "reward", "kl")
+        looks = [dict(zip(kinds_of, x, strict=True)) for x in random.random((2, 5)) * [1, 1, 28, 1, 1]]
+        cases.append([points, *looks, list(pairs.values())])
+    for (points, before, after, _), (said, pays) in zip(cases, run(driver, script, cases), strict=True):
+        for name, pay in zip(pairs, pays, strict=True):
+            pay -= points["wrong"] * (name == "form")  # an answer without its tags isn't graded as wrong
+            change, least = after[name] - before[name], 2 if name == "length" else 0.1
+            kind = "unpaid" if pay == 0 else "paid" if pay * change > 0 else "against"
+            told = [key for key, values in said if values.get("name") == name]
+            assert told == ([f"verdict_{kind}"] if abs(change) >= least and any(points.values()) else [])
+            kinds.update(told)
+    assert len(kinds) == 3
+    # One spike of a curve doesn't flatten it.
+    values, end = [0.1 + 0.004 * i for i in range(100)], "module('dom').axisEnd(given[0], 0.3)"
+    assert run(driver, end, values) == max(values)
+    assert run(driver, end, values[:50] + [3.0] * 50) == 3  # a run that has left stays visible
+    values[50] = 31.0
+    assert 0.5 <= run(driver, end, values) < 1
+    curve = "module('dom').curve('kl', given[0].map((x, i) => [i, x]), {steps: 100, max: 0.8}).outerHTML"
+    assert re.findall(r'<polygon points="([\d.]+),', run(driver, curve, values)) == ["150"]
 
 
 def test_a_training_stops_goes_on_and_is_reset(show):
     driver = show("train")
-    progress = lambda: int(one(driver, "#progress").get_attribute("value"))  # noqa: E731
     Select(one(driver, "#preset")).select_by_value("form")
     assert one(driver, "#points_right").get_attribute("value") == "0"
     turn(driver, "answers", 2)
-    one(driver, "#train").click()
-    WebDriverWait(driver, 120).until(lambda d: progress() >= 2)
-    one(driver, "#train").click()
-    time.sleep(1)
-    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
-    stopped = progress()
-    rows = find(driver, "#train_group tr")
-    assert len(rows) == 3 and not one(driver, "#beta").is_enabled()
+    go_on_until(driver, 2)
+    stopped = progress(driver)
+    assert len(find(driver, "#train_group tr")) == 3 and not one(driver, "#beta").is_enabled()
     one(driver, "#tab_answers").click()  # what was trained here answers in the other room
     drawn(driver)
     assert f"{stopped} steps" in one(driver, "#model_own").text and one(driver, "#model_own").is_enabled()
-    one(driver, "#tab_train").click()
-    assert progress() == stopped
-    one(driver, "#train").click()
-    WebDriverWait(driver, 120).until(lambda d: progress() > stopped)
-    one(driver, "#train").click()
-    WebDriverWait(driver, 60).until(lambda d: "Go on" in one(d, "#train").text)
-    one(driver, "#train_reset").click()
-    WebDriverWait(driver, 60).until(lambda d: progress() == 0 and one(d, "#beta").is_enabled())
+    visit(driver, "room=4")  # as a reload does: the training is kept, and goes on as if nothing had been
+    WebDriverWait(driver, 60).until(lambda d: progress(d) == stopped and not one(d, "#beta").is_enabled())
+    logs = []
+    for _ in range(2):
+        go_on_until(driver, stopped + 2)
+        logs.append(run(driver, "module('train').training.log")[: stopped + 2])
+        one(driver, "#train_reset").click()
+        WebDriverWait(driver, 60).until(lambda d: progress(d) == 0 and one(d, "#beta").is_enabled())
+    assert logs[0] == logs[1] and logs[0][-1]["kl"] > 0 and find(driver, "polyline.ghost")
     turn(driver, "answers", 16)  # more than the workers have room for: they are opened anew
-    one(driver, "#train").click()
-    WebDriverWait(driver, 200).until(lambda d: progress() >= 1)
+    go_on_until(driver, 1)
     assert len(find(driver, "#train_group tr")) == 17
 
 
-# --- sizes, colours, keys
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", WIDTHS)
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_room_on_a_phone_and_on_a_desk(show, room, size, scheme):
+def test_each_room_on_a_phone_and_on_a_desk(show, room, scheme):
+    """Colours, sizes and keys; and nothing leaves the page."""
+    colours = """const of = (e) => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; };
+      return arguments[0].map((name) => document.querySelector(name)).filter(Boolean).map(of)"""
+    controls = """const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent;
+      return [...document.querySelectorAll('button, a.button, select, summary, input')].every((e) => {
+      const r = (e.focus(), e.getBoundingClientRect());
+      const large = e.type === 'checkbox' || (r.width > 23.9 && r.height > 23.9); // a box has its label
+      return named(e) && (!e.checkVisibility() || large && (e.disabled || e.matches(":focus"))); })"""
+    trace_of(show(room))
     for lang in ("en", "zh"):
-        driver = show(room, size, scheme, lang)
+        driver = show(room, scheme, lang)
         if room == "answers":
             drawn(driver)
             find(driver, ".token")[4].click()
         if room == "train":
-            one(driver, "#train").click()
-            WebDriverWait(driver, 120).until(lambda d: int(one(d, "#progress").get_attribute("value")) >= 2)
+            go_on_until(driver, 2, lang)
         words = one(driver, "body").text
-        assert "undefined" not in words and "{" not in words and "NaN" not in words
+        assert not [word for word in ("undefined", "{", "NaN", "[object") if word in words]
         assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[size][0]
-        style = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor]"
-        body = driver.execute_script(style, one(driver, "body"))
+        for width in (320, 390, 768, 900, 1400):
+            look_like(driver, width, 900, phone=width < 500, scheme=scheme)
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+            assert driver.execute_script(controls), width
+        names = ["body", ".quiet", ".good", ".bad", "button.main", ".notice"]
+        body, *others = driver.execute_script(colours, names)
         assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
-        assert contrast(*body) > 7  # WCAG's AAA
-        for selector in (".quiet", ".good", ".bad", "button.main"):
-            for color, back in driver.execute_script(
-                "return [...document.querySelectorAll(arguments[0])].slice(0, 1)"
-                ".map((e) => getComputedStyle(e)).map((s) => [s.color, s.backgroundColor])",
-                selector,
-            ):
-                back = body[1] if back == "rgba(0, 0, 0, 0)" else back
-                assert contrast(color, back) > 4.5, (selector, color, back)  # AA
-        if "SCREENSHOTS" in os.environ:
-            height = driver.execute_script("return document.documentElement.scrollHeight")
-            clip = dict(x=0, y=0, width=WIDTHS[size][0], height=height, scale=1)
-            picture = driver.execute_cdp_cmd(
-                "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
-            )
-            path = Path(os.environ["SCREENSHOTS"]) / f"playground_{room}_{size}_{scheme}_{lang}.png"
-            path.write_bytes(base64.b64decode(picture["data"]))
+        for color, back in (body, *others):
+            back = body[1] if back == "rgba(0, 0, 0, 0)" else back
+            assert contrast(color, back) > 4.5, (color, back)  # WCAG's AA
+    # A worker is a blob of the page's own, and the icon is empty.
+    own = ("file:", "about:blank", "blob:null/", "data:,")
+    addresses = trace_of(driver)[1]
+    assert len(addresses) >= 4 and not [x for x in addresses if not x.startswith(own)]
+    one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
+    after = ROOMS[(ROOMS.index(room) + 1) % 4]
+    WebDriverWait(driver, 20).until(lambda d: find(d, f'#tab_{after}[aria-selected="true"]:focus'))
 
 
-def test_every_room_is_reached_and_turned_with_the_keyboard(show):
-    driver = show("grid")
-    one(driver, "#grid_run").click()
-    driver.execute_script("arguments[0].focus()", one(driver, "#tab_grid"))
-    for room in (*ROOMS[1:], ROOMS[0]):
-        driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-        WebDriverWait(driver, 20).until(lambda d, room=room: find(d, f"#tab_{room}:focus"))
-        assert one(driver, f"#tab_{room}").get_attribute("aria-selected") == "true"
-        for element in find(driver, "main button, main input, main select"):
-            if element.is_displayed() and element.is_enabled():
-                driver.execute_script("arguments[0].focus()", element)
-                assert driver.switch_to.active_element == element
-        unnamed = driver.execute_script(
-            "const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent.trim();"
-            "return [...document.querySelectorAll('button, input, select')].filter((e) => !named(e)).length"
-        )
-        assert not unnamed
-        driver.execute_script("arguments[0].focus()", one(driver, f"#tab_{room}"))
-    slider = one(driver, "#alpha")
-    before = slider.get_attribute("value")
-    slider.send_keys(Keys.ARROW_RIGHT)
-    assert slider.get_attribute("value") != before
-    one(driver, "#language").send_keys(Keys.ENTER)
-    assert "網格" in one(driver, "#tab_grid").text
+def test_the_address_holds_what_is_set(show):
+    driver = show("grid", more="&theme=dark&walls=11_14&gamma=0.9&alpha=much&epsilon=7")
+    world = "module('grid').settings"
+    # What is no such number is as if it weren't there.
+    assert run(driver, world).items() >= dict(walls=[11, 14], gamma=0.9, alpha=0.5, epsilon=0.5).items()
+    one(driver, "#cell_11").click()
+    turn(driver, "slip", 0.3)
+    one(driver, "#language").click()
+    assert "暫停" in one(driver, "#grid_run").text  # it runs on
+    expected = dict(room="1", lang="zh", theme="dark", walls="14", gamma="0.9", slip="0.3")
+    assert address_of(driver) == expected
+    driver.refresh()
+    assert address_of(driver) == expected and "網格" in one(driver, "#tab_grid").text
+    assert one(driver, "html").get_attribute("data-theme") == "dark"
+    for name in ("grid_hundred", "tab_clip", "tab_grid"):
+        one(driver, f"#{name}").click()
+        time.sleep(0.5)  # the room is drawn anew
+    assert run(driver, world)["walls"] == [14] and run(driver, "module('grid').state.episodes") >= 100
 
 
-def test_the_first_thing_to_see_moves(show):
-    """Without a click: the dot walks. A reader who wants no motion sees it stand."""
-    driver = show("grid")
-    moves = lambda: int(one(driver, "#grid_told").text.split()[0])  # noqa: E731
-    WebDriverWait(driver, 20).until(lambda d: moves() > 3)
-    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    driver.get("about:blank")
-    driver.get(PAGE.as_uri())
-    time.sleep(1)
-    assert moves() == 0
+@pytest.mark.parametrize("room", ROOMS)
+def test_missions_set_up_what_they_say_and_rooms_name_their_chapter(show, room):
+    driver, address = show(room), f"room={ROOMS.index(room) + 1}"
+    for mission in run(driver, f"module('missions').MISSIONS.{room}"):
+        one(driver, f"#mission_{mission['name']}").click()
+        assert not find(driver, "#mission .why")
+        find(driver, "#mission [id^=guess_]")[mission["right"]].send_keys(Keys.ENTER)
+        assert find(driver, "#mission .why .good")
+        assert driver.switch_to.active_element.get_attribute("id") == f"guess_{mission['right']}"
+        for i, asked in enumerate(mission["sets"]):
+            one(driver, f"#set_{i}").click()
+            given = dict(parse_qsl(asked), mission=mission["name"]).items()
+            WebDriverWait(driver, 20).until(lambda d, given=given: given <= address_of(d).items())
+        visit(driver, f"{address}&mission={mission['name']}")  # a chapter's shorter link
+        assert dict(parse_qsl(mission["sets"][0])).items() <= address_of(driver).items()
+    for lang in ("zh", "en"):
+        visit(driver, f"{address}&lang={lang}")
+        links = [a.get_attribute("href") for a in find(driver, "#home, .chapters a")]
+        pages = [Path(urlsplit(link).path) for link in links]
+        assert len(pages) >= 2 and all(page.is_file() for page in pages)
+        assert all(page.stem.endswith("_ch") == (lang == "zh") for page in pages)
+
+
+@pytest.mark.parametrize("figure", ["crawl", "clip", "passes", "group", "gae"])
+def test_a_figure_stands_alone_in_a_page(show, figure, tmp_path):
+    driver, outer = show("clip"), tmp_path / "page.html"
+    outer.write_text(
+        f"<iframe src='{PAGE.as_uri()}#figure={figure}' width=300></iframe>"
+        "<script>addEventListener('message', ({data}) => { document.title = data.playground })</script>"
+    )
+    driver.get(outer.as_uri())
+    WebDriverWait(driver, 20).until(lambda d: d.title.isdigit() and int(d.title) > 150)
+    driver.switch_to.frame(0)
+    assert find(driver, "main svg") and not find(driver, "header, footer, .missions, [role=tab]")
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,103 @@
+// Missions of each room: a state to set up, something to predict first, and the chapter that explains it.
+
+import { frame, remember } from "./address.js";
+import { language, text } from "./texts.js";
+import { button, h } from "./dom.js";
+
+/** sets: what the address names to set it up; right: which of the choices, counted from 0. */
+export const MISSIONS = {
+  grid: [
+    { name: "crawl", sets: ["epsilon=0.5&speed=6"], right: 0 },
+    { name: "walls", sets: ["walls=11_14&speed=1000"], right: 1 },
+    { name: "greedy", sets: ["epsilon=0&speed=10"], right: 0 },
+    { name: "slip", sets: ["slip=0.4&alpha=1&speed=1000", "slip=0.4&alpha=0.05&speed=1000"], right: 1 },
+  ],
+  clip: [
+    { name: "edge", sets: ["ratio=1.35&A=-1"], right: 1 },
+    { name: "lucky", sets: ["clip=off&lucky=3&passes=20", "clip=on&lucky=3&passes=20"], right: 2, at: "passes_title" },
+    { name: "pull", sets: ["clip=off&beta=1&lucky=3&passes=20"], right: 1, at: "passes_title" },
+    { name: "equal", sets: ["rewards=4_4_4_4_4_4_4_4"], right: 1, at: "group_title" },
+    { name: "critic", sets: ["v2=10&lambda=0", "v2=10&lambda=1"], right: 2, at: "gae_title" },
+  ],
+  answers: [
+    { name: "cold", sets: ["temperature=0.1"], right: 0 },
+    { name: "solved", sets: ["model=trained&temperature=0.7"], right: 1 },
+    { name: "tags", sets: ["model=start&temperature=1"], right: 1 },
+  ],
+  train: [
+    { name: "course", sets: ["preset=course"], right: 0 },
+    { name: "ramble", sets: ["preset=length&beta=0", "preset=length&beta=0.5"], right: 1 },
+    { name: "kl", sets: ["preset=form&beta=0", "preset=form&beta=0.08"], right: 2 },
+    { name: "reuse", sets: ["updates=8&clip=off&beta=0", "updates=8&clip=0.2&beta=0"], right: 1 },
+  ],
+};
+
+/** The pages of the course that a room belongs to: [what it is called, its English page]. */
+export const CHAPTERS = {
+  grid: [["chapter_1", "1_Q_Learning/README.md"]],
+  clip: [["chapter_3", "3_Pendulum/ppo.md"], ["chapter_4", "4_GRPO_MNIST/README.md"]],
+  answers: [["chapter_5", "5_GRPO_Maxtext/README.md"]],
+  train: [["chapter_5", "5_GRPO_Maxtext/README.md"], ["chapter_5_measured", "5_GRPO_Maxtext/MEASUREMENTS.md"]],
+};
+
+const HOME = "5_GRPO_Maxtext/assets/playground.html";
+/** Where a page of the course is from here; null where this file has been taken out of the course's folder. */
+export function addressOfPage(page) {
+  if (!decodeURIComponent(location.pathname).endsWith(`/${HOME}`)) return null;
+  let name = language() === "zh" ? page.replace(".md", "_ch.md") : page;
+  // The course's site has HTML in the place of Markdown; what builds it says so here.
+  if (document.querySelector('meta[name="course"]').content === "html") name = name.replace("README", "index").replace(".md", ".html");
+  return `../../${name}`;
+}
+export function pageLink(name, page) {
+  const address = addressOfPage(page);
+  return address ? h("a", { href: address, target: frame.embed ? "_top" : undefined }, text(name)) : h("span", {}, `${text(name)} (${page})`);
+}
+
+/** The address that sets a mission up. */
+export function addressOfMission(room, name, set) {
+  const named = new URLSearchParams({ room: String(Object.keys(MISSIONS).indexOf(room) + 1) });
+  if (frame.lang) named.set("lang", frame.lang);
+  if (frame.theme) named.set("theme", frame.theme);
+  named.set("mission", name);
+  return `#${named}&${set}`;
+}
+
+/** What a mission sets up first, for an address that names the mission alone. */
+export const setOf = (room, name) => MISSIONS[room].find((mission) => mission.name === name)?.sets[0];
+
+const guesses = {};
+
+/** The room's missions: one is open at a time. */
+export function missionsOf(room, visit) {
+  const card = h("div", { class: "mission", id: "mission", hidden: true, "aria-live": "polite" });
+  const list = MISSIONS[room];
+  const chips = list.map(({ name }) => button(text(`mission_${name}`), () => {
+    frame.mission = frame.mission === name ? null : name;
+    remember();
+    show();
+  }, { id: `mission_${name}` }));
+
+  function show() {
+    chips.forEach((chip, i) => chip.setAttribute("aria-expanded", String(list[i].name === frame.mission)));
+    const mission = list.find(({ name }) => name === frame.mission);
+    card.hidden = !mission;
+    if (!mission) return;
+    const { name, sets, right, at } = mission, guessed = guesses[name], choices = text(`mission_${name}_choices`).split("|");
+    card.replaceChildren(
+      h("p", {}, text(`mission_${name}_ask`)),
+      h("div", { class: "controls", role: "group", "aria-label": text("mission_guess") }, h("span", {}, text("mission_guess")), choices.map((choice, i) => button(choice, () => {
+        guesses[name] = i;
+        show();
+        document.getElementById(`guess_${i}`).focus();
+      }, { id: `guess_${i}`, "aria-pressed": String(guessed === i) }))),
+      h("ol", { class: "sets" }, sets.map((set, i) => h("li", {}, h("a", {
+        class: "button", id: `set_${i}`, href: addressOfMission(room, name, set), onclick: () => visit(at),
+      }, text(`mission_${name}_set`).split("|")[i])))),
+      guessed === undefined ? "" : h("p", { class: "why" }, h("strong", { class: guessed === right ? "good" : "bad" },
+        text(guessed === right ? "mission_yes" : "mission_no")), " ", text(`mission_${name}_why`)));
+  }
+  show();
+  return h("section", { class: "missions", "aria-labelledby": "missions_title" }, h("h2", { id: "missions_title" }, text("missions")),
+    h("div", { class: "controls" }, chips), card);
+}
