@@ -1,23 +1,27 @@
 """The page of a run: report.html, one file that needs no network and no server.
 
 It's made from the text files of a run's folder alone, so it can be made while the run is still going. The
-page itself is in web/. What a model wrote is hostile text: here it becomes ASCII inside a JSON block that no
-browser runs, and the page's own policy (CSP) lets only its own script run, by its hash.
+page itself is in web/, in English and Chinese. What a model wrote is hostile text: here it becomes ASCII
+inside a JSON block that no browser runs, and the page's own policy (CSP) lets only its own script run, by its
+hash.
 """
 
 import base64
 import hashlib
+import html
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from run import evaluation, health
+from run import evaluation, health, verdict
 from run.run_files import read_constants, read_lines, read_log, read_object
-from settings import UserError, write_whole
+from settings import HERE, UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, are left out
@@ -32,15 +36,18 @@ NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
 
 
 # %% The file -----------------------------------------------------------------------------------------------
-def render(data: dict[str, Any]) -> str:
-    """The page around `data`, which page.js reads; see `run_data` and `answers_data`."""
+def save(path: Path, data: dict[str, Any]) -> Path:
+    """Writes the page around `data`, which page.js reads; returns its path."""
     page, style, script = ((WEB / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    script = f"const WORDS = {to_json(health.WORDS)};\n{script}"
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     )
-    parts = {"policy": policy, "style": style, "script": script, "data": to_json(data)}
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
+    home = html.escape(Path(os.path.relpath(HERE, path.resolve().parent)).as_posix())
+    parts = {"policy": policy, "home": home, "style": style, "script": script, "data": to_json(data)}
+    write_whole(path, re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page))
+    return path
 
 
 def to_json(data: Any) -> str:
@@ -53,75 +60,117 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def parts(sentences: Sequence[health.Sentence]) -> list:
+    """What page.js needs to say these in either language."""
+    return [sentence.parts for sentence in sentences]
+
+
 # %% The page of a run --------------------------------------------------------------------------------------
-def write(folder: Path) -> Path:
+def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from what the run has left there so far, and returns its path.
+
+    With another run it's compare.html, which lays the two over each other.
 
     Raises:
         UserError: not the folder of a run, a run of another version, or its constants.json is damaged; the
-            picture of its world is at fault.
+            picture of its world is at fault; the two runs were asked different questions.
     """
-    path = folder / "report.html"
     try:
-        text = render(run_data(folder))
+        data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
             f"ours ({error!r:.80}); move the file away"
         ) from None
-    write_whole(path, text)
-    return path
+    return save(folder / ("compare.html" if others else "report.html"), data)
 
 
-def run_data(folder: Path) -> dict[str, Any]:
-    """What the page of a run shows, from the files in its folder."""
+def read(folder: Path) -> SimpleNamespace:
+    """What the run in `folder` has left there so far."""
     constants = read_constants(folder)
     if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
-    log = read_log(folder / "train_log.csv")
-    evaluations = read_lines(folder / "evaluations.jsonl")
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
-    tested = len(next(iter(tests.values()))["asked"]) if tests else 0
-    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
+    log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
+    asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
     columns = with_evaluations(log, evaluations)
-    asked = evaluations[0]["asked"] if evaluations else []
+    intervals = {
+        name: [None if share is None else evaluation.wilson(share, len(asked[1])) for share in shares]
+        for name, shares in columns.items()
+        if name in evaluation.HELD_OUT and asked[1]
+    }
+    return SimpleNamespace(
+        folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
+        headline=verdict.headline(list(tests.values()), evaluations, len(log)),
+        curves={"columns": columns, "intervals": intervals},
+    )  # fmt: skip
+
+
+def run_data(run: SimpleNamespace) -> dict[str, Any]:
+    """What the page of a run shows."""
+    evaluations, tests, constants = run.evaluations, list(run.tests.values()), run.constants
+    tested, asked = run.asked
     questions, *shown = fewer_questions(
         [{"asked": asked}, *({name: e[name] for name in PER_EVALUATION} for e in evaluations)]
     )
-    both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests.values()])
+    both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests])
+    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     data = {
         "kind": "run",
-        "title": "GRPO: every answer",
-        "inspector_title": "One question, its answers, and what the update did",
-        "about": f"{constants['MODEL']}, {constants['DATASET']}, {folder}, {len(log):,} of "
-        f"{constants['NUM_BATCHES']:,} steps of {constants['BATCH_SIZE']} questions × "
-        f"{constants['NUM_GENERATIONS']} answers, seed {constants['SEED']}",
-        "constants": {name: constants[name] for name in NEEDED_CONSTANTS},
-        "written": [f"{name}={value}" for name, value in constants.items()],
-        "command": (read_object(folder / "run.json") or {}).get("command", ""),
-        "summary": {
-            "header": [f"{tested} test questions, {constants['EVAL_CONFIG']} sampling", *tests],
-            "rows": evaluation.comparison(list(tests.values())) if tests else [],
-            "notes": [best] if best else [],
-        },
-        "health": list(health.history(log, constants)),
-        "columns": columns,
-        "intervals": {
-            name: [None if share is None else evaluation.wilson(share, len(asked)) for share in shares]
-            for name, shares in columns.items()
-            if name in evaluation.HELD_OUT and asked
-        },
+        "folder": str(run.folder),
+        "steps": len(run.log),
+        "constants": constants,
+        "command": (read_object(run.folder / "run.json") or {}).get("command", ""),
+        "headline": parts(run.headline),
+        "reasons": parts(verdict.reasons(*tests) if len(tests) == 2 else []),
+        "dips": [[step, clear, words.parts] for step, clear, words in verdict.dips(evaluations)],
+        "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
+        "notes": parts([best] if best else []),
+        "health": parts(health.history(run.log, constants)),
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
-        "in_all": {"asked": len(asked), "tested": tested},
-    }
+        "in_all": {"asked": len(asked), "tested": len(tested)},
+    } | run.curves  # fmt: skip
     if len(tests) == 2:
-        data |= dict(zip(tests, both))
+        data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
     draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
-    groups = [to_group(row, draw) for row in read_lines(folder / "answers.jsonl")]
+    groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
+
+
+def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
+    """What the page of two runs shows: their curves in one picture, and the constants that differ.
+
+    Raises:
+        UserError: they were asked different questions, or sampled differently.
+    """
+    folders, constants = [run.folder for run in runs], [run.constants for run in runs]
+    sampling = [c["EVAL_CONFIG"] for c in constants]
+    for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
+        if all(asked) and (asked[0] != asked[1] or sampling[0] != sampling[1]):
+            values = ", ".join(f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants)
+            raise UserError(
+                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the same way "
+                f"({values}), so comparing them would be wrong; give two runs with the same questions"
+            )
+    names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
+    after = [run.tests["after"] for run in runs if "after" in run.tests]
+    over = len(after) == 2
+    headline = [verdict.between(names, after)] if over else [line for run in runs for line in run.headline]
+    return {
+        "kind": "compare",
+        "names": names,
+        "constants": constants[0],
+        "headline": parts(headline),
+        "reasons": [["one_run_each", {}]],
+        "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
+        "changed": [[name, *(str(c.get(name, "")) for c in constants)] for name in constants[0] | constants[1]
+                    if constants[0].get(name) != constants[1].get(name)],
+        "runs": [run.curves for run in runs],
+        "groups": [],
+    }  # fmt: skip
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
@@ -190,11 +239,9 @@ def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str
     """
     return {
         "kind": "questions",
-        "title": "Answers to questions",
-        "inspector_title": "One question, its answers" + (", and what training did" if compared else ""),
         "about": about,
         "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-        "summary": {"rows": [], "notes": notes},
+        "notes": notes,
         "groups": [to_group(group) for group in groups],
         "compared": compared,
     }
