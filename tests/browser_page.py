@@ -7,10 +7,13 @@ The page is made by a real short run of the main script; what it shows is compar
 import io
 import json
 import os
+import re
 import shutil
 import time
+import urllib.parse
 from pathlib import Path
 
+import make_health_logs
 import numpy as np
 import pytest
 from chromium import contrast, find, look_like, one, started
@@ -80,7 +83,7 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     for step in (1, 2, 5, 8):
         set_step(driver, step)
         assert one(driver, "#step_shown").text == f"{step} of 8"
-        caption = one(driver, "#charts figure:first-child figcaption").text
+        caption = one(driver, "#charts figure:first-child figcaption .first").text
         assert f"{rewards[step - 1]:.3f}" in caption or f"{rewards[step - 1]:.1f}" in caption
         kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
         first = next(row for row in rows if row["step"] == kept)
@@ -88,13 +91,14 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
         assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
         marked = [row for row in find(driver, "#time_table tr[data-step]") if row.get_attribute("style")]
         assert [row.get_attribute("data-step") for row in marked] == [str(4 * (step // 4))]
-    assert len(find(driver, "#charts figure")) == 9
+    assert (len(find(driver, "#held_out figure")), len(find(driver, "#charts figure"))) == (2, 7)
     one(driver, "#step_back").click()
     assert one(driver, "#step_shown").text == "6 of 8"
     one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert one(driver, "#step_shown").text == "4 of 8"
     set_step(driver, 1)  # a click on a curve
     picture = find(driver, "#charts svg")[0]
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", picture)
     to_its_end = picture.size["width"] // 2 - 8
     webdriver.ActionChains(driver).move_to_element_with_offset(picture, to_its_end, 0).click().perform()
     assert one(driver, "#step_shown").text == "8 of 8"
@@ -242,7 +246,7 @@ def test_an_episode_shows_whose_each_token_is(run, show, tmp_path):
     assert driver.execute_script("return arguments[0].complete && arguments[0].naturalHeight > 0", image)
     tokens = card.find_elements(By.CSS_SELECTOR, ".token")
     driver.execute_script("arguments[0].focus()", tokens[2])
-    assert "it is read, and not trained" in (said := one(driver, "#formula").text) and "weight" not in said
+    assert "isn't trained on it" in (said := one(driver, "#formula").text) and "weight" not in said
     driver.execute_script("arguments[0].focus()", tokens[5])
     assert "A of turn 2 = 1.500" in one(driver, "#formula").text
 
@@ -330,7 +334,7 @@ def test_on_a_phone_the_formula_comes_with_a_tap_and_can_be_closed(run, show):
     assert not one(driver, "#formula").is_displayed()
 
 
-@pytest.mark.parametrize("width", [320, 390, 718, 768, 900])
+@pytest.mark.parametrize("width", [320, 390, 768, 900, 1400, "A4"])
 def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
     """Each word of a table, of the notes, a heading and an answer's tokens is on one line."""
 
@@ -339,14 +343,19 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
             answer["pieces"] = ["marbles"] * len(answer["pieces"])
 
     driver = show(with_answers(run, tmp_path / "run", marbles), "phone")
-    look_like(driver, width, 800, phone=width < 400)
     set_step(driver, 1)
+    paper, width = width == "A4", 718 if width == "A4" else width  # within the margins
+    look_like(driver, width, 800, phone=width < 400)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print" if paper else ""})
     assert len(find(driver, "article .token")) > 10
-    notes = driver.execute_script("return document.querySelector('#summary > :last-child').clientWidth")
-    assert notes > 0.85 * width  # below the table, and not one letter per line beside it
+    notes = [
+        element.size["width"] for element in find(driver, "#reasons, #look_next, #summary > :last-child")
+    ]
+    assert min(notes) > min(700, 0.85 * width)  # nowhere one letter per line
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     broken = """
         const found = [], range = document.createRange();
-        const places = "th, td, h1, h2, h3, .question, .token, #summary p:not(.math)";
+        const places = "th, td:not(.any), h1, h2, h3, li, figcaption, .question, .token, p:not(.math)";
         for (const place of document.querySelectorAll(places)) {
             if (place.tagName === "TD" && place.querySelector(".written")) continue;
             const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
@@ -360,6 +369,7 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
         }
         return found"""
     assert driver.execute_script(broken) == []
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     sizes = "return [...document.querySelectorAll('.scroll')].map((e) => [e.scrollWidth, e.clientWidth])"
     for inside, outside in driver.execute_script(sizes):
         assert inside <= outside or width == 320  # there a table of three columns may be scrolled
@@ -411,23 +421,118 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
     assert one(driver, "#groups button:first-child").get_attribute("tabindex") == "0"
 
 
-def test_health_command_and_constants_stand_beside_the_table(run, show):
-    driver = show(run / "report.html")
-    text = one(driver, "#summary").text
-    assert (
-        "Health: nothing to report" in text
-        and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
+def counted(run, holds):
+    """How many test questions have this before and after training, from the run's files."""
+    before, after = (json.loads((run / f"{when}.json").read_text()) for when in ("before", "after"))
+    return sum(holds(old, new) for old, new in zip(before["correct"], after["correct"], strict=True))
+
+
+def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=SMALL)
+    after = json.loads((copy / "after.json").read_text())
+    after["correct"] = [not right for right in json.loads((copy / "before.json").read_text())["correct"]]
+    (copy / "after.json").write_text(json.dumps(after))
+    shutil.copy(make_health_logs.FOLDER / "kl.csv", copy / "train_log.csv")
+    driver = show(page.write(copy))
+    data = json.loads(driver.execute_script("return JSON.stringify(data)"))
+    assert one(driver, "h1").text == driver.title and data["headline"][0][0] in (
+        "unclear",
+        "worked",
+        "got_worse",
     )
-    assert "BATCH_SIZE=4\n" not in text
-    one(driver, "summary").click()
-    assert "\nBATCH_SIZE=4\n" in one(driver, "#summary").text
-    table, beside = one(driver, "#summary table").rect, one(driver, "#command").rect
-    assert beside["x"] > table["x"] + table["width"] and beside["y"] < table["y"] + table["height"]
-    caption = one(driver, "#charts figure:last-child figcaption").text  # greedy, with its interval
+    right, lost = counted(copy, lambda a, b: b > a), counted(copy, lambda a, b: b < a)
+    assert one(driver, "#reasons").text.startswith(
+        f"{right} of 16 test questions turned right, {lost} turned wrong"
+    )
+    links = find(driver, "#look_list a")
+    assert any("the KL to the starting model is" in link.text for link in links)
+    [link] = [link for link in links if "were right before and are wrong now" in link.text]
+    assert link.text.startswith(f"{lost} ")
+    link.click()
+    assert len(find(driver, ".pair")) == lost
+    top = driver.execute_script(
+        "return arguments[0].getBoundingClientRect().top", one(driver, "#before_after")
+    )
+    assert 0 <= top < 300
+    for home in find(driver, "#home a"):
+        path = urllib.parse.urlparse(home.get_attribute("href")).path
+        assert Path(urllib.parse.unquote(path)).is_file()
+
+
+def test_all_of_it_is_in_chinese_too_and_the_address_remembers(hostile, run, show):
+    driver = show(run / "report.html")
+    one(driver, "#lang").click()
+    assert driver.execute_script("return document.documentElement.lang") == "zh-Hant-TW"
+    assert "lang=zh" in driver.current_url and re.search("[\u4e00-\u9fff]", one(driver, "h1").text)
+    one(driver, "#theme").click()
+    time.sleep(WRITTEN)
+    driver.refresh()
+    theme = driver.execute_script("return document.documentElement.dataset.theme")
+    assert theme == "dark" and one(driver, "#lang").text == "English"
+    for path in (run / "report.html", hostile):
+        show(run / "after.json")
+        driver.get(f"{path.resolve().as_uri()}#lang=zh")
+        for step in (1, 8):
+            set_step(driver, step)
+            for i in range(4):
+                choose_group(driver, i)
+        for option in Select(one(driver, "#time_filter")).options:
+            option.click()
+        assert driver.execute_script("return [...untranslated]") == []
+    one(driver, "#lang").click()
+    assert driver.execute_script("return document.documentElement.lang") == "en"
+
+
+def test_two_runs_in_one_picture(run, show, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
+    rows = (run / "train_log.csv").read_text().splitlines()
+    (other / "train_log.csv").write_text("\n".join(rows[:6]) + "\n")  # five steps
+    constants = json.loads((run / "constants.json").read_text())
+    (other / "constants.json").write_text(json.dumps(constants | {"BETA": 0.5}))
+    driver = show(page.write(other, run))
+    figures = find(driver, "#held_out figure, #charts figure")
+    assert len(figures) == 9 and all(
+        len(figure.find_elements(By.TAG_NAME, "path")) == 2 for figure in figures
+    )
+    rewards = [float(row.split(",")[1]) for row in rows[1:]]
+    set_step(driver, 8)
+    caption = one(driver, "#charts figure:first-child figcaption").text
+    assert f"other {rewards[4]:.3f} (step 5)" in caption and f"run {rewards[7]:.3f}" in caption
+    assert find(driver, "#summary tbody")[1].text == f"BETA 0.5 {constants['BETA']}"
+    assert not one(driver, "#inspector").is_displayed() and not one(driver, "#before_after").is_displayed()
+
+
+def test_long_answers_are_folded_and_printed(run, show, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=SMALL)
+    after = json.loads((copy / "after.json").read_text())
+    after["completions"] = [f"{'because ' * 400}the end" for _ in after["completions"]]
+    (copy / "after.json").write_text(json.dumps(after))
+    driver = show(page.write(copy), "phone")
+    height = "return document.documentElement.scrollHeight"
+    folded = driver.execute_script(height)
+    [fold] = find(driver, ".pair:first-child details")
+    assert "the end" not in one(driver, "#both_list").text and "all 3,207" in fold.text.replace(
+        "3207", "3,207"
+    )
+    fold.click()
+    assert fold.text.endswith("the end") and driver.execute_script(height) > folded + 300
+    driver.execute_cdp_cmd("Page.printToPDF", {})
+    assert one(driver, "#both_list").text.count("the end") == 16
+
+
+def test_figures_command_and_constants(run, show):
+    driver = show(run / "report.html")
+    table = one(driver, "#summary").text
+    for when in ("before", "after"):
+        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in table
+    assert "BATCH_SIZE=4\n" not in table
+    one(driver, "#summary summary").click()
+    text = one(driver, "#summary").text
+    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
     result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
     low, high = evaluation.wilson(result, 8)
     set_step(driver, 4)
-    caption = one(driver, "#charts figure:last-child figcaption").text
+    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
     assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
 
 
@@ -445,7 +550,7 @@ def test_one_question_through_time(run, show):
         rows = find(driver, "#time_table tbody tr")
         assert [row.find_element(By.TAG_NAME, "td").text for row in rows] == ["0", "4", "8"]
         for row, e in zip(rows, evaluations):
-            shown = [cell.text.split(" ", 1) for cell in row.find_elements(By.TAG_NAME, "td")[1:]]
+            shown = [cell.text.split("\n", 1) for cell in row.find_elements(By.TAG_NAME, "td")[1:]]
             words = ["right" if good else "wrong" for good in (e["greedy_correct"][i], e["correct"][i])]
             assert shown == [[words[0], e["greedy_completions"][i]], [words[1], e["completions"][i]]]
         story = one(driver, "#time_table p").text
@@ -529,7 +634,7 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
     both = driver.execute_script(
         "return [...document.querySelectorAll('.pair .written')].map((e) => e.textContent)"
     )
-    assert HOSTILE[0] in both and len(both) == 32
+    assert HOSTILE[0] in both
     questions = driver.execute_script(
         "return [...document.querySelectorAll('option')].map((e) => e.textContent)"
     )

@@ -120,14 +120,14 @@ function linesOf(names) {
     : Object.keys(names).map((name) => [data, name, tell(names[name])]);
   return wanted.map(([run, name, label], i) => ({
     label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: run.intervals[name] ?? [],
-  })).filter(({ values }) => measuredIn(values).length);
+  })).filter(({ values }) => data.kind === "compare" || measuredIn(values).length);
 }
 
 function drawCurves() {
   CURVES.forEach(([title, names, meaning, show, most], i) => {
     if (title.startsWith("Reward") && paidDifferently()) return;
     const lines = linesOf(names);
-    if (lines.length) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
+    if (lines.some(({ values }) => measuredIn(values).length)) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
   });
   if (paidDifferently()) at("charts").before(el("p", {}, tell("The two runs were paid by different rewards, so their reward curves aren't compared.")));
   at("dips").replaceChildren(...data.dips.map(([, clear, dip]) => el("li", {}, spoken(dip) + stop + (clear ? "" : tell("Chance can do that.")))));
@@ -672,7 +672,7 @@ function drawSummary() {
     if (!found.length) at("look_list").replaceChildren(el("li", {}, tell("Nothing stands out. Read some answers all the same.")));
   }
   const { header, rows } = data.summary ?? { header: [], rows: [] };
-  const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part)] : [part])));
+  const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part.replace(/(.+) to (.+)/, (_, from, to) => say`${from} to ${to}`))] : [part])));
   const asked = kind === "run" ? say`${data.in_all.tested} test questions, ${c.EVAL_CONFIG} sampling` : tell("the same test questions, after training");
   const names = header.map((name) => (kind === "run" ? tell(name) : plain(name)));
   const changed = data.changed ?? [];
