@@ -60,11 +60,6 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def parts(sentences: Sequence[health.Sentence]) -> list:
-    """What page.js needs to say these in either language."""
-    return [sentence.parts for sentence in sentences]
-
-
 # %% The page of a run --------------------------------------------------------------------------------------
 def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from what the run has left there so far, and returns its path.
@@ -93,16 +88,10 @@ def read(folder: Path) -> SimpleNamespace:
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
     log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
     asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
-    columns = with_evaluations(log, evaluations)
-    intervals = {
-        name: [None if share is None else evaluation.wilson(share, len(asked[1])) for share in shares]
-        for name, shares in columns.items()
-        if name in evaluation.HELD_OUT and asked[1]
-    }
     return SimpleNamespace(
         folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
         headline=verdict.headline(list(tests.values()), evaluations, len(log)),
-        curves={"columns": columns, "intervals": intervals},
+        curves={"columns": with_evaluations(log, evaluations), "held_out": len(asked[1])},
     )  # fmt: skip
 
 
@@ -121,12 +110,12 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
         "steps": len(run.log),
         "constants": constants,
         "command": (read_object(run.folder / "run.json") or {}).get("command", ""),
-        "headline": parts(run.headline),
-        "reasons": parts(verdict.reasons(*tests) if len(tests) == 2 else []),
+        "headline": [line.parts for line in run.headline],
+        "reasons": [line.parts for line in verdict.reasons(*tests)] if len(tests) == 2 else [],
         "dips": [[step, clear, words.parts] for step, clear, words in verdict.dips(evaluations)],
         "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
-        "notes": parts([best] if best else []),
-        "health": parts(health.history(run.log, constants)),
+        "notes": [best.parts] if best else [],
+        "health": [line.parts for line in health.history(run.log, constants)],
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
@@ -162,15 +151,12 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
     return {
         "kind": "compare",
         "names": names,
-        "constants": constants[0],
-        "headline": parts(headline),
+        "headline": [line.parts for line in headline],
         "reasons": [["one_run_each", {}]],
         "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
-        "changed": [[name, *(str(c.get(name, "")) for c in constants)] for name in constants[0] | constants[1]
-                    if constants[0].get(name) != constants[1].get(name)],
-        "runs": [run.curves for run in runs],
+        "runs": [run.curves | {"constants": run.constants} for run in runs],
         "groups": [],
-    }  # fmt: skip
+    }
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
@@ -193,28 +179,20 @@ def artist(environment: str) -> Callable[[str, str], str] | None:
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lists in `results`, one item per question, cut to as many questions as OF_QUESTIONS hold."""
-    columns = [value for result in results for value in result.values() if isinstance(value, list)]
-    kept = fitting(list(zip(*columns, strict=True)), OF_QUESTIONS)
+    """The lists in `results`, one item per question, cut to one in so many as OF_QUESTIONS holds."""
+    every = math.ceil(len(to_json(results)) / OF_QUESTIONS)
     return [
-        {name: value[:kept] if isinstance(value, list) else value for name, value in result.items()}
+        {name: value[::every] if isinstance(value, list) else value for name, value in result.items()}
         for result in results
     ]
 
 
-def fitting(items: Sequence[Any], limit: int) -> int:
-    """How many of the first items take no more than `limit` bytes; at least 1."""
-    return max(1, sum(size <= limit for size in itertools.accumulate(len(to_json(item)) for item in items)))
-
-
 def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Groups of at most `limit` bytes: every n-th step and the last, or some questions of these."""
+    """Groups of about `limit` bytes: every n-th step and the last, or one question in so many of these."""
     steps = [list(step) for _, step in itertools.groupby(groups, key=lambda group: group["step"])]
-    limit = max(1, limit)
-    kept = steps[: -1 : math.ceil(len(to_json(groups)) / limit)] + steps[-1:]
-    if len(to_json(kept)) > limit:
-        kept = [step[: fitting(step, limit // len(kept))] for step in kept]
-    return [group for step in kept for group in step]
+    kept = steps[: -1 : math.ceil(len(to_json(groups)) / max(1, limit))] + steps[-1:]
+    every = math.ceil(len(to_json(kept)) / max(1, limit)) if len(kept) < 3 else 1
+    return [group for step in kept for group in step[::every]]
 
 
 def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list[float | None]]:

@@ -109,20 +109,16 @@ def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluation
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= verdict.SEEN] or list(BARS)[
-        :4
-    ]
+    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= verdict.SEEN]
+    keys = keys or list(BARS)[:4]
     column, key = verdict.measured((before, after))
     reading = "right" if column == "correct" else "right by the last number"
 
     figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4.4), facecolor="white", layout="constrained")
-    lines = {
-        column: ("#1f77b4", "the step's answers: right"),
-        "zero_variance": ("#888888", "groups without signal"),
-    }
-    if "format_accuracy" in keys:
-        lines = {"format_ok": ("#ff7f0e", "the step's answers: form right")} | lines
+    lines = {"format_ok": ("#ff7f0e", "form right")} if "format_accuracy" in keys else {}
+    lines |= {column: ("#1f77b4", "right"), "zero_variance": ("#888888", "groups without signal")}
     for name, (color, label) in lines.items():
+        label = label if name == "zero_variance" else f"the step's answers: {label}"
         shares = [row.get(name, math.nan) for row in log]
         curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
     if evaluations:
@@ -134,15 +130,17 @@ def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluation
     for offset, result, color, label in ((-0.2, before, "#bbbbbb", "before training"),
                                          (0.2, after, "#1f77b4", "after")):  # fmt: skip
         shares = np.array([result[key] for key in keys])
-        intervals = np.array([evaluation.wilson(share, result["questions"]) for share in shares])  # [bars, 2]
-        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, bars]
-        places = np.arange(len(keys)) + offset
+        intervals = np.array(
+            [evaluation.wilson(share, result["questions"]) for share in shares]
+        ).T  # [2, bars]
+        error, places = np.clip(np.abs(intervals - shares), 0, None), np.arange(len(keys)) + offset
         bars.bar(places, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
-        for x, share, high in zip(places, shares, intervals[:, 1], strict=True):
+        for x, share, high in zip(places, shares, intervals[1], strict=True):
             bars.text(x, high + 0.015, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
     bars.set_xticks(range(len(keys)), [BARS[key] for key in keys], fontsize=9)
-    left_out = [name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys]
-    if left_out:
+    if left_out := [
+        name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys
+    ]:
         bars.set_xlabel(f"below {verdict.SEEN:.0%}, not drawn: {', '.join(left_out)}", fontsize=8.5)
     bars.set(ylim=(0, 1.1), ylabel="share")
     tested = f"test questions {reading}: {before[key]:.0%} to {after[key]:.0%}"

@@ -1,8 +1,8 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
-const data = { columns: {}, intervals: {}, evaluations: [], health: [], dips: [], ...JSON.parse(document.getElementById("data").textContent) };
-const c = data.constants;
+const data = { columns: {}, evaluations: [], health: [], dips: [], ...JSON.parse(document.getElementById("data").textContent) };
+const c = data.constants ?? data.runs[0].constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
 const wide = matchMedia("(min-width: 48rem)"); // as in page.css
@@ -71,7 +71,7 @@ const signed = (value, digits = 3) => (number(value, digits).startsWith("−") ?
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
-const fewer = (shown, all) => (shown < all ? say` (the page: the first ${shown} of ${all}, to stay small)` : "");
+const fewer = (shown, all) => (shown < all ? say` (the page: ${shown} of ${all}, to stay small)` : "");
 
 // A long text is folded: a page of fifty of them could not be read on a phone.
 const LONG = 280, BEGINNING = 120;
@@ -113,13 +113,20 @@ function axisTop(values) {
 }
 const measuredIn = (values) => (values ?? []).filter((value) => value !== null);
 
+// The 95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209).
+function interval(share, n, z = 1.959964) {
+  if (share === null) return null;
+  const middle = share + z * z / (2 * n), half = z * Math.sqrt((share * (1 - share) + z * z / (4 * n)) / n), whole = 1 + z * z / n;
+  return [Math.max(0, middle - half) / whole, Math.min(whole, middle + half) / whole];
+}
+
 // Of two runs each chart has the first column of both; of one run all of its columns.
 function linesOf(names) {
   const [first] = Object.keys(names);
   const wanted = data.kind === "compare" ? data.runs.map((run, i) => [run, first, plain(data.names[i])])
     : Object.keys(names).map((name) => [data, name, tell(names[name])]);
   return wanted.map(([run, name, label], i) => ({
-    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: run.intervals[name] ?? [],
+    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: name.startsWith("held_out") ? (run.columns[name] ?? []).map((share) => interval(share, run.held_out)) : [],
   })).filter(({ values }) => data.kind === "compare" || measuredIn(values).length);
 }
 
@@ -186,11 +193,16 @@ function drawCurve(title, lines, meaning, show, most, large) {
   });
 }
 
+function changedConstants() {
+  const [a, b] = (data.runs ?? [{}, {}]).map((run) => run.constants ?? {});
+  return Object.keys({ ...a, ...b }).map((name) => [name, `${a[name] ?? ""}`, `${b[name] ?? ""}`]).filter(([, left, right]) => left !== right);
+}
+
 // Two runs whose rewards have other names or other points: their curves would compare apples and pears.
 function paidDifferently() {
   if (data.kind !== "compare") return false;
   const paid = data.runs.map((run) => Object.keys(run.columns).filter((name) => /^reward_/.test(name)).sort().join());
-  return paid[0] !== paid[1] || data.changed.some(([name]) => ["REWARD_FUNC", "REWARDS", "OVERLONG_PENALTY", "OVERLONG_BUFFER"].includes(name));
+  return paid[0] !== paid[1] || changedConstants().some(([name]) => ["REWARD_FUNC", "REWARDS", "OVERLONG_PENALTY", "OVERLONG_BUFFER"].includes(name));
 }
 
 // --- the step --------------------------------------------------------------------------------------------
@@ -668,14 +680,14 @@ function drawSummary() {
   at("look_next").hidden = kind !== "run";
   if (kind === "run") {
     const found = lookNext();
-    at("look_list").replaceChildren(...found.map(([words, address]) => el("li", {}, el("a", { href: address }, plain(words)))));
+    at("look_list").replaceChildren(...found.map(([words, address]) => el("li", {}, el("a", { href: address }, ...breakable(plain(words), /(?<=_)/)))));
     if (!found.length) at("look_list").replaceChildren(el("li", {}, tell("Nothing stands out. Read some answers all the same.")));
   }
   const { header, rows } = data.summary ?? { header: [], rows: [] };
   const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part.replace(/(.+) to (.+)/, (_, from, to) => say`${from} to ${to}`))] : [part])));
   const asked = kind === "run" ? say`${data.in_all.tested} test questions, ${c.EVAL_CONFIG} sampling` : tell("the same test questions, after training");
   const names = header.map((name) => (kind === "run" ? tell(name) : plain(name)));
-  const changed = data.changed ?? [];
+  const changed = changedConstants();
   at("summary").replaceChildren(
     ...(rows.length ? [table([asked, ...names], rows.map(([name, ...cells]) => [tell(name), ...cells]), cell)] : []),
     ...(changed.length ? [el("h2", {}, tell("Constants that differ")), table([tell("constant"), ...names], changed.map((cells) => cells.map(plain)), (text) => el("td", { class: "any" }, text))] : []),
