@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     """Prints the health lines of a run and writes its page; UserError if the folder isn't one's."""
     folders = [Path(argument) for argument in arguments] or [run_files.newest_run()]
     if folders[0] is None or len(folders) > 2 or any(str(folder).startswith("-") for folder in folders):
-        raise UserError(f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two of them")
+        raise UserError(f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two")
     path = page.write(*folders)
     for run in map(page.read, folders):
         print(shown(f"{run.folder}: {'; '.join(run.headline)}"))
