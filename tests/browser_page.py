@@ -429,7 +429,7 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     assert one(driver, "#reasons").text.startswith(counts)
     links = find(driver, "#look_list a")
     assert any("the KL to the starting model is" in link.text for link in links)
-    [link] = [link for link in links if link.text.startswith(f"{lost} test questions were right before")]
+    [link] = [link for link in links if f"wrong after training: {lost} of 16 " in link.text]
     link.click()
     time.sleep(WRITTEN)
     assert len(find(driver, ".pair")) == lost

@@ -66,7 +66,8 @@ def reasons(before: Result, after: Result) -> list[Sentence]:
     said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
     had_it = zip(before["correct"], after["correct"], before["correct_lenient"], strict=True)
     if name == "correct" and right:
-        said += [Sentence("only_form", form=sum(new > old and number for old, new, number in had_it))]
+        form = sum(new > old and number for old, new, number in had_it)
+        said += [Sentence("only_form", form=form, rest=right - form)]
     return said
 
 

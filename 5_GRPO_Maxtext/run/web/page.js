@@ -652,13 +652,14 @@ function lookNext() {
   if (after) {
     const count = (holds) => after.correct.filter((_, i) => holds(i)).length;
     const lost = count(TURNS["turned wrong"]), formless = count((i) => after.correct_lenient[i] && !after.correct[i]);
-    if (lost) found.push([say`${lost} test questions were right before and are wrong now. What do they have in common?`, place("before_after", { both_filter: "turned wrong", both_form: "any" })]);
-    if (formless) found.push([say`${formless} test answers have the right number in a wrong format.`, place("before_after", { both_filter: "all questions", both_form: "wrong at the end" })]);
+    if (lost) found.push([say`Right before and wrong after training: ${lost} of ${after.correct.length} test questions. Read them.`, place("before_after", { both_filter: "turned wrong", both_form: "any" })]);
+    if (formless) found.push([say`The right number in a wrong format: ${formless} of ${after.correct.length} test answers.`, place("before_after", { both_filter: "all questions", both_form: "wrong at the end" })]);
     if (data.cut_off >= 0.01) found.push([say`${percent(data.cut_off)} of the test answers are cut off at the limit and graded without their end (TOTAL_GENERATION_STEPS=${c.TOTAL_GENERATION_STEPS}).`, place("before_after", { both_filter: "wrong both times" })]);
   }
   const never = evaluations.length > 1 ? data.asked.filter((_, i) => STORIES["never right"](evaluations.map((e) => e.greedy_correct[i]))).length : 0;
-  if (never) found.push([say`${never} held-out questions were never right. Too hard, or a wrong answer in the data?`, place("through_time", { time_filter: "never right" })]);
-  const names = data.headline.map(([name]) => name);
+  if (never) found.push([say`Never right: ${never} of ${data.asked.length} held-out questions. Too hard, or a wrong answer in the data?`, place("through_time", { time_filter: "never right" })]);
+  const names = data.headline.map(([name]) => name), flat = data.headline.find(([name]) => name === "flat");
+  if (flat) found.push([say`No clear gain since step ${flat[1].step}: fewer steps may do (NUM_BATCHES=${c.NUM_BATCHES}), or take harder questions (DATASET=${c.DATASET}).`, place("held_out", {})]);
   if (names.includes("unclear")) found.push([say`Too few test questions to tell (NUM_TEST_QUESTIONS=${c.NUM_TEST_QUESTIONS}), or too few steps (NUM_BATCHES=${c.NUM_BATCHES}).`, place("before_after", {})]);
   if (names.includes("rising")) found.push([say`The held-out curve was still rising: more steps may help (NUM_BATCHES=${c.NUM_BATCHES}).`, place("held_out", {})]);
   return found;
