@@ -39,8 +39,7 @@ SYNCED = 0.9  # share of the update that reached the sampler; a working sync has
 WORSE = 0.5  # fall of the reward since the start, in standard deviations within a group at first
 JUDGED = (
     "zero_variance", "correct", "distinct", "cut_off", "length", "kl", "format_ok", "entropy",
-    "clip_fraction", "grad_norm", "mismatch", "sync_gain", "reward",
-    "reward_std",
+    "clip_fraction", "grad_norm", "mismatch", "sync_gain", "reward", "reward_std",
 )  # fmt: skip
 WORDS = json.loads((Path(__file__).parent / "web" / "words.json").read_text("utf-8"))
 

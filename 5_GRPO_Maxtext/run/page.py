@@ -28,10 +28,9 @@ MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, 
 OF_QUESTIONS = MAX_BYTES // 5  # at most, of the evaluations during training; as much of those at its ends
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
-NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
-    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
-    "EPSILON_HIGH", "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY",
-    "MAX_GRAD_NORM", "LEARNING_RATE", "BETA", "TEMPERATURE", "TOP_K", "TOP_P", "ROLLOUTS", "DATASET",
+NEEDED_CONSTANTS = (  # by a formula on the page, or by a health rule
+    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON", "EPSILON_HIGH",
+    "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY", "MAX_GRAD_NORM",
 )  # fmt: skip
 
 
@@ -201,12 +200,9 @@ def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
         row.update({column: result[name] for column, name in evaluation.HELD_OUT.items()})
-    values = [rows[step] for step in sorted(rows)]
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
-    return {  # JSON has no NaN
-        name: [row[name] if math.isfinite(row.get(name, math.nan)) else None for row in values]
-        for name in names
-    }
+    columns = {name: [rows[step].get(name, math.nan) for step in sorted(rows)] for name in names}
+    return {name: [x if math.isfinite(x) else None for x in column] for name, column in columns.items()}
 
 
 # %% The page of some answers -------------------------------------------------------------------------------
