@@ -273,7 +273,7 @@ def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
     held_out = [*curve(N, ALL), result(HALF, HALF, ALL, step=2), result("0" * 11 + "1" * 9, step=3)]
     [clear, chance] = verdict.dips(held_out)
     assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
-    assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "1"
+    assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
 
 
 def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(run, tmp_path, capsys):
