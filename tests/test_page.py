@@ -6,6 +6,7 @@ import hashlib
 import html.parser
 import itertools
 import json
+import math
 import re
 import shlex
 import shutil
@@ -17,9 +18,9 @@ from hostile import HOSTILE
 from short_runs import SHORT, saved_steps
 
 import settings
-from run import answers, evaluation, health, page
+from run import answers, evaluation, health, page, verdict
 from run.run_files import read_log
-from settings import HERE
+from settings import HERE, UserError
 from tools import show_run
 
 SMALL = shutil.ignore_patterns("checkpoints", "tensorboard")
@@ -73,13 +74,9 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
         assert data["columns"][name] == [None, *(float(row[name]) for row in log)]
     evaluations = answers.read_lines(run / "evaluations.jsonl")
     held_out = dict(zip(data["columns"]["step"], data["columns"]["held_out_correct"], strict=True))
-    intervals = dict(zip(data["columns"]["step"], data["intervals"]["held_out_correct"], strict=True))
     for e in evaluations:
         assert held_out[e["step"]] == e["answer_accuracy"]
-        assert intervals[e["step"]] == pytest.approx(evaluation.wilson(e["answer_accuracy"], 8))
-    assert (
-        [step for step, value in intervals.items() if value] == [0, 4, 8] == [e["step"] for e in evaluations]
-    )
+    assert data["held_out"] == 8 and [e["step"] for e in evaluations] == [0, 4, 8]
     for when in ("before", "after"):
         result = json.loads((run / f"{when}.json").read_text())
         assert data[when]["completions"] == result["completions"] and len(result["completions"]) == 16
@@ -92,11 +89,15 @@ def test_the_page_has_what_the_files_have(run, tmp_path):
     command = f"python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py {shlex.join([*SHORT, 'RUN_DIR=run'])}"
     assert data["command"] == command and f"`{command}`" in (run / "report.md").read_text()
     constants = json.loads((run / "constants.json").read_text())
-    assert data["written"] == [f"{name}={value}" for name, value in constants.items()]
-    assert data["health"] == list(health.history(read_log(run / "train_log.csv"), constants))
+    assert data["constants"] == constants and data["health"] == []
     ill = shutil.copytree(run, tmp_path / "ill", ignore=SMALL)
     shutil.copy(make_health_logs.FOLDER / "kl.csv", ill / "train_log.csv")
-    assert any("the KL to the starting model is" in line for line in data_of(page.write(ill))["health"])
+    found = data_of(page.write(ill))["health"]
+    assert "kl" in [values["line"][0] for _, values in found]
+    assert [values["step:.0f"] for _, values in found] == [
+        line.split(":")[0].removeprefix("step ")
+        for line in health.history(read_log(ill / "train_log.csv"), constants)
+    ]
 
 
 def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(run):
@@ -104,7 +105,8 @@ def test_the_report_names_the_best_evaluation_which_is_the_first_of_the_highest(
     best = max(kept, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))["step"]
     words = f"Best on the 8 held-out questions: step {best}, "
     assert f"Of the checkpoints kept in run: {words}" in (run / "report.md").read_text()
-    assert [words in note for note in data_of(run / "report.html")["summary"]["notes"]] == [True]
+    [[name, values]] = data_of(run / "report.html")["notes"]
+    assert (name, values["best[step]"]) == ("best", str(best))
 
     def result(step, share, lenient=1.0):
         return {"step": step, "answer_accuracy": share, "lenient_accuracy": lenient, "questions": 8}
@@ -123,7 +125,7 @@ def test_only_the_pages_own_script_may_run(run):
         assert policy.pop(directive) == f"'sha256-{digest}'"
     assert set(policy.values()) == {"'none'", "data:"}
     text = (run / "report.html").read_text(encoding="utf-8")
-    # nothing is loaded: no address but that of SVG's name space
+    # nothing is loaded, links lead to the course's own files: no address but that of SVG's name space
     assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<(link|img|iframe)|@import|url\(|innerHTML|insertAdjacent|document\.write", text)
 
@@ -172,7 +174,7 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
     evaluations = (run / "evaluations.jsonl").read_text()
     (going / "evaluations.jsonl").write_text(evaluations.splitlines()[0] + "\n")
     show_run.main([str(going)])  # the evaluation before training is not called the best
-    assert data_of(going / "report.html")["summary"]["notes"] == []
+    assert data_of(going / "report.html")["notes"] == []
     (going / "evaluations.jsonl").write_text(evaluations)
     rows = (run / "train_log.csv").read_text().splitlines(keepends=True)
     (going / "train_log.csv").write_text("".join(rows[:4]))  # a kill has cost the row of step 4
@@ -181,7 +183,7 @@ def test_a_run_that_is_still_going_has_a_page_too(run, tmp_path, capsys):
     show_run.main([str(going)])
     data = data_of(going / "report.html")
     assert 0 < len(data["groups"]) < text.count("\n") and "after" not in data
-    assert data["summary"]["header"][1:] == ["before"]
+    assert data["summary"]["header"] == ["before"] and data["headline"][0] == ["not_over", {"steps": "3"}]
     assert data["columns"]["step"] == [0, 1, 2, 3, 4, 8]  # not the evaluation of step 4
     held_out = zip(data["columns"]["step"], data["columns"]["held_out_correct"])
     assert [step for step, value in held_out if value is not None] == [0, 4, 8]
@@ -197,25 +199,108 @@ def test_a_large_run_leaves_steps_out_evenly_and_keeps_both_ends():
     assert {b - a for a, b in itertools.pairwise(steps)} <= {4, 5}
     uneven = [{"step": 1, "text": "x" * 3000}, {"step": 2, "text": ""}]
     assert page.thin(uneven, 4000) == uneven
-    # two steps that are too large alone keep their first questions; a "<" takes six bytes in the file
+    # of two steps that are too large one question in so many is kept; a "<" takes six bytes in the file
     groups = [{"step": step, "i": i, "text": "<" * 100} for step in (1, 2, 3) for i in range(50)]
     kept = page.thin(groups, 20_000)
     assert 15_000 < len(page.to_json(kept)) < 20_500
-    assert [(g["step"], g["i"]) for g in kept] == [(step, i) for step in (1, 3) for i in range(15)]
+    assert [(g["step"], g["i"]) for g in kept] == [(step, i) for step in (1, 3) for i in range(0, 50, 4)]
     assert page.thin(groups, -10) == [groups[0], groups[100]]
 
 
 def test_of_long_evaluations_the_same_questions_are_kept_in_all():
-    texts = ["word " * 600] * 512
-    asked = [{"question": str(i)} for i in range(512)]
-    kept = page.fewer_questions([{"asked": asked}, *[{"step": i, "completions": texts} for i in range(7)]])
-    count = len(kept[0]["asked"])
-    assert [len(one["completions"]) for one in kept[1:]] == [count] * 7 and kept[0]["asked"] == asked[:count]
-    assert [one["step"] for one in kept[1:]] == list(range(7))  # still a row for each evaluation
+    results = [{"step": i, "completions": [f"{k} " + "word " * 600 for k in range(512)]} for i in range(7)]
+    kept = page.fewer_questions(results)
     assert 0.8 * page.OF_QUESTIONS < len(page.to_json(kept)) < 1.01 * page.OF_QUESTIONS
+    every = round(512 / len(kept[0]["completions"]))
+    assert kept == [{"step": one["step"], "completions": one["completions"][::every]} for one in results]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"]])
+def test_every_sentence_and_label_has_chinese_with_the_same_places():
+    words = json.loads((page.WEB / "words.json").read_text("utf-8"))
+    pairs = [(one["en"], one["zh"]) for one in words["sentences"].values()] + list(words["labels"].items())
+    for english, chinese in pairs:
+        places = [sorted(re.findall("{.+?}", text)) for text in (english, chinese)]
+        assert chinese and places[0] == places[1], english
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (5, 0), (6, 0), (0, 6), (12, 3), (12, 4), (300, 260)])
+def test_a_change_is_clear_if_chance_is_below_five_percent(right, wrong):
+    n = right + wrong
+    tail = sum(math.comb(n, k) for k in range(min(right, wrong) + 1)) / 2**n
+    clear = 2 * tail < 0.05
+    before = [False] * right + [True] * wrong + [True, False]
+    after = [True] * right + [False] * wrong + [True, False]
+    assert verdict.change(before, after) == (right, wrong, clear * (1 if right > wrong else -1))
+
+
+def result(correct, formed=None, number=None, step=0):
+    """An evaluation with these answers, "1" for right and "0" for wrong."""
+    texts = correct, number or correct, formed or "1" * len(correct)
+    lists = dict(zip(("correct", "correct_lenient", "format_ok"), texts))
+    lists = {name: [character == "1" for character in text] for name, text in lists.items()}
+    shares = zip(("answer_accuracy", "lenient_accuracy", "format_accuracy"), lists.values())
+    return lists | {name: sum(values) / len(values) for name, values in shares} | {"step": step}
+
+
+def curve(*correct):
+    return [result(one, step=step) for step, one in enumerate(correct)]
+
+
+N, HALF, ALL = "0" * 20, "0" * 10 + "1" * 10, "1" * 20
+VERDICTS = {  # before, after, held out; what the headline may say, and nothing more
+    "better": (result(HALF), result(ALL), [], ["worked"]),
+    "with the format": (result(HALF, HALF), result(ALL, ALL), [], ["worked", "format_change"]),
+    "only by the number": (result(N, N, N), result(N, N, ALL), [], ["worked"]),
+    "worse": (result(ALL), result(HALF), [], ["got_worse"]),
+    "too few": (result("0" * 5 + "1" * 15), result(ALL), [], ["unclear"]),
+    "nothing": (result(N), result(N), [], ["no_gain"]),
+    "flat": (result(N), result(ALL), curve(N, HALF, ALL, ALL), ["worked", "flat"]),
+    "rising": (result(N), result(ALL), curve(N, HALF, ALL), ["worked", "rising"]),
+    "two": (result(N), result(ALL), curve(N, ALL), ["worked"]),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_headline_claims_what_was_measured(name):
+    before, after, evaluations, expected = VERDICTS[name]
+    said = verdict.headline([before, after], evaluations, 9)
+    assert [line.parts[0] for line in said] == expected
+    if "flat" in expected:
+        assert said[-1].parts[1] == {"step": "2"}
+
+
+def test_a_dip_of_the_held_out_curve_says_whether_the_format_did_it():
+    held_out = [*curve(N, ALL), result(HALF, HALF, ALL, step=2), result("0" * 11 + "1" * 9, step=3)]
+    [clear, chance] = verdict.dips(held_out)
+    assert clear[:2] == (2, True) and list(clear[2].parts[1].values()) == ["2", "10", "10", "0"]
+    assert chance[:2] == (3, False) and chance[2].parts[1]["form"] == "0"
+
+
+def test_two_runs_are_laid_over_each_other_unless_they_were_asked_other_questions(run, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other", ignore=SMALL)
+    constants = json.loads((run / "constants.json").read_text())
+    (other / "constants.json").write_text(json.dumps(constants | {"BETA": 0.5, "RUN_DIR": "x"}))
+    show_run.main([str(run), str(other)])
+    assert f"page     {run}/compare.html" in capsys.readouterr().out
+    data = data_of(run / "compare.html")
+    assert [one["constants"]["BETA"] for one in data["runs"]] == [constants["BETA"], 0.5]
+    [name, values] = data["headline"][0]
+    assert name == "no_winner" and values["shares"][1]["high:.1%"] == values["shares"][1]["low:.1%"]
+    alone = data_of(run / "report.html")
+    assert [one["columns"] for one in data["runs"]] == [alone["columns"]] * 2
+    for file in ("evaluations.jsonl", "before.json"):
+        changed = (other / file).read_text()
+        (other / file).write_text(changed.replace("How many", "How few", 1))
+        with pytest.raises(UserError, match="not the same questions") as refused:
+            show_run.main([str(run), str(other)])
+        assert "\n" not in str(refused.value)
+        (other / file).write_text(changed)
+    (other / "constants.json").write_text(json.dumps(constants | {"EVAL_CONFIG": "standard"}))
+    with pytest.raises(UserError, match="EVAL_CONFIG=standard"):
+        show_run.main([str(run), str(other)])
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["nowhere"], ["a", "b"], ["a", "b", "c"]])
 def test_a_wrong_folder_is_one_line(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["show_run", *arguments])

@@ -73,6 +73,7 @@ def test_the_report_shows_a_hostile_answer_in_a_block_and_a_hostile_source_in_a_
     shares = dict.fromkeys([*report.BARS, *evaluation.ROWS], 0.5) | {"questions": 2}
     result = shares | {
         "completions": [text] * 2, "correct": [True, False],
+        "correct_lenient": [True, False], "format_ok": [True, False],
         "asked": [{"question": text, "answer": text}] * 2,
         "by_data_source": {f"a | b | <b>\n{EVIL}": shares, "x": shares},
     }  # fmt: skip
@@ -100,7 +101,7 @@ def test_inference_prints_questions_answers_and_votes_that_do_nothing(compared, 
 
 def test_names_from_the_folder_of_a_run_do_nothing(tmp_path, monkeypatch, capsys):
     """A run's folder can be anybody's: its constants are printed, too."""
-    monkeypatch.setattr(health, "history", lambda *_: iter([f"DATASET={EVIL}"]))
+    monkeypatch.setattr(health, "history", lambda *_: iter([health.Sentence("at_step", step=1, line=EVIL)]))
     constants = settings.defaults(demo.Constants, "laptop") | {"DATASET": EVIL}
     (tmp_path / "constants.json").write_text(json.dumps(constants))
     (tmp_path / "train_log.csv").write_text("step\n1\n")

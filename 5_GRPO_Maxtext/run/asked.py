@@ -119,5 +119,5 @@ def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about:
     notes = ["Drawn with the sampling of inference.py; log-probabilities are at temperature 1."]
     if not all(group["graded"] for group in groups):
         notes.append("Where the right answer is not known there are no rewards: give it as ANSWER=...")
-    settings.write_whole(path, page.render(page.answers_data(groups, about, len(log_probs) > 1, notes)))
+    page.save(path, page.answers_data(groups, about, len(log_probs) > 1, notes))
     print(f"page:     {path}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from run.health import Sentence
 from task.grading import is_close
 
 ROWS = {  # of the table: figures, and what they are
@@ -89,14 +90,9 @@ def comparison(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[ROWS[key], *(cell(key, result) for result in results)] for key in known]
 
 
-def best(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """The evaluation during training with the most right answers, in a sentence; empty if there is none."""
+def best(evaluations: Sequence[Mapping[str, Any]]) -> Sentence | None:
+    """The evaluation during training with the most right answers, in a sentence; None without any."""
     if not evaluations:
-        return ""
+        return None
     found = max(evaluations, key=lambda e: (e["answer_accuracy"], e["lenient_accuracy"]))  # the first
-    last = evaluations[-1]
-    return (
-        f"Best on the {found['questions']} held-out questions: step {found['step']}, "
-        f"{found['answer_accuracy']:.1%} right, {found['lenient_accuracy']:.1%} by the last number (last: "
-        f"step {last['step']}: {last['answer_accuracy']:.1%}, {last['lenient_accuracy']:.1%})."
-    )
+    return Sentence("best", best=found, last=evaluations[-1])

@@ -9,8 +9,13 @@ A metric here is the median over WINDOW steps: one odd batch raises no alarm, an
 long tail. "At first" means the first WINDOW steps of the log.
 """
 
+import collections
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +35,28 @@ CLIPPED = 0.1  # share of clipped tokens, which give no gradient; most tokens ar
 GRADIENT = 10  # times MAX_GRAD_NORM; the clip, not the gradient, then sets the size of the update
 MISMATCH = 0.03  # nats per token, uncorrected; bfloat16 kernels alone give 0.01 (SkyRL's CI asserts 0.0104)
 MISMATCH_CORRECTED = 0.69  # log 2: the average token is then as far off as the usual cap corrects
+SYNCED = 0.9  # share of the update that reached the sampler; a working sync has 1 within a few percent
 WORSE = 0.5  # fall of the reward since the start, in standard deviations within a group at first
 JUDGED = (
     "zero_variance", "correct", "distinct", "cut_off", "length", "kl", "format_ok", "entropy",
-    "clip_fraction", "grad_norm", "mismatch", "reward", "reward_std",
+    "clip_fraction", "grad_norm", "mismatch", "sync_gain", "reward", "reward_std",
 )  # fmt: skip
+WORDS = json.loads((Path(__file__).parent / "web" / "words.json").read_text("utf-8"))
+
+
+class Sentence(str):
+    """A sentence of web/words.json in English, which the page can say in Chinese, too."""
+
+    parts: tuple[str, dict[str, Any]]  # its name, and the text for each place in it, or a sentence's parts
+
+    def __new__(cls, name: str, **values: Any) -> "Sentence":
+        """`values` fill its places as in `str.format`."""
+        words = WORDS["sentences"][name]["en"]
+        sentence = super().__new__(cls, words.format(**values))
+        texts = {place: f"{{{place}}}".format(**values) for place in re.findall("{(.+?)}", words)}
+        nested = {place: value.parts for place, value in values.items() if isinstance(value, Sentence)}
+        sentence.parts = name, texts | nested
+        return sentence
 
 
 def medians(rows: Sequence[Mapping[str, float]]) -> SimpleNamespace:
@@ -44,7 +66,7 @@ def medians(rows: Sequence[Mapping[str, float]]) -> SimpleNamespace:
     return SimpleNamespace(**dict.fromkeys(JUDGED, np.nan) | known)
 
 
-def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> dict[str, str]:
+def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> dict[str, Sentence]:
     """What is wrong at the last of these steps: a sentence for each fault, by its kind.
 
     `rows` are those of `train_log.csv` in the order of the steps; a column that most of them lack isn't
@@ -54,81 +76,52 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
         return {}
     first, now = medians(rows[:WINDOW]), medians(rows[-WINDOW:])
 
-    def turn(*names: str) -> str:
-        return ", ".join(f"{name}={constants.get(name)}" for name in names)
-
     # A comparison with NaN is false: what isn't logged isn't judged.
     silent = now.zero_variance >= NO_SIGNAL
     solved = silent and now.correct >= SOLVED
     alike = silent and not solved and now.distinct <= ALIKE
-    same = f"in {now.zero_variance:.0%} of the groups all answers earn the same reward: no gradient"
     never_stops = now.cut_off >= NEVER_STOPS and first.cut_off >= NEVER_STOPS
     longer = not never_stops and now.length >= LONGER * first.length
-    limits = turn(*["MAX_TURNS"] * bool(constants.get("ENVIRONMENT")), "TOTAL_GENERATION_STEPS")
     # RLOO's loss sums over an answer's tokens; the mean's gradient is that many times smaller.
     summed = now.length if constants.get("LOSS_AGG_MODE") == "seq-mean-token-sum" else 1
     limit = float(constants["MAX_GRAD_NORM"]) * summed  # 0: no clip
     corrected = constants.get("SAMPLER_CORRECTION")  # older runs don't have it, and no mismatch either
-    faults = {
-        "solved": (solved,
-            f"{same}; {now.correct:.0%} are right: nothing is left to learn here. Take harder questions "
-            f"({turn('DATASET')}), or stop earlier ({turn('NUM_BATCHES')})"),
-        "alike": (alike,
-            f"{same}; of {turn('NUM_GENERATIONS')} answers {now.distinct:.1f} differ: sampling is too "
-            f"narrow. Raise {turn('TEMPERATURE')}, widen {turn('TOP_K', 'TOP_P')}"),
-        "no_signal": (silent and not solved and not alike,
-            f"{same}, though they differ: the rewards see no difference, usually because none is right "
-            f"({now.correct:.0%}). Take easier questions ({turn('DATASET')}) or rewards with more steps "
-            f"(reward_func.py), look at the prompt (TEMPLATE), or raise {turn('NUM_GENERATIONS')}"),
-        "never_stops": (never_stops,
-            f"{now.cut_off:.0%} of the answers never end, from the first step on: a wrong chat template, or "
-            "an end-of-sequence token that the model has not learned to write. Look at the tokenizer of "
-            f"{turn('MODEL')} and at TEMPLATE; if answers are simply longer, raise {limits}"),
-        "longer": (longer,
-            f"answers have grown from {first.length:.1f} to {now.length:.1f} tokens, {now.cut_off:.0%} are "
-            "cut off: a reward that pays for length, or a loss that divides a wrong answer's penalty by its "
-            "length (LOSS_AGG_MODE has others). Look at reward_func.py, lower "
-            f"{turn('LEARNING_RATE')}, raise {turn('BETA')}"),
-        "cut_off": (not never_stops and not longer and now.cut_off >= OFTEN_CUT,
-            f"{now.cut_off:.0%} of the answers are cut off at the limit, and graded without their end: "
-            f"raise {limits}, or leave them out of the loss (MASK_OVERLONG)"),
-        "kl": (now.kl >= KL_HIGH,
-            f"the KL to the starting model is {now.kl:.2g} nats per token: the updates are too large. "
-            f"Lower {turn('LEARNING_RATE')} or {turn('MAX_GRAD_NORM')}, or raise {turn('BETA')}"),
-        "format_only": (now.format_ok >= max(FORMAT_LEARNED, first.format_ok + FORMAT_GAIN)
-            and now.correct < min(SOLVED, first.correct + ACCURACY_GAIN),
-            f"the format is learned ({first.format_ok:.0%} to {now.format_ok:.0%}), the answers are not "
-            f"({first.correct:.0%} to {now.correct:.0%} right): too hard, wrong answers in the data, or too "
-            f"many points for form. Check {turn('DATASET')} and the points in reward_func.py, raise "
-            f"{turn('NUM_GENERATIONS')}"),
-        "entropy": (first.entropy > SHARP and now.entropy <= COLLAPSED * first.entropy
-            and now.correct < SOLVED,
-            f"the entropy has fallen from {first.entropy:.2g} to {now.entropy:.2g} nats per token while only "
-            f"{now.correct:.0%} are right: the model has settled too early. Lower {turn('LEARNING_RATE')}, "
-            f"raise {turn('BETA')} or {turn('TEMPERATURE')}"),
-        "clipped": (now.clip_fraction >= CLIPPED,
-            f"{now.clip_fraction:.0%} of the tokens are clipped, hence without gradient: too many or too "
-            f"large updates on the same answers. Lower {turn('NUM_ITERATIONS')} or {turn('LEARNING_RATE')}"),
-        "gradient": (limit and now.grad_norm >= GRADIENT * limit,
-            f"the gradient's norm is {now.grad_norm:.2g} ({turn('MAX_GRAD_NORM')}): the loss is steep, and "
-            f"nearly every update is cut. Lower {turn('LEARNING_RATE')}, or raise MAX_GRAD_NORM"),
-        "mismatch": (now.mismatch >= (MISMATCH_CORRECTED if corrected else MISMATCH),
-            f"sampler and trainer differ by {now.mismatch:.2g} nats per token: the answers are drawn from "
-            "another distribution than the one that is trained (a cut, old weights, other kernels). Undo "
-            f"{turn('TOP_K', 'TOP_P', 'ROLLOUTS')}"
-            + f", or weigh the tokens ({turn('SAMPLER_CORRECTION')}; the field's is 2)" * (not corrected)),
-        "worse": (now.reward < first.reward - WORSE * first.reward_std,
-            f"the reward has fallen from {first.reward:.2f} to {now.reward:.2f}, below the untrained "
-            f"model's: training does harm. Lower {turn('LEARNING_RATE')} or {turn('MAX_GRAD_NORM')}"),
-    }  # fmt: skip
-    return {kind: line for kind, (holds, line) in faults.items() if holds}
+    formed = now.format_ok >= max(FORMAT_LEARNED, first.format_ok + FORMAT_GAIN)
+    collapsed = first.entropy > SHARP and now.entropy <= COLLAPSED * first.entropy
+    faults = {  # by the name of the line in web/words.json
+        "solved": solved,
+        "alike": alike,
+        "no_signal": silent and not solved and not alike,
+        "never_stops": never_stops,
+        "longer": longer,
+        "cut_off": not never_stops and not longer and now.cut_off >= OFTEN_CUT,
+        "kl": now.kl >= KL_HIGH,
+        "format_only": formed and now.correct < min(SOLVED, first.correct + ACCURACY_GAIN),
+        "entropy": collapsed and now.correct < SOLVED,
+        "clipped": now.clip_fraction >= CLIPPED,
+        "gradient": limit and now.grad_norm >= GRADIENT * limit,
+        "mismatch": not corrected and now.mismatch >= MISMATCH,
+        "mismatch_corrected": corrected and now.mismatch >= MISMATCH_CORRECTED,
+        "sync": now.sync_gain < SYNCED,
+        "worse": now.reward < first.reward - WORSE * first.reward_std,
+    }
+    limits = ["MAX_TURNS"] * bool(constants.get("ENVIRONMENT")) + ["TOTAL_GENERATION_STEPS"]
+    turned = collections.defaultdict(str, {name: f"{name}={value}" for name, value in constants.items()})
+    values = {
+        "first": first,
+        "now": now,
+        "turn": turned,
+        "limits": ", ".join(turned[name] for name in limits),
+    }
+    return {name: Sentence(name, **values) for name, holds in faults.items() if holds}
 
 
-def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> Iterator[str]:
+def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> Iterator[Sentence]:
     """Every line of a log where it begins to hold: "step N: ..."; arguments as in `check`."""
-    before: dict[str, str] = {}
+    before: dict[str, Sentence] = {}
     for i, row in enumerate(rows, start=1):
         # `check` looks at the first rows and the last only
         found = check([*rows[: min(i, WINDOW)], *rows[max(i - WINDOW, WINDOW) : i]], constants)
-        yield from (f"step {row['step']:.0f}: {line}" for kind, line in found.items() if kind not in before)
+        new = [line for kind, line in found.items() if kind not in before]
+        yield from (Sentence("at_step", step=row["step"], line=line) for line in new)
         before = found

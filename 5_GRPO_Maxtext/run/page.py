@@ -1,46 +1,52 @@
 """The page of a run: report.html, one file that needs no network and no server.
 
 It's made from the text files of a run's folder alone, so it can be made while the run is still going. The
-page itself is in web/. What a model wrote is hostile text: here it becomes ASCII inside a JSON block that no
-browser runs, and the page's own policy (CSP) lets only its own script run, by its hash.
+page itself is in web/, in English and Chinese. What a model wrote is hostile text: here it becomes ASCII
+inside a JSON block that no browser runs, and the page's own policy (CSP) lets only its own script run, by its
+hash.
 """
 
 import base64
 import hashlib
+import html
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from run import evaluation, health
+from run import evaluation, health, verdict
 from run.run_files import read_constants, read_lines, read_log, read_object
-from settings import UserError, write_whole
+from settings import HERE, UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
 MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, are left out
 OF_QUESTIONS = MAX_BYTES // 5  # at most, of the evaluations during training; as much of those at its ends
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
-NEEDED_CONSTANTS = (  # by a formula on the page, or by a health line
-    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON",
-    "EPSILON_HIGH", "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY",
-    "MAX_GRAD_NORM", "LEARNING_RATE", "BETA", "TEMPERATURE", "TOP_K", "TOP_P", "ROLLOUTS", "DATASET",
+NEEDED_CONSTANTS = (  # by a formula on the page, or by a health rule
+    "ADVANTAGE", "ADVANTAGE_CLIP", "LOSS_ALGO", "LOSS_AGG_MODE", "KL_LOSS_MODE", "EPSILON", "EPSILON_HIGH",
+    "NUM_ITERATIONS", "ZERO_VARIANCE_GROUPS", "TOTAL_GENERATION_STEPS", "LOG_ANSWERS_EVERY", "MAX_GRAD_NORM",
 )  # fmt: skip
 
 
 # %% The file -----------------------------------------------------------------------------------------------
-def render(data: dict[str, Any]) -> str:
-    """The page around `data`, which page.js reads; see `run_data` and `answers_data`."""
+def save(path: Path, data: dict[str, Any]) -> Path:
+    """Writes the page around `data`, which page.js reads; returns its path."""
     page, style, script = ((WEB / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    script = f"const WORDS = {to_json(health.WORDS)};\n{script}"
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     )
-    parts = {"policy": policy, "style": style, "script": script, "data": to_json(data)}
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
+    home = html.escape(Path(os.path.relpath(HERE, path.resolve().parent)).as_posix())
+    parts = {"policy": policy, "home": home, "style": style, "script": script, "data": to_json(data)}
+    write_whole(path, re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page))
+    return path
 
 
 def to_json(data: Any) -> str:
@@ -54,74 +60,102 @@ def digest(text: str) -> str:
 
 
 # %% The page of a run --------------------------------------------------------------------------------------
-def write(folder: Path) -> Path:
+def write(folder: Path, *others: Path) -> Path:
     """Writes `folder`/report.html from what the run has left there so far, and returns its path.
+
+    With another run it's compare.html, which lays the two over each other.
 
     Raises:
         UserError: not the folder of a run, a run of another version, or its constants.json is damaged; the
-            picture of its world is at fault.
+            picture of its world is at fault; the two runs were asked different questions.
     """
-    path = folder / "report.html"
     try:
-        text = render(run_data(folder))
+        data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"RUN_DIR={folder}: answers.jsonl, evaluations.jsonl, before.json or after.json in it is none of "
             f"ours ({error!r:.80}); move the file away"
         ) from None
-    write_whole(path, text)
-    return path
+    return save(folder / ("compare.html" if others else "report.html"), data)
 
 
-def run_data(folder: Path) -> dict[str, Any]:
-    """What the page of a run shows, from the files in its folder."""
+def read(folder: Path) -> SimpleNamespace:
+    """What the run in `folder` has left there so far."""
     constants = read_constants(folder)
     if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
-    log = read_log(folder / "train_log.csv")
-    evaluations = read_lines(folder / "evaluations.jsonl")
     tests = {w: result for w in ("before", "after") if (result := read_object(folder / f"{w}.json"))}
-    tested = len(next(iter(tests.values()))["asked"]) if tests else 0
-    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
-    columns = with_evaluations(log, evaluations)
-    asked = evaluations[0]["asked"] if evaluations else []
+    log, evaluations = read_log(folder / "train_log.csv"), read_lines(folder / "evaluations.jsonl")
+    asked = [next((result["asked"] for result in results), []) for results in (tests.values(), evaluations)]
+    return SimpleNamespace(
+        folder=folder, constants=constants, tests=tests, log=log, evaluations=evaluations, asked=asked,
+        headline=verdict.headline(list(tests.values()), evaluations, len(log)),
+        curves={"columns": with_evaluations(log, evaluations), "held_out": len(asked[1])},
+    )  # fmt: skip
+
+
+def run_data(run: SimpleNamespace) -> dict[str, Any]:
+    """What the page of a run shows."""
+    evaluations, tests, constants = run.evaluations, list(run.tests.values()), run.constants
+    tested, asked = run.asked
     questions, *shown = fewer_questions(
         [{"asked": asked}, *({name: e[name] for name in PER_EVALUATION} for e in evaluations)]
     )
-    both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests.values()])
+    both = fewer_questions([{name: test[name] for name in PER_TEST} for test in tests])
+    best = evaluation.best([e for e in evaluations if e["step"]])  # not the one before training
     data = {
         "kind": "run",
-        "title": "GRPO: every answer",
-        "inspector_title": "One question, its answers, and what the update did",
-        "about": f"{constants['MODEL']}, {constants['DATASET']}, {folder}, {len(log):,} of "
-        f"{constants['NUM_BATCHES']:,} steps of {constants['BATCH_SIZE']} questions × "
-        f"{constants['NUM_GENERATIONS']} answers, seed {constants['SEED']}",
-        "constants": {name: constants[name] for name in NEEDED_CONSTANTS},
-        "written": [f"{name}={value}" for name, value in constants.items()],
-        "command": (read_object(folder / "run.json") or {}).get("command", ""),
-        "summary": {
-            "header": [f"{tested} test questions, {constants['EVAL_CONFIG']} sampling", *tests],
-            "rows": evaluation.comparison(list(tests.values())) if tests else [],
-            "notes": [best] if best else [],
-        },
-        "health": list(health.history(log, constants)),
-        "columns": columns,
-        "intervals": {
-            name: [None if share is None else evaluation.wilson(share, len(asked)) for share in shares]
-            for name, shares in columns.items()
-            if name in evaluation.HELD_OUT and asked
-        },
+        "folder": str(run.folder),
+        "steps": len(run.log),
+        "constants": constants,
+        "command": (read_object(run.folder / "run.json") or {}).get("command", ""),
+        "headline": [line.parts for line in run.headline],
+        "reasons": [line.parts for line in verdict.reasons(*tests)] if len(tests) == 2 else [],
+        "dips": [[step, clear, words.parts] for step, clear, words in verdict.dips(evaluations)],
+        "summary": {"header": list(run.tests), "rows": evaluation.comparison(tests) if tests else []},
+        "notes": [best.parts] if best else [],
+        "health": [line.parts for line in health.history(run.log, constants)],
         "compared": True,
         "evaluations": shown,
         "asked": questions["asked"],
-        "in_all": {"asked": len(asked), "tested": tested},
-    }
+        "in_all": {"asked": len(asked), "tested": len(tested)},
+    } | run.curves  # fmt: skip
     if len(tests) == 2:
-        data |= dict(zip(tests, both))
+        data |= dict(zip(run.tests, both)) | {"cut_off": tests[1]["cut_off"]}
     draw = artist(constants["ENVIRONMENT"]) if constants.get("ENVIRONMENT") else None
-    groups = [to_group(row, draw) for row in read_lines(folder / "answers.jsonl")]
+    groups = [to_group(row, draw) for row in read_lines(run.folder / "answers.jsonl")]
     kept = thin(groups, MAX_BYTES - len(to_json(data)))
     return data | {"groups": kept, "thinned": len(kept) < len(groups)}
+
+
+def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
+    """What the page of two runs shows: their curves in one picture, and the constants that differ.
+
+    Raises:
+        UserError: they were asked different questions, or sampled differently.
+    """
+    folders, constants = [run.folder for run in runs], [run.constants for run in runs]
+    sampling = [c["EVAL_CONFIG"] for c in constants]
+    for name, *asked in zip(("NUM_TEST_QUESTIONS", "EVAL_QUESTIONS"), *(run.asked for run in runs)):
+        if all(asked) and (asked[0] != asked[1] or sampling[0] != sampling[1]):
+            values = ", ".join(f"{name}={c[name]} and EVAL_CONFIG={c['EVAL_CONFIG']}" for c in constants)
+            raise UserError(
+                f"show_run {folders[0]} {folders[1]}: not the same questions, or not sampled the same way "
+                f"({values}), so comparing them would be wrong; give two runs with the same questions"
+            )
+    names = [folder.name if folders[0].name != folders[1].name else str(folder) for folder in folders]
+    after = [run.tests["after"] for run in runs if "after" in run.tests]
+    over = len(after) == 2
+    headline = [verdict.between(names, after)] if over else [line for run in runs for line in run.headline]
+    return {
+        "kind": "compare",
+        "names": names,
+        "headline": [line.parts for line in headline],
+        "reasons": [["one_run_each", {}]],
+        "summary": {"header": names, "rows": evaluation.comparison(after) if over else []},
+        "runs": [run.curves | {"constants": run.constants} for run in runs],
+        "groups": [],
+    }
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
@@ -144,28 +178,20 @@ def artist(environment: str) -> Callable[[str, str], str] | None:
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lists in `results`, one item per question, cut to as many questions as OF_QUESTIONS hold."""
-    columns = [value for result in results for value in result.values() if isinstance(value, list)]
-    kept = fitting(list(zip(*columns, strict=True)), OF_QUESTIONS)
+    """The lists in `results`, one item per question, cut to one in so many as OF_QUESTIONS holds."""
+    every = math.ceil(len(to_json(results)) / OF_QUESTIONS)
     return [
-        {name: value[:kept] if isinstance(value, list) else value for name, value in result.items()}
+        {name: value[::every] if isinstance(value, list) else value for name, value in result.items()}
         for result in results
     ]
 
 
-def fitting(items: Sequence[Any], limit: int) -> int:
-    """How many of the first items take no more than `limit` bytes; at least 1."""
-    return max(1, sum(size <= limit for size in itertools.accumulate(len(to_json(item)) for item in items)))
-
-
 def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Groups of at most `limit` bytes: every n-th step and the last, or some questions of these."""
+    """Groups of about `limit` bytes: every n-th step and the last, or one question in so many of these."""
     steps = [list(step) for _, step in itertools.groupby(groups, key=lambda group: group["step"])]
-    limit = max(1, limit)
-    kept = steps[: -1 : math.ceil(len(to_json(groups)) / limit)] + steps[-1:]
-    if len(to_json(kept)) > limit:
-        kept = [step[: fitting(step, limit // len(kept))] for step in kept]
-    return [group for step in kept for group in step]
+    kept = steps[: -1 : math.ceil(len(to_json(groups)) / max(1, limit))] + steps[-1:]
+    every = math.ceil(len(to_json(kept)) / max(1, limit)) if len(kept) < 3 else 1
+    return [group for step in kept for group in step[::every]]
 
 
 def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list[float | None]]:
@@ -174,12 +200,9 @@ def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
         row.update({column: result[name] for column, name in evaluation.HELD_OUT.items()})
-    values = [rows[step] for step in sorted(rows)]
     names = dict.fromkeys(name for row in rows.values() for name in row if not name.startswith("memory"))
-    return {  # JSON has no NaN
-        name: [row[name] if math.isfinite(row.get(name, math.nan)) else None for row in values]
-        for name in names
-    }
+    columns = {name: [rows[step].get(name, math.nan) for step in sorted(rows)] for name in names}
+    return {name: [x if math.isfinite(x) else None for x in column] for name, column in columns.items()}
 
 
 # %% The page of some answers -------------------------------------------------------------------------------
@@ -190,11 +213,9 @@ def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str
     """
     return {
         "kind": "questions",
-        "title": "Answers to questions",
-        "inspector_title": "One question, its answers" + (", and what training did" if compared else ""),
         "about": about,
         "constants": {"ADVANTAGE": "group", "ZERO_VARIANCE_GROUPS": "keep"},
-        "summary": {"rows": [], "notes": notes},
+        "notes": notes,
         "groups": [to_group(group) for group in groups],
         "compared": compared,
     }

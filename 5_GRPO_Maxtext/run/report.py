@@ -16,7 +16,7 @@ from etils import epath
 
 import settings
 from model import lora
-from run import answers, checkpoints, evaluation, page
+from run import answers, checkpoints, evaluation, page, verdict
 from run.plain_text import fenced, table_cell
 from run.run_files import read_object
 from run.run_folder import Run
@@ -28,7 +28,6 @@ BARS = {  # metrics of an evaluation, as the picture calls them
 }  # fmt: skip
 type Log = Sequence[dict[str, float]]  # rows of train_log.csv
 type Result = dict[str, Any]  # of an evaluation
-SEEN = 0.05  # the picture names a share that never reaches this, instead of drawing it
 KEPT = (*BARS, "partial_accuracy", "questions", "mean_score", "by_data_source")  # in result.json
 
 
@@ -104,30 +103,24 @@ def sample_answers(before: Result, after: Result) -> str:
 
 # %% Picture, files -----------------------------------------------------------------------------------------
 def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluations: list[Result], title: str):
-    """Draws learning curves on the left, before and after with intervals on the right.
-
-    If answers are paid by their last number, none may be right in the form asked for: then `right` in the
-    picture means right by the last number.
-    """
+    """Draws learning curves on the left, before and after with intervals on the right."""
     import matplotlib  # only here: a run that is refused need not wait for it
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= SEEN] or list(BARS)[:4]
-    column, key, reading = "correct", "answer_accuracy", "right"
-    if key not in keys:
-        column, key, reading = "correct_lenient", "lenient_accuracy", "right by the last number"
+    keys = [key for key in BARS if max(before.get(key, 0), after.get(key, 0)) >= verdict.SEEN]
+    keys = keys or list(BARS)[:4]
+    column, key = verdict.measured((before, after))
+    reading = "right" if column == "correct" else "right by the last number"
 
     figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4.4), facecolor="white", layout="constrained")
-    for name, color, label in (
-        ("format_ok", "#ff7f0e", "the step's answers: form right"),
-        (column, "#1f77b4", "the step's answers: right"),
-        ("zero_variance", "#888888", "groups without signal"),
-    ):  # fmt: skip
-        if name != "format_ok" or "format_accuracy" in keys:
-            shares = [row.get(name, math.nan) for row in log]
-            curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
+    lines = {"format_ok": ("#ff7f0e", "form right")} if "format_accuracy" in keys else {}
+    lines |= {column: ("#1f77b4", "right"), "zero_variance": ("#888888", "groups without signal")}
+    for name, (color, label) in lines.items():
+        label = label if name == "zero_variance" else f"the step's answers: {label}"
+        shares = [row.get(name, math.nan) for row in log]
+        curves.plot([row["step"] for row in log], shares, color=color, label=label, lw=1)
     if evaluations:
         steps, shares = zip(*((result["step"], result[key]) for result in evaluations))
         curves.plot(steps, shares, color="#2ca02c", marker="o", ms=5, lw=2, label="held-out questions: right")
@@ -137,16 +130,18 @@ def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluation
     for offset, result, color, label in ((-0.2, before, "#bbbbbb", "before training"),
                                          (0.2, after, "#1f77b4", "after")):  # fmt: skip
         shares = np.array([result[key] for key in keys])
-        intervals = np.array([evaluation.wilson(share, result["questions"]) for share in shares])  # [bars, 2]
-        error = np.clip(np.abs(intervals.T - shares), 0, None)  # [2, bars]
-        places = np.arange(len(keys)) + offset
+        intervals = np.array(
+            [evaluation.wilson(share, result["questions"]) for share in shares]
+        ).T  # [2, bars]
+        error, places = np.clip(np.abs(intervals - shares), 0, None), np.arange(len(keys)) + offset
         bars.bar(places, shares, 0.38, yerr=error, color=color, label=label, capsize=3)
-        for x, share, high in zip(places, shares, intervals[:, 1], strict=True):
+        for x, share, high in zip(places, shares, intervals[1], strict=True):
             bars.text(x, high + 0.015, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
     bars.set_xticks(range(len(keys)), [BARS[key] for key in keys], fontsize=9)
-    left_out = [name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys]
-    if left_out:
-        bars.set_xlabel(f"below {SEEN:.0%}, not drawn: {', '.join(left_out)}", fontsize=8.5)
+    if left_out := [
+        name.replace("\n", " ") for key, name in BARS.items() if key in before and key not in keys
+    ]:
+        bars.set_xlabel(f"below {verdict.SEEN:.0%}, not drawn: {', '.join(left_out)}", fontsize=8.5)
     bars.set(ylim=(0, 1.1), ylabel="share")
     tested = f"test questions {reading}: {before[key]:.0%} to {after[key]:.0%}"
     asked = f"({before['questions']} test questions, 95% intervals)"
@@ -191,7 +186,9 @@ def write(
         )
     saved = set(checkpoints.saved(run.checkpoints))
     best = evaluation.best([result for result in evaluations if result["step"] in saved])
+    headline = verdict.headline([before, after], evaluations, len(log))
     parts = (
+        f"**{'; '.join(headline)}.** {' '.join(verdict.reasons(before, after))}",
         comparison_table(before, after, c.EVAL_CONFIG),
         data_source_table(before, after),
         flip_table(before["correct"], after["correct"]),

@@ -1,7 +1,8 @@
-"""Shows a run that is over or still going: its health lines, and report.html with every kept answer.
+"""Shows a run that is over or still going, report.html with every kept answer; or two, one over the other.
 
     python 5_GRPO_Maxtext/tool.py show_run runs/mine
-    python 5_GRPO_Maxtext/tool.py show_run                # the run under runs/ that saved a checkpoint last
+    python 5_GRPO_Maxtext/tool.py show_run                        # the run under runs/ that saved last
+    python 5_GRPO_Maxtext/tool.py show_run runs/mine runs/other   # writes runs/mine/compare.html
 
 The main script does the same when it ends. A browser opens the page from the disk: no server, no network.
 """
@@ -16,13 +17,15 @@ from settings import UserError
 
 def main(arguments: list[str]) -> None:
     """Prints the health lines of a run and writes its page; UserError if the folder isn't one's."""
-    folder = Path(arguments[0]) if arguments else run_files.newest_run()
-    if folder is None or len(arguments) > 1 or str(folder).startswith("-"):
-        raise UserError(f"show_run {' '.join(arguments)}: give one run's folder, such as runs/mine")
-    constants, rows = run_files.read_constants(folder), run_files.read_log(folder / "train_log.csv")
-    lines = list(health.history(rows, constants))
-    print(shown("\n".join(lines)) or f"{len(rows)} steps, and nothing to report")
-    print(f"page     {page.write(folder)}")
+    folders = [Path(argument) for argument in arguments] or [run_files.newest_run()]
+    if folders[0] is None or len(folders) > 2 or any(str(folder).startswith("-") for folder in folders):
+        raise UserError(f"show_run {' '.join(arguments)}: give a run's folder, such as runs/mine, or two")
+    path = page.write(*folders)
+    for run in map(page.read, folders):
+        print(shown(f"{run.folder}: {'; '.join(run.headline)}"))
+        lines = list(health.history(run.log, run.constants))
+        print(shown("\n".join(lines)) or f"{len(run.log)} steps, and nothing to report")
+    print(f"page     {path}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,29 @@
 // The page of a run: reads the JSON in #data, draws everything with the DOM. No library, no network.
 // What a model or a data set wrote is hostile: it passes through `written`, or `plain` where only text fits.
 "use strict";
-const data = { columns: {}, evaluations: [], ...JSON.parse(document.getElementById("data").textContent) };
-const c = data.constants;
+const data = { columns: {}, evaluations: [], health: [], dips: [], ...JSON.parse(document.getElementById("data").textContent) };
+const c = data.constants ?? data.runs[0].constants;
 const groupsOf = Map.groupBy(data.groups, (g) => g.step);
 const keptSteps = [...groupsOf.keys()];
 const wide = matchMedia("(min-width: 48rem)"); // as in page.css
 const state = { step: keptSteps.at(-1) ?? 0, group: 0, answer: 0, token: 0, shown: 0, open: wide.matches };
+
+// --- the language: English is in the code and the other one in words.json ----------------------------------
+const chosenLanguage = () => ["en", "zh"].find((name) => name === new URLSearchParams(location.hash.slice(1)).get("lang"));
+const lang = chosenLanguage() ?? (navigator.language.startsWith("zh") ? "zh" : "en");
+const untranslated = new Set(); // for the tests
+
+const filled = (text, values) => text.replace(/\{([^{}]+)\}/g, (place, key) => (Object.hasOwn(values, key) ? values[key] : place));
+// English as it is, "{0}" for what is filled in
+function tell(label, values = []) {
+  if (lang !== "en" && !WORDS.labels[label]) untranslated.add(label);
+  return filled((lang === "en" ? null : WORDS.labels[label]) ?? label, values);
+}
+const say = (strings, ...values) => tell(strings.reduce((all, part, i) => `${all}{${i - 1}}${part}`), values);
+// a sentence of Python's, by its name
+const spoken = ([name, values]) => filled(WORDS.sentences[name][lang],
+  Object.fromEntries(Object.entries(values).map(([key, value]) => [key, Array.isArray(value) ? spoken(value) : value])));
+const stop = lang === "zh" ? "" : " ", semicolon = lang === "zh" ? "；" : "; ", comma = lang === "zh" ? "，" : ", ";
 
 // --- making elements -------------------------------------------------------------------------------------
 const at = (id) => document.getElementById(id);
@@ -54,87 +71,138 @@ const signed = (value, digits = 3) => (number(value, digits).startsWith("−") ?
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
-const fewer = (shown, all) => (shown < all ? ` (the page: the first ${shown} of ${all}, to stay small)` : "");
+const fewer = (shown, all) => (shown < all ? say` (the page: ${shown} of ${all}, to stay small)` : "");
+
+// A long text is folded: a page of fifty of them could not be read on a phone.
+const LONG = 280, BEGINNING = 120;
+function foldable(text, open = false) {
+  if (text.length <= LONG) return el("div", { class: "written" }, ...written(text));
+  const beginning = Array.from(text.slice(0, BEGINNING + 2)).slice(0, BEGINNING).join("");
+  return el("details", { class: "long", open },
+    el("summary", {}, el("span", { class: "written" }, ...written(beginning)), el("span", { class: "quiet" }, say` … all ${text.length} characters`)),
+    el("div", { class: "written" }, ...written(text)));
+}
 
 // --- curves ----------------------------------------------------------------------------------------------
-const WIDTH = 300, HEIGHT = 130, LEFT = 34, RIGHT = 6, TOP = 8, BOTTOM = 18;
+const LEFT = 34, RIGHT = 6, TOP = 8, BOTTOM = 18;
 
+// title, columns and their names, the line of meaning, how a value is shown, the axis' end; the first two are large
 const CURVES = [
-  ["Reward, mean of the step's answers", { reward: "reward" }, points],
-  ["Right answers of the step", { correct: "in the form asked for", correct_lenient: "by the last number" }, percent, 1],
-  ["Form", { format_ok: "share of well-formed answers" }, percent, 1],
-  ["Groups without signal", { zero_variance: "share: all answers earn the same" }, percent, 1],
-  ["KL to the starting model, nats per token", { kl: "KL" }, number],
-  ["Entropy, nats per token", { entropy: "entropy" }, number],
-  ["Length, tokens per answer", { length: "length" }, (value) => number(value, 1)],
-  ["Held-out questions: right, sampled", { held_out_correct: "in the form asked for", held_out_correct_lenient: "by the last number" }, percent, 1],
-  ["Held-out questions: right, greedy", { held_out_greedy_correct: "in the form asked for", held_out_greedy_correct_lenient: "by the last number" }, percent, 1],
+  ["Held-out questions: right, sampled", { held_out_correct: "in the format asked for", held_out_correct_lenient: "by the last number" },
+    "Questions it never trained on, answered as in training: does what it learned carry over?", percent, 1],
+  ["Held-out questions: right, greedy", { held_out_greedy_correct: "in the format asked for", held_out_greedy_correct_lenient: "by the last number" },
+    "The same questions, always the likeliest token: what the model would answer if you used it.", percent, 1],
+  ["Reward, mean of the step's answers", { reward: "reward" }, "What training raises. Does it rise while the answers don't get better? Then it's being gamed.", points],
+  ["Right answers of the step", { correct: "in the format asked for", correct_lenient: "by the last number" },
+    "On training questions. Far above the held-out curve: learned by heart.", percent, 1],
+  ["Format", { format_ok: "share of well-formed answers" }, "It usually comes first, because it's easy to learn.", percent, 1],
+  ["Groups without signal", { zero_variance: "share: all answers earn the same" }, "They teach nothing. Many at the end: little is left to learn.", percent, 1],
+  ["KL to the starting model, nats per token", { kl: "KL" }, "How far it has moved. One spike is a single odd token; a level that keeps rising isn't.", number],
+  ["Entropy, nats per token", { entropy: "entropy" }, "How undecided it is. Near 0 all answers are alike, and nothing is left to choose from.", number],
+  ["Length, tokens per answer", { length: "length" }, "Growing without better answers: it has learned to ramble.", (value) => number(value, 1)],
 ];
 const CLASSES = ["first", "second"];
 const charts = [];
+const runs = data.runs ?? [data];
+const lastStep = Math.max(1, ...runs.flatMap((run) => run.columns.step ?? []), ...keptSteps);
 
 // Where an axis ends. One drawn token can raise a step's KL thirtyfold: such a spike leaves the axis (▲).
 function axisTop(values) {
   const sorted = values.toSorted((a, b) => a - b), most = sorted.at(-1), usual = sorted[Math.floor(0.95 * (sorted.length - 1))];
   return usual > 0 && most > 3 * usual ? 1.5 * usual : most || 1;
 }
+const measuredIn = (values) => (values ?? []).filter((value) => value !== null);
+
+// The 95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209).
+function interval(share, n, z = 1.959964) {
+  if (share === null) return null;
+  const middle = share + z * z / (2 * n), half = z * Math.sqrt((share * (1 - share) + z * z / (4 * n)) / n), whole = 1 + z * z / n;
+  return [Math.max(0, middle - half) / whole, Math.min(whole, middle + half) / whole];
+}
+
+// Of two runs each chart has the first column of both; of one run all of its columns.
+function linesOf(names) {
+  const [first] = Object.keys(names);
+  const wanted = data.kind === "compare" ? data.runs.map((run, i) => [run, first, plain(data.names[i])])
+    : Object.keys(names).map((name) => [data, name, tell(names[name])]);
+  return wanted.map(([run, name, label], i) => ({
+    label, kind: CLASSES[i], steps: run.columns.step ?? [], values: run.columns[name] ?? [], ranges: name.startsWith("held_out") ? (run.columns[name] ?? []).map((share) => interval(share, run.held_out)) : [],
+  })).filter(({ values }) => data.kind === "compare" || measuredIn(values).length);
+}
 
 function drawCurves() {
-  const { columns } = data, steps = columns.step ?? [];
-  for (const [title, names, show, most] of CURVES) {
-    const lines = Object.keys(names).filter((name) => columns[name]?.some((value) => value !== null));
-    if (!lines.length) continue;
-    const found = lines.flatMap((name) => columns[name].filter((value) => value !== null));
-    const low = most ? 0 : Math.min(0, ...found), high = most ?? axisTop(found);
-    const last = Math.max(...steps), first = Math.min(...steps);
-    const x = (step) => LEFT + ((step - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
-    const y = (value) => HEIGHT - BOTTOM - ((Math.min(value, high) - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
-    const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
-    const picture = svg(
-      "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
-      ...[low, high].flatMap((value) => [
-        svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
-        svg("text", { x: LEFT - 3, y: y(value) + 3, "text-anchor": "end" }, show(value).replace(".0 %", " %")),
-      ]),
-      svg("text", { x: LEFT, y: HEIGHT - 5 }, `${first}`),
-      svg("text", { x: WIDTH - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, `step ${last}`),
-      ...lines.flatMap((name, i) => {
-        const seen = steps.map((step, k) => [step, columns[name][k]]).filter(([, value]) => value !== null);
-        const path = seen.map(([step, value], k) => `${k ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
-        const dots = seen.length > 40 ? [] : seen.map(([step, value]) => svg("circle", { class: CLASSES[i], cx: x(step), cy: y(value), r: 2 }));
-        const spikes = seen.filter(([, value]) => value > high).map(([step]) => svg("text", { class: "spike", x: x(step), y: TOP, "text-anchor": "middle" }, "▲"));
-        const ranges = steps.flatMap((step, k) => (data.intervals[name]?.[k] ? [[step, ...data.intervals[name][k]]] : []));
-        const bars = ranges.map(([step, from, to]) => svg("line", { class: CLASSES[i], x1: x(step), x2: x(step), y1: y(from), y2: y(to) }));
-        return [svg("path", { class: CLASSES[i], d: path.join("") }), ...dots, ...bars, ...spikes];
-      }),
-      cursor,
-    );
-    const choose = (event) => {
-      const box = picture.getBoundingClientRect();
-      const share = ((event.clientX - box.left) / box.width * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
-      setStep(Math.round(first + Math.min(1, Math.max(0, share)) * (last - first)));
-    };
-    picture.addEventListener("pointerdown", choose);
-    picture.addEventListener("pointermove", (event) => event.buttons && choose(event));
-    const caption = el("figcaption");
-    at("charts").append(el("figure", {}, picture, caption));
-    charts.push((step) => {
-      cursor.setAttribute("x1", x(Math.max(step, first)));
-      cursor.setAttribute("x2", x(Math.max(step, first)));
-      const values = lines.map((name, i) => {
-        let k = steps.findLastIndex((other) => other <= step);
-        while (k > 0 && columns[name][k] === null) k--;
-        const value = k < 0 ? null : columns[name][k];
-        const when = k >= 0 && steps[k] !== step && value !== null ? ` (step ${steps[k]})` : "";
-        const range = k < 0 ? null : data.intervals[name]?.[k];
-        const between = range ? ` [${range.map((end) => (100 * end).toFixed(1)).join(" to ")}]` : "";
-        return el("span", { class: CLASSES[i] }, ` ${lines.length > 1 ? "■ " : ""}${names[name]} ${value === null ? "–" : show(value)}${between}${when}`);
-      });
-      const peak = Math.max(...found);
-      const beyond = peak > high ? ` ▲ up to ${show(peak)} (step ${steps[columns[lines[0]].indexOf(peak)]})` : "";
-      caption.replaceChildren(el("b", {}, title), el("br"), ...values, beyond);
+  CURVES.forEach(([title, names, meaning, show, most], i) => {
+    if (title.startsWith("Reward") && paidDifferently()) return;
+    const lines = linesOf(names);
+    if (lines.some(({ values }) => measuredIn(values).length)) drawCurve(tell(title), lines, tell(meaning), show, most, i < 2);
+  });
+  if (paidDifferently()) at("charts").before(el("p", {}, tell("The two runs were paid by different rewards, so their reward curves aren't compared.")));
+  at("dips").replaceChildren(...data.dips.map(([, clear, dip]) => el("li", {}, spoken(dip) + stop + (clear ? "" : tell("Chance can do that.")))));
+}
+
+function drawCurve(title, lines, meaning, show, most, large) {
+  const width = large ? 480 : 300, height = large ? 210 : 130;
+  const found = lines.flatMap(({ values }) => measuredIn(values));
+  const low = most ? 0 : Math.min(0, ...found), high = most ?? axisTop(found);
+  const first = Math.min(...lines.flatMap(({ steps }) => steps));
+  const x = (step) => LEFT + ((step - first) / (lastStep - first || 1)) * (width - LEFT - RIGHT);
+  const y = (value) => height - BOTTOM - ((Math.min(value, high) - low) / (high - low || 1)) * (height - TOP - BOTTOM);
+  const [whole] = lines.map(({ values }) => measuredIn(values)), way = data.kind === "run" ? `: ${show(whole[0])} → ${show(whole.at(-1))}` : "";
+  const cursor = svg("line", { class: "cursor", y1: TOP, y2: height - BOTTOM });
+  const picture = svg(
+    "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+    ...[low, high].flatMap((value) => [
+      svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+      svg("text", { x: LEFT - 3, y: y(value) + 3, "text-anchor": "end" }, show(value).replace(".0 %", " %")),
+    ]),
+    svg("text", { x: LEFT, y: height - 5 }, `${first}`),
+    svg("text", { x: width - RIGHT, y: height - 5, "text-anchor": "end" }, say`step ${lastStep}`),
+    ...lines.flatMap(({ kind, steps, values, ranges }) => {
+      const seen = steps.map((step, k) => [step, values[k]]).filter(([, value]) => value !== null);
+      const path = seen.map(([step, value], k) => `${k ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
+      const dots = seen.length > 40 ? [] : seen.map(([step, value]) => svg("circle", { class: kind, cx: x(step), cy: y(value), r: 2 }));
+      const spikes = seen.filter(([, value]) => value > high).map(([step]) => svg("text", { class: "spike", x: x(step), y: TOP, "text-anchor": "middle" }, "▲"));
+      const bars = steps.flatMap((step, k) => (ranges[k] ? [svg("line", { class: kind, x1: x(step), x2: x(step), y1: y(ranges[k][0]), y2: y(ranges[k][1]) })] : []));
+      return [svg("path", { class: kind, d: path.join("") }), ...dots, ...bars, ...spikes];
+    }),
+    cursor,
+  );
+  const choose = (event) => {
+    const box = picture.getBoundingClientRect();
+    const share = ((event.clientX - box.left) / box.width * width - LEFT) / (width - LEFT - RIGHT);
+    setStep(Math.round(first + Math.min(1, Math.max(0, share)) * (lastStep - first)));
+  };
+  picture.addEventListener("pointerdown", choose);
+  picture.addEventListener("pointermove", (event) => event.buttons && choose(event));
+  const caption = el("figcaption");
+  at(large ? "held_out" : "charts").append(el("figure", {}, picture, caption));
+  charts.push((step) => {
+    cursor.setAttribute("x1", x(Math.max(step, first)));
+    cursor.setAttribute("x2", x(Math.max(step, first)));
+    const shown = lines.map(({ label, kind, steps, values, ranges }) => {
+      let k = steps.findLastIndex((other) => other <= step);
+      while (k > 0 && values[k] === null) k--;
+      const value = k < 0 ? null : values[k];
+      const when = k >= 0 && steps[k] !== step && value !== null ? say` (step ${steps[k]})` : "";
+      const between = k >= 0 && ranges[k] ? ` [${say`${(100 * ranges[k][0]).toFixed(1)} to ${(100 * ranges[k][1]).toFixed(1)}`}]` : "";
+      return el("span", { class: kind }, ` ${lines.length > 1 ? "■ " : ""}${label} ${value === null ? "–" : show(value)}${between}${when}`);
     });
-  }
+    const peak = Math.max(...found), { steps, values } = lines.find((line) => line.values.includes(peak));
+    const beyond = peak > high ? say` ▲ up to ${show(peak)} (step ${steps[values.indexOf(peak)]})` : "";
+    caption.replaceChildren(el("b", {}, title, way), el("span", { class: "meaning" }, meaning), ...shown, beyond);
+  });
+}
+
+function changedConstants() {
+  const [a, b] = (data.runs ?? [{}, {}]).map((run) => run.constants ?? {});
+  return Object.keys({ ...a, ...b }).map((name) => [name, `${a[name] ?? ""}`, `${b[name] ?? ""}`]).filter(([, left, right]) => left !== right);
+}
+
+// Two runs whose rewards have other names or other points: their curves would compare apples and pears.
+function paidDifferently() {
+  if (data.kind !== "compare") return false;
+  const paid = data.runs.map((run) => Object.keys(run.columns).filter((name) => /^reward_/.test(name)).sort().join());
+  return paid[0] !== paid[1] || changedConstants().some(([name]) => ["REWARD_FUNC", "REWARDS", "OVERLONG_PENALTY", "OVERLONG_BUFFER"].includes(name));
 }
 
 // --- the step --------------------------------------------------------------------------------------------
@@ -146,7 +214,7 @@ function setStep(step) {
   const before = nearestKept(state.step);
   state.step = step;
   at("step").value = step;
-  at("step_shown").textContent = `${step} of ${at("step").max}`;
+  at("step_shown").textContent = say`${step} of ${at("step").max}`;
   for (const draw of charts) draw(step);
   markTime();
   if (keptSteps.length && (nearestKept(step) !== before || !at("answers").childElementCount)) drawStep();
@@ -166,15 +234,14 @@ function drawStep() {
   state.group = Math.min(state.group, groups.length - 1);
   const silent = groups.filter(isSilent).length;
   at("kept").textContent = data.kind === "run"
-    ? `Step ${step}: ${groups.length} questions, ${groups[0].completions.length} answers each; ` +
-      `${silent} of ${groups.length} groups have no signal (dashed). Kept are the first step, the last ` +
-      `and one in ${c.LOG_ANSWERS_EVERY}${data.thinned ? " (the page: fewer, to stay small)" : ""}.`
+    ? say`Step ${step}: ${groups.length} questions, ${groups[0].completions.length} answers each; ${silent} of ${groups.length} groups have no signal (dashed).` + stop +
+      say`Kept are the first step, the last and one in ${c.LOG_ANSWERS_EVERY}${data.thinned ? tell(" (the page: fewer, to stay small)") : ""}.`
     : "";
   at("groups").replaceChildren(...groups.map((g, i) => el(
     "button", {
       type: "button", role: "tab", "aria-selected": i === state.group, tabindex: i === state.group ? 0 : -1,
-      class: isSilent(g) ? "silent" : "", title: isSilent(g) ? "no signal" : "",
-      "aria-label": `question ${i + 1}${isSilent(g) ? ", no signal" : ""}`,
+      class: isSilent(g) ? "silent" : "", title: isSilent(g) ? tell("no signal") : "",
+      "aria-label": say`question ${i + 1}` + (isSilent(g) ? comma + tell("no signal") : ""),
       onclick: () => setGroup(i),
     }, `${i + 1}`)));
   at("groups").hidden = groups.length < 2;
@@ -195,7 +262,7 @@ function advantage(g, i) {
   const rewards = g.completions.map((a) => a.reward), G = rewards.length, R = rewards[i];
   if (c.ADVANTAGE === "rloo") {
     const others = (sum(rewards) - R) / (G - 1);
-    return { name: "RLOO: A = R − mean of the other answers", base: others, scale: (G - 1) / G,
+    return { name: tell("RLOO: A = R − mean of the other answers"), base: others, scale: (G - 1) / G,
       shown: `${points(R)} − ${inner(others)}` };
   }
   const base = mean(rewards);
@@ -209,13 +276,13 @@ function silence(g) {
   const all = (name) => g.completions.every((a) => a[name]);
   const none = (name) => g.completions.every((a) => !a[name]);
   const texts = new Set(g.completions.map((a) => a.pieces.join(""))).size;
-  const earns = `All ${g.completions.length} answers earn ${points(g.completions[0].reward)} points: R − mean(R) = 0, so every A is 0 and this group teaches nothing.`;
-  const why = all("correct") ? "All are right: the model has learned this question."
-    : none("correct") ? "None is right: there is nothing better to choose."
-      : "Right and wrong answers earn the same here.";
-  const alike = texts === 1 ? " They are the same text, word for word." : "";
-  const treated = c.ZERO_VARIANCE_GROUPS === "keep" ? "" : " It is left out of the loss.";
-  return `${earns} ${why}${alike}${treated}`;
+  const said = [say`All ${g.completions.length} answers earn ${points(g.completions[0].reward)} points: R − mean(R) = 0, so every A is 0 and this group teaches nothing.`];
+  said.push(all("correct") ? tell("All are right: the model has learned this question.")
+    : none("correct") ? tell("None is right: there is nothing better to choose.")
+      : tell("Right and wrong answers earn the same here."));
+  if (texts === 1) said.push(tell("They are the same text, word for word."));
+  if (c.ZERO_VARIANCE_GROUPS !== "keep") said.push(tell("It is left out of the loss."));
+  return said.join(stop);
 }
 
 function drawGroup() {
@@ -227,18 +294,18 @@ function drawGroup() {
   const rewards = g.completions.map((a) => a.reward), how = g.graded === false ? null : advantage(g, 0);
   at("group").replaceChildren(
     el("p", { class: "question" }, ...written(g.question)),
-    el("p", {}, "right answer: ", el("b", {}, ...(g.answer === null ? ["not known"] : written(g.answer))),
-      ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [", data source: ", ...written(g.data_source)] : [])),
+    el("p", {}, tell("right answer: "), el("b", {}, ...(g.answer === null ? [tell("not known")] : written(g.answer))),
+      ...(new Set(data.groups.map((other) => other.data_source)).size > 1 ? [tell(", data source: "), ...written(g.data_source)] : [])),
     ...(how === null ? [] : [el("p", { class: "math" },
       `${how.name};  R = ${rewards.map(points).join(", ")};  mean = ${number(mean(rewards))}` +
       (how.std === undefined ? "" : `, std = ${number(how.std)}`))]),
     ...(silent && how !== null ? [el("p", { class: "notice" }, silence(g))] : []),
-    ...(data.kind === "run" && most[0] === 0 && !silent ? [el("p", { class: "notice" }, "The update changed no token here: in the first step of the warm-up the learning rate is 0.")] : []),
+    ...(data.kind === "run" && most[0] === 0 && !silent ? [el("p", { class: "notice" }, tell("The update changed no token here: in the first step of the warm-up the learning rate is 0."))] : []),
     ...(data.compared ? [el("p", { class: "legend quiet" },
-      el("span", { class: "token up", "data-strength": ".5" }, `${data.kind === "run" ? "the update" : "training"} raised the token`),
-      el("span", { class: "token down", "data-strength": ".5" }, "lowered it"),
-      "the stronger the colour, the larger the change of its log-probability")] : []),
-    el("p", { class: "quiet" }, "A click on a token, or an arrow key, opens its formula."),
+      el("span", { class: "token up", "data-strength": ".5" }, data.kind === "run" ? tell("the update raised the token") : tell("training raised the token")),
+      el("span", { class: "token down", "data-strength": ".5" }, tell("lowered it")),
+      tell("the stronger the color, the larger the change of its log-probability"))] : []),
+    el("p", { class: "quiet" }, tell("Click a token, or use the arrow keys, to see its formula.")),
   );
   for (const legend of at("group").querySelectorAll("[data-strength]")) legend.style.setProperty("--strength", "40%");
   const order = g.completions.map((_, i) => i).sort((a, b) => g.completions[b].advantage - g.completions[a].advantage || a - b);
@@ -255,10 +322,10 @@ const advantageOf = (a, t) => a.advantages?.[t] ?? a.advantage;
 function verdict(a, graded = true) {
   const badge = (good, text) => el("span", { class: `badge ${good ? "good" : "bad"}` }, text);
   return [
-    graded ? badge(a.correct, a.correct ? "right" : a.correct_lenient ? "right, but not in the form" : "wrong") : null,
-    badge(a.format_ok, a.format_ok ? "form right" : "form wrong"),
-    a.cut_off ? badge(false, "cut off") : null,
-    a.counts === false ? badge(false, "not in the loss") : null,
+    graded ? badge(a.correct, tell(a.correct ? "right" : a.correct_lenient ? "right, but in a wrong format" : "wrong")) : null,
+    badge(a.format_ok, tell(a.format_ok ? "format right" : "format wrong")),
+    a.cut_off ? badge(false, tell("cut off")) : null,
+    a.counts === false ? badge(false, tell("not in the loss")) : null,
   ];
 }
 
@@ -275,14 +342,14 @@ function drawAnswer(g, equal) {
       onmousemove: () => choose(i, t), onclick: () => choose(i, t, true), onfocus: () => choose(i, t),
     }, ...(piece === "" ? [el("span", { class: "odd" }, "·")] : written(piece)));
     token.style.setProperty("--strength", `${(55 * (1 - Math.exp(-3 * Math.abs(change)))).toFixed(1)}%`);
-    return [begins ? el("span", { class: "begins" }, `turn ${a.turn[t] + 1}, A = ${signed(a.advantages[t], 2)}`) : "", token, el("wbr")];
+    return [begins ? el("span", { class: "begins" }, say`turn ${a.turn[t] + 1}, A = ${signed(a.advantages[t], 2)}`) : "", token, el("wbr")];
   });
   return el("article", { class: a.counts === false ? "uncounted" : "", "data-answer": i },
-    el("h3", {}, `Answer${equal.length > 1 ? "s" : ""} ${equal.map((k) => k + 1).join(", ")}`,
+    el("h3", {}, equal.length > 1 ? say`Answers ${equal.map((k) => k + 1).join(", ")}` : say`Answer ${i + 1}`,
       ...(equal.length > 1 ? [el("span", { class: "equal" }, `× ${equal.length}`)] : []), ...(graded ? [el("span", {}, `A = ${signed(a.advantage, 2)}`)] : []), ...verdict(a, graded)),
-    el("div", { class: "written", role: "listbox", "aria-label": `tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
+    el("div", { class: "written", role: "listbox", "aria-label": say`tokens of answer ${i + 1}`, "aria-orientation": "horizontal", onkeydown: move }, ...tokens),
     // an image runs no script and loads nothing, whatever the world has drawn
-    ...(a.picture ? [el("img", { alt: "what the world draws of this episode", src: `data:image/svg+xml,${encodeURIComponent(a.picture.toWellFormed().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '))}` })] : []),
+    ...(a.picture ? [el("img", { alt: tell("what the world draws of this episode"), src: `data:image/svg+xml,${encodeURIComponent(a.picture.toWellFormed().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '))}` })] : []),
     ...(graded ? [drawPoints(g, i)] : []));
 }
 
@@ -297,8 +364,8 @@ function drawPoints(g, i) {
       el("td", { class: "number" }, signed(share, 2)), el("td", {}, bar));
   });
   return el("table", { class: "bars" },
-    el("thead", { class: "quiet" }, el("tr", {}, ...["reward", "points", "share of A", ""].map((name, k) => el("td", { class: k % 3 ? "number" : "" }, name)))),
-    el("tbody", {}, ...rows, el("tr", {}, el("td", {}, "sum"), el("td", { class: "number" }, points(a.reward)), el("td", { class: "number" }, signed(a.advantage, 2)), el("td"))));
+    el("thead", { class: "quiet" }, el("tr", {}, ...["reward", "points", "share of A", ""].map((name, k) => el("td", { class: k % 3 ? "number" : "" }, name && tell(name))))),
+    el("tbody", {}, ...rows, el("tr", {}, el("td", {}, tell("sum")), el("td", { class: "number" }, points(a.reward)), el("td", { class: "number" }, signed(a.advantage, 2)), el("td"))));
 }
 
 const tokenAt = (i, t) => document.querySelector(`.token[data-answer="${i}"][data-token="${t}"]`);
@@ -353,10 +420,10 @@ const KL = {
 function weight(g, a) {
   const N = g.completions_in_step, n = a.pieces.filter((_, t) => !isWorlds(a, t)).length, T = c.TOTAL_GENERATION_STEPS;
   return {
-    "seq-mean-token-mean": [`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
-    "token-mean": [`1 / ${g.tokens_in_step} tokens of the step`, 1 / g.tokens_in_step],
-    "seq-mean-token-sum": [`1 / ${N} answers`, 1 / N],
-    "seq-mean-token-sum-norm": [`1 / (${N} answers × ${T} tokens, the limit)`, 1 / (N * T)],
+    "seq-mean-token-mean": [say`1 / (${N} answers × ${n} tokens)`, 1 / (N * n)],
+    "token-mean": [say`1 / ${g.tokens_in_step} tokens of the step`, 1 / g.tokens_in_step],
+    "seq-mean-token-sum": [say`1 / ${N} answers`, 1 / N],
+    "seq-mean-token-sum-norm": [say`1 / (${N} answers × ${T} tokens, the limit)`, 1 / (N * T)],
   }[c.LOSS_AGG_MODE];
 }
 
@@ -370,16 +437,16 @@ function lossLines(g, a, t) {
   const bound = clipped * A < ratio * A;
   const [inWords, w] = weight(g, a);
   const lines = [
-    (gspo ? `ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})`
+    (gspo ? say`ratio = exp(mean over the answer's tokens of log π − log π_old) = exp(${number(log)})`
       : `ratio = exp(log π − log π_old) = exp(${number(a.log_prob_after[t])} − ${inner(a.log_prob[t])})`) + ` = ${number(ratio)}`,
     `min(ratio × A, clip(ratio, ${number(low, 2)}, ${number(high, 2)}) × A) = min(${number(ratio)} × ${inner(A)}, ${number(clipped)} × ${inner(A)}) = ${number(objective)}` +
-      (bound ? "   ← the clip binds: another update on this batch would have no gradient here" : ""),
+      (bound ? tell("   ← the clip binds: another update on this batch would have no gradient here") : ""),
   ];
   if (a.log_prob_reference) {
     const d = a.log_prob_reference[t] - a.log_prob_after[t], [formula, value] = KL[c.KL_LOSS_MODE];
     lines.push(`d = log π_ref − log π = ${number(a.log_prob_reference[t])} − ${inner(a.log_prob_after[t])} = ${number(d)};  KL = ${formula} = ${number(value(d), 4)};  β × KL = ${number(g.beta, 3)} × ${number(value(d), 4)} = ${number(g.beta * value(d), 5)}`);
-  } else lines.push("β = 0: no KL, no reference model");
-  lines.push(`weight in J: ${a.counts ? inWords : "0: this answer is not in the loss"} = ${number(a.counts ? w : 0, 5)}`);
+  } else lines.push(tell("β = 0: no KL, no reference model"));
+  lines.push(say`weight in J: ${a.counts ? inWords : tell("0: this answer is not in the loss")} = ${number(a.counts ? w : 0, 5)}`);
   return lines;
 }
 
@@ -394,25 +461,28 @@ function drawFormula() {
   }
   at("formula").hidden = !state.open;
   const graded = g.graded !== false;
-  const button = el("button", { type: "button", id: "close", "aria-label": "close the formula", onclick: closeFormula }, "×");
-  const head = el("p", {}, el("b", {}, "token “", ...written(a.pieces[t]), "”"), ` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
+  const button = el("button", { type: "button", id: "close", "aria-label": tell("close the formula"), onclick: closeFormula }, "×");
+  const head = el("p", {}, el("b", {}, tell("token “"), ...written(a.pieces[t]), tell("”")), say` of answer ${state.answer + 1}, number ${t + 1} of ${a.pieces.length}`);
   const probability = (log) => `${(100 * Math.exp(log)).toFixed(1)} %`;
   const lines = [];
-  if (isWorlds(a, t)) lines.push("The world wrote this token: it is read, and not trained.");
-  else if (advantageOf(a, t) !== a.advantage) lines.push(`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
+  if (isWorlds(a, t)) lines.push(tell("The environment wrote this token: the model reads it and isn't trained on it."));
+  else if (advantageOf(a, t) !== a.advantage) lines.push(say`A of turn ${a.turn[t] + 1} = ${number(advantageOf(a, t))}: what it earns from here on, against the group (ADVANTAGE=turn)`);
   else if (graded) {
     const how = advantage(g, state.answer);
-    lines.push(`${how.name} = ${isSilent(g) ? "0: all rewards are equal" : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
-      (c.ADVANTAGE_CLIP && Math.abs(a.advantage) >= c.ADVANTAGE_CLIP ? `, clipped to ${number(a.advantage)}` : ""));
+    lines.push(`${how.name} = ${isSilent(g) ? tell("0: all rewards are equal") : `${how.shown} = ${number((a.reward - how.base) / (how.std === undefined ? 1 : how.scale))}`}` +
+      (c.ADVANTAGE_CLIP && Math.abs(a.advantage) >= c.ADVANTAGE_CLIP ? say`, clipped to ${number(a.advantage)}` : ""));
   }
   if (a.log_prob_after) {
-    const words = data.kind === "run" ? ["before the update", "after it"] : ["before training", "after it"];
-    lines.push(`${words[0]} log π_old = ${number(a.log_prob[t])} (${probability(a.log_prob[t])}), ${words[1]} log π = ${number(a.log_prob_after[t])} (${probability(a.log_prob_after[t])}): ${signed(a.log_prob_after[t] - a.log_prob[t])}`);
+    const [old, now] = [a.log_prob[t], a.log_prob_after[t]].map((log) => `${number(log)} (${probability(log)})`);
+    const by = signed(a.log_prob_after[t] - a.log_prob[t]);
+    lines.push(data.kind === "run" ? say`before the update log π_old = ${old}, after it log π = ${now}: ${by}`
+      : say`before training log π_old = ${old}, after it log π = ${now}: ${by}`);
     if (data.kind === "run" && !isWorlds(a, t)) lines.push(...lossLines(g, a, t));
   } else lines.push(`log π = ${number(a.log_prob[t])} (${probability(a.log_prob[t])})`);
-  const note = data.kind !== "run" || !a.log_prob_after ? null : el("p", { class: "quiet" }, c.NUM_ITERATIONS > 1
-    ? `The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch. The optimizer's momentum and the other answers move a token, too.`
-    : "While the gradient was taken the ratio was 1 (one update per batch): these are the numbers after it. The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
+  const others = tell("The optimizer's momentum and the other answers move a token, too, so its sign can differ from A's.");
+  const note = data.kind !== "run" || !a.log_prob_after ? null : el("p", { class: "quiet" }, (c.NUM_ITERATIONS > 1
+    ? say`The numbers are those after all ${c.NUM_ITERATIONS} updates on this batch.`
+    : tell("While the gradient was computed the ratio was 1 (one update per batch); these are the numbers after it.")) + stop + others);
   at("formula").replaceChildren(button, head, ...lines.map((line) => el("p", { class: "math" }, line)), ...(note ? [note] : []));
 }
 
@@ -433,7 +503,7 @@ function drawTime() {
   const greedy = data.asked.map((_, i) => evaluations.map((e) => e.greedy_correct[i]));
   const mark = (values) => values.map((right) => (right ? "●" : "○")).join("");
   const options = Object.entries(STORIES).map(([name, holds]) => [name, greedy.filter(holds).length]);
-  at("time_filter").append(...options.map(([name, count]) => el("option", { value: name }, `${name} (${count})`)));
+  at("time_filter").append(...options.map(([name, count]) => el("option", { value: name }, `${tell(name)} (${count})`)));
   const offer = () => {
     const holds = STORIES[at("time_filter").value];
     const fitting = greedy.map((seen, i) => i).filter((i) => holds(greedy[i]));
@@ -447,21 +517,21 @@ function drawTime() {
 }
 
 function drawQuestion() {
-  if (at("time_question").disabled) return at("time_table").replaceChildren("none");
+  if (at("time_question").disabled) return at("time_table").replaceChildren(tell("none"));
   const i = Number(at("time_question").value), { evaluations } = data, asked = data.asked[i];
   const right = evaluations.map((e) => e.greedy_correct[i]);
   const turn = right.at(-1) ? right.lastIndexOf(false) + 1 : -1; // since when greedy is right for good
-  const story = turn < 0 ? "At the end the greedy answer is still wrong."
-    : turn === 0 ? "The greedy answer was right from the start."
-      : `The greedy answer is right from step ${evaluations[turn].step} on.`;
-  const answer = (name, text, good) => el("td", { "data-name": name }, el("span", { class: good ? "good" : "bad" }, good ? "right " : "wrong "), el("span", { class: "written" }, ...written(text)));
+  const story = turn < 0 ? tell("At the end the greedy answer is still wrong.")
+    : turn === 0 ? tell("The greedy answer was right from the start.")
+      : say`The greedy answer is right from step ${evaluations[turn].step} on.`;
+  const answer = (name, text, good) => el("td", { "data-name": tell(name) }, el("span", { class: good ? "good" : "bad" }, tell(good ? "right" : "wrong"), " "), foldable(text));
   at("time_table").replaceChildren(
-    el("p", {}, el("b", {}, ...written(asked.question)), " right answer: ", el("b", {}, ...written(asked.answer)), `. ${story}`),
+    el("p", {}, el("b", {}, ...written(asked.question)), tell(" right answer: "), el("b", {}, ...written(asked.answer)), ` ${story}`),
     el("div", { class: "scroll" }, el("table", {},
-      el("thead", {}, el("tr", {}, ...["step", "greedy answer", "sampled answer"].map((name) => el("th", {}, name)))),
+      el("thead", {}, el("tr", {}, ...["step", "greedy answer", "sampled answer"].map((name) => el("th", {}, tell(name))))),
       el("tbody", {}, ...evaluations.map((e, k) => el("tr", { "data-step": e.step, class: k === turn && k ? "turn" : "" },
-        el("td", { class: "number", "data-name": "step" }, `${e.step}`),
-        answer("greedy", e.greedy_completions[i], e.greedy_correct[i]), answer("sampled", e.completions[i], e.correct[i])))))));
+        el("td", { class: "number", "data-name": tell("step") }, `${e.step}`),
+        answer("greedy answer", e.greedy_completions[i], e.greedy_correct[i]), answer("sampled answer", e.completions[i], e.correct[i])))))));
   markTime();
 }
 
@@ -486,17 +556,17 @@ const FORMS = {
   "right at the end": (i) => data.after.format_ok[i],
   "wrong at the end": (i) => !data.after.format_ok[i],
 };
-const ANY_SOURCE = "all of them", PAGE = 50;
+const ANY_SOURCE = "all of them", PAGE = 20;
 
 function drawBeforeAfter() {
   at("before_after").hidden = !data.after;
   if (!data.after) return;
   const every = data.before.asked.map((_, i) => i);
   const sources = [...new Set(data.before.asked.map((asked) => asked.data_source))];
-  const options = (rules) => Object.entries(rules).map(([name, holds]) => el("option", { value: name }, `${name} (${every.filter(holds).length})`));
+  const options = (rules) => Object.entries(rules).map(([name, holds]) => el("option", { value: name }, `${tell(name)} (${every.filter(holds).length})`));
   at("both_filter").append(...options(TURNS));
   at("both_form").append(...options(FORMS));
-  at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, plain(name))));
+  at("both_source").append(...[ANY_SOURCE, ...sources].map((name) => el("option", { value: name }, name === ANY_SOURCE ? tell(name) : plain(name))));
   at("both_source_label").hidden = sources.length < 2;
   for (const id of ["both_filter", "both_form", "both_source"]) at(id).addEventListener("change", () => listPairs());
   at("both_search").addEventListener("input", () => listPairs());
@@ -511,14 +581,14 @@ function listPairs(limit = PAGE) {
     && (source === ANY_SOURCE || before.asked[i].data_source === source)
     && [before.asked[i].question, before.asked[i].answer, before.completions[i], after.completions[i]].some((text) => text.toLowerCase().includes(wanted)));
   state.shown = Math.min(limit, found.length);
-  at("both_count").textContent = `${found.length} of ${before.asked.length} questions${fewer(before.asked.length, data.in_all.tested)}${found.length > state.shown ? `, the first ${state.shown} shown` : ""}`;
+  at("both_count").textContent = say`${found.length} of ${before.asked.length} questions` + fewer(before.asked.length, data.in_all.tested) + (found.length > state.shown ? say`, the first ${state.shown} shown` : "");
   at("both_more").hidden = found.length <= state.shown;
   const answer = (when, result, i) => el("div", {}, el("span", { class: "quiet" }, `${when} `),
     ...verdict({ correct: result.correct[i], correct_lenient: result.correct_lenient[i], format_ok: result.format_ok[i] }).filter(Boolean),
-    el("div", { class: "written" }, ...written(result.completions[i])));
+    foldable(result.completions[i], wanted !== "" && result.completions[i].toLowerCase().includes(wanted)));
   at("both_list").replaceChildren(...found.slice(0, state.shown).map((i) => el("div", { class: "pair" },
-    el("p", { class: "question" }, ...written(before.asked[i].question), el("span", { class: "quiet" }, "  right answer: ", ...written(before.asked[i].answer))),
-    el("div", {}, answer("before", before, i), answer("after", after, i)))));
+    el("div", { class: "question" }, foldable(before.asked[i].question), el("span", { class: "quiet" }, tell("right answer: "), ...written(before.asked[i].answer))),
+    el("div", { class: "both" }, answer(tell("before"), before, i), answer(tell("after"), after, i)))));
 }
 
 // --- the address: a link, or a reload, shows the same again ------------------------------------------------
@@ -540,11 +610,14 @@ function writeAddress() {
   }
   if (state.shown > PAGE) place.shown = state.shown;
   if (theme) place.theme = theme;
+  if (state.lang) place.lang = state.lang;
   history.replaceState(null, "", `#${new URLSearchParams(place)}`);
 }
 
 function readAddress() {
   const place = new URLSearchParams(location.hash.slice(1));
+  if ((chosenLanguage() ?? lang) !== lang) return location.reload(); // every text is another
+  state.lang = chosenLanguage();
   const whole = (name, least, most) => Math.min(most, Math.max(least, Math.trunc(Number(place.get(name))) || least));
   if (["light", "dark"].includes(place.get("theme"))) document.documentElement.dataset.theme = place.get("theme");
   if (place.has("step")) setStep(whole("step", Number(at("step").min), Number(at("step").max)));
@@ -560,45 +633,91 @@ function readAddress() {
     at(id).dispatchEvent(new Event(at(id).options ? "change" : "input"));
   }
   if (data.after && place.has("shown")) listPairs(whole("shown", PAGE, data.before.asked.length));
+  if (["held_out", "curves", "inspector", "through_time", "before_after"].includes(place.get("at"))) at(place.get("at")).scrollIntoView();
 }
 
-// --- start -----------------------------------------------------------------------------------------------
+// --- at the top: what came of it, why, and where to look next ----------------------------------------------
+const place = (section, more) => `#${new URLSearchParams({ at: section, ...more, ...(state.lang && { lang: state.lang }) })}`;
+
+// A sentence and the address of its place on this page, for each thing that deserves a look.
+function lookNext() {
+  const found = data.health.map((line) => [spoken(line), place("curves", { step: line[1]["step:.0f"] })]);
+  const { after, columns, evaluations } = data;
+  for (const [step, clear, dip] of data.dips) if (clear) found.push([spoken(dip), place("held_out", { step })]);
+  const kl = measuredIn(columns.kl), most = Math.max(...kl);
+  if (kl.length && most > axisTop(kl)) {
+    const step = columns.step[columns.kl.indexOf(most)];
+    found.push([say`The KL jumps to ${number(most, 2)} at step ${step}. One such step does no harm if the next ones are normal: look at them.`, place("curves", { step })]);
+  }
+  if (after) {
+    const count = (holds) => after.correct.filter((_, i) => holds(i)).length;
+    const lost = count(TURNS["turned wrong"]), formless = count((i) => after.correct_lenient[i] && !after.correct[i]);
+    if (lost) found.push([say`Right before and wrong after training: ${lost} of ${after.correct.length} test questions. Read them.`, place("before_after", { both_filter: "turned wrong", both_form: "any" })]);
+    if (formless) found.push([say`The right number in a wrong format: ${formless} of ${after.correct.length} test answers.`, place("before_after", { both_filter: "all questions", both_form: "wrong at the end" })]);
+    if (data.cut_off >= 0.01) found.push([say`${percent(data.cut_off)} of the test answers are cut off at the limit and graded without their end (TOTAL_GENERATION_STEPS=${c.TOTAL_GENERATION_STEPS}).`, place("before_after", { both_filter: "wrong both times" })]);
+  }
+  const never = evaluations.length > 1 ? data.asked.filter((_, i) => STORIES["never right"](evaluations.map((e) => e.greedy_correct[i]))).length : 0;
+  if (never) found.push([say`Never right: ${never} of ${data.asked.length} held-out questions. Too hard, or a wrong answer in the data?`, place("through_time", { time_filter: "never right" })]);
+  const names = data.headline.map(([name]) => name), flat = data.headline.find(([name]) => name === "flat");
+  if (flat) found.push([say`No clear gain since step ${flat[1].step}: fewer steps may do (NUM_BATCHES=${c.NUM_BATCHES}), or take harder questions (DATASET=${c.DATASET}).`, place("held_out", {})]);
+  if (names.includes("unclear")) found.push([say`Too few test questions to tell (NUM_TEST_QUESTIONS=${c.NUM_TEST_QUESTIONS}), or too few steps (NUM_BATCHES=${c.NUM_BATCHES}).`, place("before_after", {})]);
+  if (names.includes("rising")) found.push([say`The held-out curve was still rising: more steps may help (NUM_BATCHES=${c.NUM_BATCHES}).`, place("held_out", {})]);
+  return found;
+}
+
+const table = (header, rows, cell) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": header[0] },
+  el("table", {}, el("thead", {}, el("tr", {}, ...header.map((name) => el("th", {}, name)))), el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map(cell))))));
+
 function drawSummary() {
-  at("title").textContent = data.title;
-  at("inspector_title").textContent = data.inspector_title;
-  at("about").textContent = plain(data.about);
-  const { header, rows, notes } = data.summary;
-  const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part)] : [part])));
+  const { kind, notes = [], reasons = [], headline = [] } = data;
+  const about = kind === "run" ? say`${c.MODEL}, ${c.DATASET}, ${data.folder}, ${data.steps} of ${c.NUM_BATCHES} steps of ${c.BATCH_SIZE} questions × ${c.NUM_GENERATIONS} answers, seed ${c.SEED}`
+    : kind === "compare" ? say`Two runs: ${data.names[0]} and ${data.names[1]}` : data.about;
+  at("about").textContent = plain(about);
+  at("title").textContent = plain(headline.map(spoken).join(semicolon) || tell("Answers to questions"));
+  document.title = at("title").textContent;
+  at("inspector_title").textContent = kind === "run" ? tell("One question, its answers, and what the update did")
+    : data.compared ? tell("One question, its answers, and what training did") : tell("One question, its answers");
+  at("reasons").textContent = reasons.map(spoken).join(stop);
+  at("look_next").hidden = kind !== "run";
+  if (kind === "run") {
+    const found = lookNext();
+    at("look_list").replaceChildren(...found.map(([words, address]) => el("li", {}, el("a", { href: address }, ...breakable(plain(words), /(?<=_)/)))));
+    if (!found.length) at("look_list").replaceChildren(el("li", {}, tell("Nothing stands out. Read some answers all the same.")));
+  }
+  const { header, rows } = data.summary ?? { header: [], rows: [] };
+  const cell = (text) => el("td", {}, ...text.split(/ (?=[(])/).flatMap((part, i) => (i ? [" ", el("span", { class: "range" }, part.replace(/(.+) to (.+)/, (_, from, to) => say`${from} to ${to}`))] : [part])));
+  const asked = kind === "run" ? say`${data.in_all.tested} test questions, ${c.EVAL_CONFIG} sampling` : tell("the same test questions, after training");
+  const names = header.map((name) => (kind === "run" ? tell(name) : plain(name)));
+  const changed = changedConstants();
   at("summary").replaceChildren(
-    ...(rows.length ? [el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...header.map((name) => el("th", {}, name)))),
-      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map(cell))))))] : []),
-    el("div", {}, ...notes.map((note) => el("p", {}, ...written(note))), ...(data.kind === "run" ? drawRun() : [])));
-}
-
-// How it was started, and what its log says went wrong.
-function drawRun() {
-  const lines = data.health.map((line) => el("li", {}, plain(line)));
-  return [
-    el("p", {}, el("b", {}, "Health: "), lines.length ? null : "nothing to report"),
-    el("ul", { id: "health" }, ...lines),
-    el("p", { class: "math", id: "command" }, plain(data.command)),
-    el("details", {}, el("summary", {}, `all ${data.written.length} constants`), ...data.written.map((line) => el("div", { class: "math" }, plain(line)))),
-  ];
+    ...(rows.length ? [table([asked, ...names], rows.map(([name, ...cells]) => [tell(name), ...cells]), cell)] : []),
+    ...(changed.length ? [el("h2", {}, tell("Constants that differ")), table([tell("constant"), ...names], changed.map((cells) => cells.map(plain)), (text) => el("td", { class: "any" }, text))] : []),
+    el("div", {}, ...notes.map((note) => el("p", {}, typeof note === "string" ? tell(note) : spoken(note))), ...(kind === "run" ? [el("details", {},
+      el("summary", {}, tell("the command and all constants")), el("p", { class: "math", id: "command" }, plain(data.command)),
+      ...Object.entries(c).map(([name, value]) => el("div", { class: "math" }, plain(`${name}=${value}`))))] : [])));
 }
 
 function start() {
+  document.documentElement.lang = lang === "zh" ? "zh-Hant-TW" : "en";
   document.body.className = data.kind;
+  for (const element of document.querySelectorAll("[data-say]")) element.textContent = tell(element.textContent.trim());
+  for (const element of document.querySelectorAll("[aria-label]")) element.setAttribute("aria-label", tell(element.getAttribute("aria-label")));
+  if (lang === "zh") for (const link of document.querySelectorAll("#home a")) link.href = link.getAttribute("href").replace(".md", "_ch.md").replace("lang=en", "lang=zh");
+  state.lang = chosenLanguage();
+  at("both_search").placeholder = tell("in questions and answers");
+  at("lang").textContent = lang === "zh" ? "English" : "中文";
+  at("lang").lang = lang === "zh" ? "en" : "zh-Hant-TW";
   drawSummary();
   drawCurves();
-  const last = Math.max(1, ...(data.columns.step ?? []), ...keptSteps);
-  at("step").min = data.evaluations.length ? 0 : 1;
-  at("step").max = last;
+  at("step").min = data.evaluations.length || data.kind === "compare" ? 0 : 1;
+  at("step").max = lastStep;
   at("curves").hidden = !charts.length;
-  at("steps").hidden = data.kind !== "run";
+  at("steps").hidden = data.kind === "questions";
   at("inspector").hidden = !keptSteps.length;
   at("step").addEventListener("input", () => setStep(Number(at("step").value)));
   at("step_back").addEventListener("click", () => toKept(-1));
   at("step_on").addEventListener("click", () => toKept(1));
+  for (const id of ["step_back", "step_on"]) at(id).hidden = !keptSteps.length;
   at("groups").addEventListener("keydown", (event) => {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key], count = at("groups").childElementCount;
     if (!move) return;
@@ -610,12 +729,18 @@ function start() {
     const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     dataset.theme = dark ? "light" : "dark";
   });
+  at("lang").addEventListener("click", () => {
+    state.lang = lang === "zh" ? "en" : "zh";
+    writeAddress();
+    location.reload();
+  });
   drawTime();
   drawBeforeAfter();
-  if (data.kind === "run") setStep(Math.min(last, nearestKept(keptSteps.find((step) => step > 1) ?? last) ?? last));
-  else drawStep();
+  if (data.kind === "questions") drawStep();
+  else setStep(Math.min(lastStep, nearestKept(keptSteps.find((step) => step > 1) ?? lastStep) ?? lastStep));
   readAddress();
   addEventListener("hashchange", readAddress);
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
   addEventListener("keydown", (event) => event.key === "Escape" && state.open && closeFormula());
   for (const kind of ["input", "change", "click", "keyup"]) addEventListener(kind, remember);
 }
