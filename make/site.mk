@@ -23,8 +23,9 @@ test-notebooks: .venv-site/installed  ## each notebook from the first to the las
 runs/seed_0/report.html: | .venv/installed
 	$(BIN)/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py SEED=0 RUN_DIR=runs/seed_0
 
-.venv-site/installed: requirements/site.txt .venv/installed
+.venv-site/installed: requirements/build.txt requirements/site.txt .venv/installed
 	"$(PYTHON)" -m venv .venv-site
-	.venv-site/bin/python $(INSTALL) --requirement requirements/site.txt
+	.venv-site/bin/python $(BUILD)
+	.venv-site/bin/python $(INSTALL) --no-build-isolation --requirement requirements/site.txt
 	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-site/lib/python3.12/site-packages/default.pth
 	touch $@

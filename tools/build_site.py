@@ -1,25 +1,26 @@
-"""Builds the course as a folder of static HTML: `make site`. It works from file:// and on any static host.
+"""Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see mkdocs.yml.
 
-Every page keeps its place: X.md becomes X.html, a README index.html. What a page links to comes along:
-pictures as they are, scripts and tables as pages with an anchor for every line.
-
-    .venv-site/bin/python tools/build_site.py site
+The English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What a
+page links to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
 """
 
 import functools
 import html
+import io
+import json
 import os
 import re
-import shutil
-import string
 import subprocess
-import sys
 from pathlib import Path
 
+import jieba
 from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from mdit_py_plugins.anchors import anchors_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
+from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
+from PIL import Image, ImageSequence
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
@@ -28,42 +29,39 @@ from pygments.util import ClassNotFound
 ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
-CHAPTERS = [f"{folder.name}/README.md" for folder in sorted(ROOT.glob("[1-5]_*"))]
-PICTURES = {".png", ".gif"}
-NAMES = {  # of the entries above every page
-    "en": ("Course", "Chapter {}", "Glossary", "Playground", "A run's report", "繁體中文"),
-    "zh-Hant-TW": ("課程", "第 {} 章", "詞彙", "互動頁", "一次執行的報告", "English"),
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
+CHINESE = os.environ.get("SITE_LANGUAGE", "en") != "en"
+NAMES = ("詞彙", "互動頁", "一次執行的報告") if CHINESE else ("Glossary", "Playground", "A run's report")
+ROOMS = {  # what a chapter shows of the playground, by its folder and page
+    "1_Q_Learning/README": "room=1",
+    "3_Pendulum/ppo": "room=2",
+    "4_GRPO_MNIST/README": "room=3",
+    "5_GRPO_Maxtext/README": "room=4",
 }
-
-
-def is_copied(path: Path) -> bool:
-    """Whether a file comes along as it is; any other .html is a source to be read."""
-    return path.suffix in PICTURES or path in (PLAYGROUND, REPORT)
+EVERYDAY = set(  # terms that also are everyday words: no hint where they occur
+    "action agent clip group host mask mesh prompt pull replay return reward seed slice solved state target value "
+    "window".split()
+)
 
 
 def place(path: Path) -> Path:
     """Where a file or folder of the repository stands in the site, relative to it."""
     if path == REPORT:
         return Path("report.html")
-    copied = is_copied(path)
-    path = path.relative_to(ROOT)
-    if (ROOT / path).is_dir():
-        return (
-            path / "index.html"
-            if not (ROOT / path / "README.md").exists()
-            else place(ROOT / path / "README.md")
-        )
-    if copied:
-        return path
+    if path.is_dir():
+        page = path / "README.md"
+        return place(page) if page.exists() else path.relative_to(ROOT) / "index.html"
+    name = path.relative_to(ROOT)
     if path.suffix == ".md":
-        return path.with_name(path.stem.replace("README", "index") + ".html")
-    return path.with_name(f"{path.name}.html")
+        chinese = "zh" if name.stem.endswith("_ch") else ""
+        stem = name.stem.removesuffix("_ch").replace("README", "index")
+        return chinese / name.with_name(f"{stem}.html")
+    return name if is_copied(path) else name.with_name(f"{name.name}.html")
 
 
-def other_language(path: Path) -> Path:
-    """The same page in the other language."""
-    stem = path.stem.removesuffix("_ch") if path.stem.endswith("_ch") else f"{path.stem}_ch"
-    return path.with_stem(stem)
+def is_copied(path: Path) -> bool:
+    """Whether a file comes along as it is; any other .html is a source to be read."""
+    return path.suffix in {".png", ".gif"} or path in (PLAYGROUND, REPORT)
 
 
 def to(target: Path, page: Path) -> str:
@@ -71,18 +69,23 @@ def to(target: Path, page: Path) -> str:
     return os.path.relpath(place(target), place(page).parent)
 
 
-def code(text: str, language: str, _: str = "") -> str:
-    """A block of code with its colours, for a page."""
+def code(text: str, lexer: type = TextLexer, **options) -> str:
+    """A block of code with its colours."""
+    shown = highlight(text, lexer, HtmlFormatter(nowrap=True, **options))
+    return f'<div class="highlight"><pre><code>{shown}</code></pre></div>'
+
+
+def fence(self, tokens, i, options, env) -> str:
+    """A block of code in a page."""
     try:
-        lexer = get_lexer_by_name(language)
+        return code(tokens[i].content, get_lexer_by_name(tokens[i].info))
     except ClassNotFound:
-        lexer = TextLexer()
-    return f"<pre><code>{highlight(text, lexer, HtmlFormatter(nowrap=True))}</code></pre>"
+        return code(tokens[i].content)
 
 
 def formula(content: str, _: dict) -> str:
-    """A displayed formula as MathML."""
-    return convert(content, display="block")
+    """A displayed formula as MathML, with the epsilon that the text has."""
+    return f'<div class="formula">{convert(content, display="block").replace("ϵ", "ε")}</div>'
 
 
 def slug(heading: str) -> str:
@@ -92,9 +95,10 @@ def slug(heading: str) -> str:
 
 @functools.cache
 def reader() -> MarkdownIt:
-    """Reads the Markdown that GitHub reads."""
-    markdown = MarkdownIt("commonmark", {"html": True, "highlight": code}).enable("table")
+    """Reads the Markdown that GitHub reads; MkDocs' own reader knows another dialect."""
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
     markdown.use(anchors_plugin, max_level=6, slug_func=slug).use(dollarmath_plugin, renderer=formula)
+    markdown.add_render_rule("fence", fence)
     return markdown.disable("math_inline")  # a dollar inside a line is money, or a shell's
 
 
@@ -105,116 +109,208 @@ def line_of(path: Path, shown: str) -> int:
     return next((n for text in wanted for n, line in enumerate(lines, 1) if re.search(text, line)), 1)
 
 
-def page_of(path: Path, wanted: list[Path]) -> str:
-    """The HTML of a Markdown page; files that it links to are appended to `wanted`."""
+@functools.cache
+def terms(glossary: Path) -> dict[str, tuple[str, str]]:
+    """The glossary's words: {a word: (its anchor, its meaning)}."""
+    rows = re.findall(r"^\| ([^|`]+) \| ([^|]+) \| (.+) \|$", glossary.read_text(), re.M)
+    found = {}
+    for english, chinese, meaning in rows:
+        words = re.split(r"[、（）]", chinese) if glossary.stem.endswith("_ch") else english.split(", ")
+        found |= {html.escape(word): (slug(english), meaning) for word in words if english not in EVERYDAY}
+    return found
 
-    def linked(address: str, shown: str = "") -> str:
+
+def with_hints(paragraph: str, left: dict, address: str) -> str:
+    """A paragraph with a link to the glossary, at `address`, from each of the terms that are `left`."""
+
+    def hint(match: re.Match) -> str:
+        if match[0] not in left:
+            return match[0]
+        anchor, meaning = left.pop(match[0])
+        title = html.escape(re.sub(r"[`*]", "", meaning))
+        return f'<a class="term" href="{address}#{anchor}" title="{title}">{match[0]}</a>'
+
+    words = "|".join(re.escape(word) for word in sorted(left, key=len, reverse=True) if word)
+    skipped = r"<a .*?</a>|<code>.*?</code>|<[^>]*>"
+    return re.sub(rf"{skipped}|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])", hint, paragraph, flags=re.S)
+
+
+def film(picture: str, path: Path) -> str:
+    """The <picture> of a GIF on a page as a still; page.js plays the frames, with a button and a slider."""
+    if ".gif" not in picture:
+        return picture
+    dark, alt, light = re.search('srcset="(.*?)".*?(alt=".*?") src="(.*?)"', picture, re.S).groups()
+    frames = Image.open(os.path.normpath(ROOT / place(path).parent / light))
+    facts = f'data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
+    still = f'<img {alt} src="{light}.frames/{frames.n_frames - 1}.webp">'
+    return f'<figure class="film" data-light="{light}" data-dark="{dark}" {facts}>{still}</figure>'
+
+
+def nested(body: str) -> list[dict]:
+    """The headings of a page, as MkDocs wants them."""
+    top = {"level": 0, "children": []}
+    open_ones = [top]
+    for level, anchor, title in re.findall(r'<h(\d) id="([^"]*)">(.*?)</h\d>', body, re.S):
+        heading = {"level": int(level), "id": anchor, "children": [], "name": re.sub(r"<[^>]*>", "", title)}
+        while open_ones[-1]["level"] >= int(level):
+            open_ones.pop()
+        open_ones[-1]["children"].append(heading)
+        open_ones.append(heading)
+    return top["children"]
+
+
+def read(path: Path) -> tuple[str, set[Path]]:
+    """The HTML of a Markdown page, and the files that it links to."""
+    chinese, wanted = path.stem.endswith("_ch"), set()
+
+    def linked(match: re.Match) -> str:
+        name, address, shown = match.groups()
         if re.match(r"[a-z]+:|#", address):
-            return address
-        name, _, anchor = address.partition("#")
-        target = (path.parent / name).resolve()
-        wanted.append(target)
+            return match[0]
+        address, _, anchor = address.partition("#")
+        target = (path.parent / html.unescape(address)).resolve()
+        wanted.add(target)
         if shown and target.is_file() and target.suffix != ".md":
-            anchor = f"L-{line_of(target, shown)}"
-        return to(target, path) + (f"#{anchor}" if anchor else "")
+            anchor = f"L-{line_of(target, html.unescape(shown))}"
+        address = to(target, path) + (f"?lang={'zh' if chinese else 'en'}" if target == PLAYGROUND else "")
+        rest = f"><code>{shown}</code>" if shown else ""
+        return f'{name}="{address}{anchor and "#"}{anchor}"{rest}'
 
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
-    tokens = reader().parse(text)
-    for token in tokens:
-        children = [token, *(token.children or [])]
-        for child, after in zip(children, [*children[1:], token]):
-            for name in ("href", "src"):
-                if name in child.attrs:
-                    child.attrs[name] = linked(
-                        child.attrs[name], after.content * (after.type == "code_inline")
-                    )
-            if child.type in ("html_block", "html_inline"):
-                child.content = re.sub(
-                    r'(src|srcset|href)="([^"]*)"', lambda m: f'{m[1]}="{linked(m[2])}"', child.content
-                )
-    body = reader().renderer.render(tokens, reader().options, {})
-    return body.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    body = reader().render(text)
+    body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
+    body = re.sub("<picture>.*?</picture>", lambda match: film(match[0], path), body, flags=re.S)
+    glossary = ROOT / ("GLOSSARY_ch.md" if chinese else "GLOSSARY.md")
+    if path == glossary:
+        rows = re.sub(r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body)
+        return f'<div class="glossary">{rows}</div>', wanted
+    left, room = dict(terms(glossary)), ROOMS.get(str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch"))
+
+    def paragraph(match: re.Match) -> str:
+        nonlocal room
+        shown = with_hints(match[0], left, to(glossary, path))
+        if room and (link := re.search(rf'[^"]*/{PLAYGROUND.name}\?lang=..', shown)):
+            shown += f'<iframe class="room" src="{link[0]}#{room}&amp;embed" title="{NAMES[1]}" loading="lazy"></iframe>'
+            room = None
+        return shown
+
+    return re.sub(r"<p>.*?</p>", paragraph, body, flags=re.S), wanted
 
 
 def text_page(path: Path) -> str:
     """The HTML of any other text file, every line with an anchor, L-10."""
-    text = path.read_text()
     try:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n{highlight(text, lexer, HtmlFormatter(linespans='L'))}"
+    return f"<h1>{path.relative_to(ROOT)}</h1>\n{code(path.read_text(), lexer, linespans='L')}"
 
 
-def folder_page(path: Path, wanted: list[Path]) -> str:
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder of the repository."""
+    listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True)
+    return [folder / name for name in listed.stdout.split() if "/" not in name]
+
+
+def folder_page(path: Path) -> str:
     """The files of a folder, as links."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=path, capture_output=True, text=True, check=True
-    ).stdout.split()
-    files = [path / name for name in listed if "/" not in name]
-    wanted += files
-    links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in files)
+    links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in files_of(path))
     return f"<h1>{path.relative_to(ROOT)}</h1>\n<ul>{links}</ul>"
 
 
-def entries(path: Path, lang: str) -> str:
-    """What stands above a page: the course's parts, and the same page in the other language."""
-    chinese = lang != "en"
-    course, chapter, glossary, playground, report, other = NAMES[lang]
-
-    def named(name: str) -> Path:
-        return ROOT / (name.replace(".md", "_ch.md") if chinese else name)
-
-    links = [(to(named("README.md"), path), course)]
-    links += [(to(named(name), path), chapter.format(i)) for i, name in enumerate(CHAPTERS, start=1)]
-    links += [(to(named("GLOSSARY.md"), path), glossary)]
-    links += [
-        (f"{to(PLAYGROUND, path)}?lang={'zh' if chinese else 'en'}", playground),
-        (to(REPORT, path), report),
-    ]
-    if path.suffix == ".md" and other_language(path).exists():
-        links += [(to(other_language(path), path), other)]
-    return " ".join(f'<a href="{html.escape(address)}">{name}</a>' for address, name in links)
+def title_of(path: Path) -> str:
+    """The heading of a page."""
+    return path.read_text().partition("\n")[0].removeprefix("# ")
 
 
-def colours() -> str:
-    """Pygments' classes, light and dark."""
-    light, dark = (HtmlFormatter(style=style).get_style_defs("pre") for style in ("default", "github-dark"))
-    drop = re.compile(r"^(?:pre \{|pre\s*\{|pre \.linenos|td\.linenos|span\.linenos).*\n", re.MULTILINE)
-    return f"{drop.sub('', light)}\n@media (prefers-color-scheme: dark) {{\n{drop.sub('', dark)}\n}}"
-
-
-def build(site: Path) -> None:
-    """Writes every Markdown page of the course, and what they link to, into the folder `site`."""
-    template = string.Template((ROOT / "tools/build_site.html").read_text())
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]
-    wanted, done = [*sorted(pages), PLAYGROUND, REPORT], set()
-    shutil.rmtree(site, ignore_errors=True)
-    while wanted:
-        path = wanted.pop()
-        if path in done:
-            continue
-        done.add(path)
-        target = site / place(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if is_copied(path):
-            shutil.copy(path, target)
-            continue
-        if path.is_dir() and (path / "README.md").exists():
-            continue  # a page of its own
-        if path.suffix == ".md":
-            body, kind = page_of(path, wanted), "page"
-        else:
-            body, kind = (folder_page(path, wanted) if path.is_dir() else text_page(path)), "code"
-        lang = "zh-Hant-TW" if path.stem.endswith("_ch") else "en"
-        heading = re.search(r"<h1.*?</h1>", body, re.DOTALL)
-        title = re.sub(r"<[^>]*>", "", heading[0]) if heading else path.name
-        nav, css = entries(path, lang), colours()
-        target.write_text(
-            template.substitute(lang=lang, title=title, nav=nav, body=body, kind=kind, highlight=css)
+def navigation(pages: list[Path]) -> list:
+    """The sidebar: a section for each chapter, its pages in the order in which its first page names them."""
+    address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
+    first, *roots = [path for path in pages if path.parent == ROOT and "README" in path.stem]
+    entries = [{title_of(first): address[first]}]
+    for folder in sorted(ROOT.glob("[1-5]_*")):
+        chapter, *rest = sorted(
+            (path for path in pages if path.is_relative_to(folder)),
+            key=lambda path: "README" not in path.stem,
         )
-    sys.stdout.write(f"{site}/index.html: {len(done)} pages and pictures\n")
+        text = chapter.read_text()
+        rest.sort(key=lambda path: text.find(path.name) % len(text))
+        entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
+    entries += [{NAMES[0]: "GLOSSARY.md"}]
+    up = "../" if CHINESE else ""
+    entries.append({NAMES[1]: f"{up}{place(PLAYGROUND)}?lang={'zh' if CHINESE else 'en'}"})
+    return [*entries, {NAMES[2]: f"{up}{place(REPORT)}"}]
 
 
-if __name__ == "__main__":
-    build(Path(sys.argv[1]).resolve())
+BODIES: dict[str, str] = {}  # of the pages being built, by their place
+
+
+def on_config(config):
+    """Takes the language's folder, name and sidebar; gives the search a worker that opens from disk."""
+    mine = [path for path in PAGES if path.stem.endswith("_ch") == CHINESE]
+    config.site_dir = str(ROOT / ("site/zh" if CHINESE else "site"))
+    config.site_name = title_of(ROOT / ("README_ch.md" if CHINESE else "README.md"))
+    config.nav = navigation(mine)
+    for word in terms(ROOT / "GLOSSARY_ch.md"):
+        jieba.add_word(word)
+    return config
+
+
+def on_files(files, config):
+    """Adds the pages, and what they link to, to MkDocs' files."""
+    found = {path: read(path) for path in PAGES}
+    wanted = {PLAYGROUND, REPORT}.union(*(links for _, links in found.values()))
+    for folder in [path for path in wanted if path.is_dir() and not (path / "README.md").exists()]:
+        wanted |= {folder, *files_of(folder)}
+        found[folder] = folder_page(folder), set()
+    for path in wanted - found.keys():
+        if path.is_file() and not is_copied(path):
+            found[path] = text_page(path), set()
+    add = functools.partial(File.generated, config)
+    for path, (body, _) in found.items():
+        uri = place(path).with_suffix(".md")
+        if CHINESE != (uri.parts[0] == "zh"):
+            continue
+        uri = str(uri.relative_to("zh")) if CHINESE else str(uri)
+        BODIES[uri] = body
+        files.append(add(uri, content=""))
+    for path in () if CHINESE else filter(is_copied, wanted):
+        files.append(add(str(place(path)), abs_src_path=str(path)))
+        if path.suffix == ".gif":
+            for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
+                frame.convert("RGB").save(data := io.BytesIO(), "webp", lossless=True)
+                files.append(add(f"{place(path)}.frames/{i}.webp", content=data.getvalue()))
+    worker = next(f for f in files if "workers/search" in f.src_uri and f.src_uri.endswith(".js"))
+    source = json.dumps(worker.content_string)
+    shim = f"""if (location.protocol === "file:") {{
+  const Started = Worker, source = {source};
+  window.Worker = function () {{ return new Started(URL.createObjectURL(new Blob([source]))); }};
+}}"""
+    files.append(add("iframe-worker.js", content=shim))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Nothing for MkDocs to read: the page is HTML already. Scripts and tables stay out of the search."""
+    if page.file.src_uri.count(".") > 1 or not BODIES[page.file.src_uri].startswith("<h1 id"):
+        page.meta = {"hide": ["navigation", "toc"], "search": {"exclude": True}}
+    return ""
+
+
+def on_page_content(body, page, config, files):
+    """The HTML of a page, its title and its headings."""
+    body = BODIES[page.file.src_uri]
+    page.toc = get_toc(nested(body))
+    page.title = html.unescape(re.sub("<[^>]*>", "", re.search("<h1.*?</h1>", body, re.S)[0]))
+    return body
+
+
+def on_page_context(context, page, config, nav):
+    """The switch between the languages leads to the same page."""
+    uri, up = page.file.dest_uri, "../" if CHINESE else ""
+    en, zh = up + uri, uri if CHINESE else f"zh/{uri}"
+    config.extra["alternate"] = [
+        {"name": "English", "link": en, "lang": "en"},
+        {"name": "繁體中文", "link": zh, "lang": "zh-TW"},
+    ]
+    return context
