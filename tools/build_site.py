@@ -1,7 +1,7 @@
 """Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see mkdocs.yml.
 
-The English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What a
-page links to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
+English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What a page
+links to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
 """
 
 import functools
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jieba
 from latex2mathml.converter import convert
+from markdown.extensions.toc import nest_toc_tokens
 from markdown_it import MarkdownIt
 from mdit_py_plugins.anchors import anchors_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -30,18 +31,36 @@ ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
-CHINESE = os.environ.get("SITE_LANGUAGE", "en") != "en"
-NAMES = ("詞彙", "互動頁", "一次執行的報告") if CHINESE else ("Glossary", "Playground", "A run's report")
-ROOMS = {  # what a chapter shows of the playground, by its folder and page
-    "1_Q_Learning/README": "room=1",
-    "3_Pendulum/ppo": "room=2",
-    "4_GRPO_MNIST/README": "room=3",
-    "5_GRPO_Maxtext/README": "room=4",
+LANGUAGE = os.environ.get("SITE_LANGUAGE", "en")[:2]
+UP = "../" if LANGUAGE == "zh" else ""  # from the pages of this language to what both share
+NAMES = {"en": ("Glossary", "Playground", "A run's report"), "zh": ("詞彙", "互動頁", "一次執行的報告")}
+ROOMS = {  # what the site shows of the playground: below the paragraph of a page that links to it
+    "README": "room=4",
+    "4_GRPO_MNIST/README": "figure=group",
+    "5_GRPO_Maxtext/README": "room=3",
 }
-EVERYDAY = set(  # terms that also are everyday words: no hint where they occur
-    "action agent clip group host mask mesh prompt pull replay return reward seed slice solved state target value "
-    "window".split()
-)
+FIGURES = {  # and below a picture
+    "values_crawl": "figure=crawl",
+    "gae_timeline": "figure=gae",
+    "clipped_objective": "figure=clip",
+    "ratio_passes": "figure=passes",
+}
+# Terms that are everyday words, too: no hint where they occur.
+EVERYDAY = {
+    "action",
+    "agent",
+    "batch",
+    "clip",
+    "group",
+    "host",
+    "mask",
+    "mesh",
+    "prompt",
+    "pull",
+    "replay",
+    "return",
+}
+EVERYDAY |= {"reward", "seed", "slice", "solved", "state", "target", "value", "window"}
 
 
 def place(path: Path) -> Path:
@@ -59,9 +78,14 @@ def place(path: Path) -> Path:
     return name if is_copied(path) else name.with_name(f"{name.name}.html")
 
 
+def language_of(path: Path) -> str:
+    """The language of a page."""
+    return "zh" if path.stem.endswith("_ch") else "en"
+
+
 def is_copied(path: Path) -> bool:
     """Whether a file comes along as it is; any other .html is a source to be read."""
-    return path.suffix in {".png", ".gif"} or path in (PLAYGROUND, REPORT)
+    return path.suffix in {".png", ".svg", ".gif"} or path in (PLAYGROUND, REPORT)
 
 
 def to(target: Path, page: Path) -> str:
@@ -69,9 +93,12 @@ def to(target: Path, page: Path) -> str:
     return os.path.relpath(place(target), place(page).parent)
 
 
-def code(text: str, lexer: type = TextLexer, **options) -> str:
-    """A block of code with its colours."""
-    shown = highlight(text, lexer, HtmlFormatter(nowrap=True, **options))
+def code(text: str, lexer, anchors: str = "") -> str:
+    """A block of code with its colours, every line with an anchor if `anchors` is what they begin with."""
+    shown = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    if anchors:
+        lines = enumerate(shown.rstrip().split("\n"), start=1)
+        shown = "\n".join(f'<span id="{anchors}{n}">{line}</span>' for n, line in lines)
     return f'<div class="highlight"><pre><code>{shown}</code></pre></div>'
 
 
@@ -80,7 +107,7 @@ def fence(self, tokens, i, options, env) -> str:
     try:
         return code(tokens[i].content, get_lexer_by_name(tokens[i].info))
     except ClassNotFound:
-        return code(tokens[i].content)
+        return code(tokens[i].content, TextLexer())
 
 
 def formula(content: str, _: dict) -> str:
@@ -112,11 +139,13 @@ def line_of(path: Path, shown: str) -> int:
 @functools.cache
 def terms(glossary: Path) -> dict[str, tuple[str, str]]:
     """The glossary's words: {a word: (its anchor, its meaning)}."""
-    rows = re.findall(r"^\| ([^|`]+) \| ([^|]+) \| (.+) \|$", glossary.read_text(), re.M)
+    table = glossary.read_text().split("\n## ")[2].split("|---|---|---|\n")[1]
     found = {}
-    for english, chinese, meaning in rows:
-        words = re.split(r"[、（）]", chinese) if glossary.stem.endswith("_ch") else english.split(", ")
-        found |= {html.escape(word): (slug(english), meaning) for word in words if english not in EVERYDAY}
+    for english, chinese, meaning in re.findall(r"^\| ([^|]+) \| ([^|]+) \| (.+) \|$", table, re.M):
+        names = english.split(", ")
+        words = re.split(r"[、（）]", chinese) if glossary.stem.endswith("_ch") else names
+        if EVERYDAY.isdisjoint(names):
+            found |= {html.escape(word): (slug(english), meaning) for word in words if word}
     return found
 
 
@@ -130,7 +159,7 @@ def with_hints(paragraph: str, left: dict, address: str) -> str:
         title = html.escape(re.sub(r"[`*]", "", meaning))
         return f'<a class="term" href="{address}#{anchor}" title="{title}">{match[0]}</a>'
 
-    words = "|".join(re.escape(word) for word in sorted(left, key=len, reverse=True) if word)
+    words = "|".join(re.escape(word) for word in sorted(left, key=len, reverse=True))
     skipped = r"<a .*?</a>|<code>.*?</code>|<[^>]*>"
     return re.sub(rf"{skipped}|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])", hint, paragraph, flags=re.S)
 
@@ -146,22 +175,9 @@ def film(picture: str, path: Path) -> str:
     return f'<figure class="film" data-light="{light}" data-dark="{dark}" {facts}>{still}</figure>'
 
 
-def nested(body: str) -> list[dict]:
-    """The headings of a page, as MkDocs wants them."""
-    top = {"level": 0, "children": []}
-    open_ones = [top]
-    for level, anchor, title in re.findall(r'<h(\d) id="([^"]*)">(.*?)</h\d>', body, re.S):
-        heading = {"level": int(level), "id": anchor, "children": [], "name": re.sub(r"<[^>]*>", "", title)}
-        while open_ones[-1]["level"] >= int(level):
-            open_ones.pop()
-        open_ones[-1]["children"].append(heading)
-        open_ones.append(heading)
-    return top["children"]
-
-
 def read(path: Path) -> tuple[str, set[Path]]:
     """The HTML of a Markdown page, and the files that it links to."""
-    chinese, wanted = path.stem.endswith("_ch"), set()
+    language, wanted = language_of(path), set()
 
     def linked(match: re.Match) -> str:
         name, address, shown = match.groups()
@@ -172,29 +188,31 @@ def read(path: Path) -> tuple[str, set[Path]]:
         wanted.add(target)
         if shown and target.is_file() and target.suffix != ".md":
             anchor = f"L-{line_of(target, html.unescape(shown))}"
-        address = to(target, path) + (f"?lang={'zh' if chinese else 'en'}" if target == PLAYGROUND else "")
+        if target == PLAYGROUND:
+            anchor += f"{'&' * bool(anchor)}lang={language}"
         rest = f"><code>{shown}</code>" if shown else ""
-        return f'{name}="{address}{anchor and "#"}{anchor}"{rest}'
+        return f'{name}="{to(target, path)}{anchor and "#"}{anchor}"{rest}'
 
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
     body = reader().render(text)
     body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
     body = re.sub("<picture>.*?</picture>", lambda match: film(match[0], path), body, flags=re.S)
-    glossary = ROOT / ("GLOSSARY_ch.md" if chinese else "GLOSSARY.md")
+    glossary = ROOT / ("GLOSSARY_ch.md" if language == "zh" else "GLOSSARY.md")
     if path == glossary:
         rows = re.sub(r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body)
         return f'<div class="glossary">{rows}</div>', wanted
-    left, room = dict(terms(glossary)), ROOMS.get(str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch"))
+    left, page = dict(terms(glossary)), str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch")
+    rooms = {f"/{PLAYGROUND.name}": ROOMS[page]} if page in ROOMS else dict(FIGURES)
 
-    def paragraph(match: re.Match) -> str:
-        nonlocal room
-        shown = with_hints(match[0], left, to(glossary, path))
-        if room and (link := re.search(rf'[^"]*/{PLAYGROUND.name}\?lang=..', shown)):
-            shown += f'<iframe class="room" src="{link[0]}#{room}&amp;embed" title="{NAMES[1]}" loading="lazy"></iframe>'
-            room = None
+    def framed(block: re.Match) -> str:
+        shown = with_hints(block[0], left, to(glossary, path)) if block[0].startswith("<p>") else block[0]
+        for name in [name for name in rooms if re.search(rf'{name}\b(_ch)?(\.|#|")', shown)]:
+            address = f"{to(PLAYGROUND, path)}#{rooms.pop(name)}&amp;lang={language}&amp;embed=1"
+            title = NAMES[language][1]
+            shown += f'<iframe class="room" data-src="{address}" title="{title}" loading="lazy"></iframe>'
         return shown
 
-    return re.sub(r"<p>.*?</p>", paragraph, body, flags=re.S), wanted
+    return re.sub(r"<p>.*?</p>|<picture>.*?</picture>", framed, body, flags=re.S), wanted
 
 
 def text_page(path: Path) -> str:
@@ -203,7 +221,7 @@ def text_page(path: Path) -> str:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n{code(path.read_text(), lexer, linespans='L')}"
+    return f"<h1>{path.relative_to(ROOT)}</h1>\n{code(path.read_text(), lexer, 'L-')}"
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -226,7 +244,7 @@ def title_of(path: Path) -> str:
 def navigation(pages: list[Path]) -> list:
     """The sidebar: a section for each chapter, its pages in the order in which its first page names them."""
     address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
-    first, *roots = [path for path in pages if path.parent == ROOT and "README" in path.stem]
+    [first] = [path for path in pages if path.parent == ROOT and "README" in path.stem]
     entries = [{title_of(first): address[first]}]
     for folder in sorted(ROOT.glob("[1-5]_*")):
         chapter, *rest = sorted(
@@ -236,10 +254,10 @@ def navigation(pages: list[Path]) -> list:
         text = chapter.read_text()
         rest.sort(key=lambda path: text.find(path.name) % len(text))
         entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
-    entries += [{NAMES[0]: "GLOSSARY.md"}]
-    up = "../" if CHINESE else ""
-    entries.append({NAMES[1]: f"{up}{place(PLAYGROUND)}?lang={'zh' if CHINESE else 'en'}"})
-    return [*entries, {NAMES[2]: f"{up}{place(REPORT)}"}]
+    glossary, playground, report = NAMES[LANGUAGE]
+    entries.append({glossary: "GLOSSARY.md"})
+    entries.append({playground: f"{UP}{place(PLAYGROUND)}#lang={LANGUAGE}"})
+    return [*entries, {report: f"{UP}{place(REPORT)}"}]
 
 
 BODIES: dict[str, str] = {}  # of the pages being built, by their place
@@ -247,10 +265,10 @@ BODIES: dict[str, str] = {}  # of the pages being built, by their place
 
 def on_config(config):
     """Takes the language's folder, name and sidebar; gives the search a worker that opens from disk."""
-    mine = [path for path in PAGES if path.stem.endswith("_ch") == CHINESE]
-    config.site_dir = str(ROOT / ("site/zh" if CHINESE else "site"))
-    config.site_name = title_of(ROOT / ("README_ch.md" if CHINESE else "README.md"))
+    mine = [path for path in PAGES if language_of(path) == LANGUAGE]
+    config.site_dir = str(ROOT / ("site/zh" if LANGUAGE == "zh" else "site"))
     config.nav = navigation(mine)
+    [config.site_name] = config.nav[0]
     for word in terms(ROOT / "GLOSSARY_ch.md"):
         jieba.add_word(word)
     return config
@@ -268,13 +286,11 @@ def on_files(files, config):
             found[path] = text_page(path), set()
     add = functools.partial(File.generated, config)
     for path, (body, _) in found.items():
-        uri = place(path).with_suffix(".md")
-        if CHINESE != (uri.parts[0] == "zh"):
-            continue
-        uri = str(uri.relative_to("zh")) if CHINESE else str(uri)
-        BODIES[uri] = body
-        files.append(add(uri, content=""))
-    for path in () if CHINESE else filter(is_copied, wanted):
+        if language_of(path) == LANGUAGE:
+            uri = str(place(path).with_suffix(".md")).removeprefix("zh/")
+            BODIES[uri] = body
+            files.append(add(uri, content=""))
+    for path in filter(is_copied, wanted) if LANGUAGE == "en" else ():
         files.append(add(str(place(path)), abs_src_path=str(path)))
         if path.suffix == ".gif":
             for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
@@ -300,17 +316,24 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(body, page, config, files):
     """The HTML of a page, its title and its headings."""
     body = BODIES[page.file.src_uri]
-    page.toc = get_toc(nested(body))
+    found = re.findall(r'<h(\d) id="([^"]*)">(.*?)</h\d>', body, re.S)
+    headings = [
+        {"level": int(n), "id": anchor, "name": re.sub("<[^>]*>", "", name)} for n, anchor, name in found
+    ]
+    page.toc = get_toc(nest_toc_tokens(headings))
     page.title = html.unescape(re.sub("<[^>]*>", "", re.search("<h1.*?</h1>", body, re.S)[0]))
     return body
 
 
 def on_page_context(context, page, config, nav):
     """The switch between the languages leads to the same page."""
-    uri, up = page.file.dest_uri, "../" if CHINESE else ""
-    en, zh = up + uri, uri if CHINESE else f"zh/{uri}"
+    uri = page.file.dest_uri
     config.extra["alternate"] = [
-        {"name": "English", "link": en, "lang": "en"},
-        {"name": "繁體中文", "link": zh, "lang": "zh-TW"},
+        {"name": "English", "link": f"{UP}{uri}", "lang": "en"},
+        {"name": "繁體中文", "link": uri if LANGUAGE == "zh" else f"zh/{uri}", "lang": "zh-TW"},
     ]
-    return context
+
+
+def on_post_page(output, page, config):
+    """Without the links for which the theme would fetch a map of the other language."""
+    return re.sub('<link rel="alternate".*?>', "", output)
