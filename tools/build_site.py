@@ -1,7 +1,7 @@
 """Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see mkdocs.yml.
 
-English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What a page
-links to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
+English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What
+they link to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
 """
 
 import functools
@@ -46,21 +46,10 @@ FIGURES = {  # and below a picture
     "ratio_passes": "figure=passes",
 }
 # Terms that are everyday words, too: no hint where they occur.
-EVERYDAY = {
-    "action",
-    "agent",
-    "batch",
-    "clip",
-    "group",
-    "host",
-    "mask",
-    "mesh",
-    "prompt",
-    "pull",
-    "replay",
-    "return",
-}
-EVERYDAY |= {"reward", "seed", "slice", "solved", "state", "target", "value", "window"}
+EVERYDAY = (
+    "action agent batch clip group host mask mesh network prompt pull replay return reward seed slice solved "
+    "state target value window"
+)
 
 
 def place(path: Path) -> Path:
@@ -144,7 +133,7 @@ def terms(glossary: Path) -> dict[str, tuple[str, str]]:
     for english, chinese, meaning in re.findall(r"^\| ([^|]+) \| ([^|]+) \| (.+) \|$", table, re.M):
         names = english.split(", ")
         words = re.split(r"[、（）]", chinese) if glossary.stem.endswith("_ch") else names
-        if EVERYDAY.isdisjoint(names):
+        if names[0] not in EVERYDAY.split():
             found |= {html.escape(word): (slug(english), meaning) for word in words if word}
     return found
 
