@@ -41,7 +41,7 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     assert (tmp_path / "result.json").is_file()
     if (kept := tmp_path / "constants.json").is_file():
         text = [f"{name}={value}" for name, value in json.loads(kept.read_text()).items()]
-        assert set(arguments) <= set(text)
+        assert set(SHORT[Path(script).stem]) <= set(text)
     shown = {kind for output in cells[-1].outputs for kind in output.data}
     assert shown & {"image/png", "image/svg+xml"}
     for notebook in (made, chinese):

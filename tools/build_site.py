@@ -285,19 +285,23 @@ def on_files(files, config):
             for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
                 frame.convert("RGB").save(data := io.BytesIO(), "webp", lossless=True)
                 files.append(add(f"{place(path)}.frames/{i}.webp", content=data.getvalue()))
-    worker = next(f for f in files if "workers/search" in f.src_uri and f.src_uri.endswith(".js"))
+    # What is searched for is cut by the words of the index, but for the last one: "o<" stops before the end.
+    worker = next(file for file in files if re.search(r"workers/search.*\.js$", file.src_uri))
+    worker.content_string = worker.content_string.replace(
+        "o<t.length;o++)t.slice(s,o)", "o<=t.length;o++)t.slice(s,o)"
+    )
+    # A page that was opened from disk may not start a worker from a file, but from a text.
     source = json.dumps(worker.content_string)
-    shim = f"""if (location.protocol === "file:") {{
-  const Started = Worker, source = {source};
-  window.Worker = function () {{ return new Started(URL.createObjectURL(new Blob([source]))); }};
-}}"""
+    shim = f"""const Started = Worker;
+if (location.protocol === "file:")
+  window.Worker = function () {{ return new Started(URL.createObjectURL(new Blob([{source}]))); }};"""
     files.append(add("iframe-worker.js", content=shim))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """Nothing for MkDocs to read: the page is HTML already. Scripts and tables stay out of the search."""
-    if page.file.src_uri.count(".") > 1 or not BODIES[page.file.src_uri].startswith("<h1 id"):
+    if "<h1 id=" not in BODIES[page.file.src_uri]:
         page.meta = {"hide": ["navigation", "toc"], "search": {"exclude": True}}
     return ""
 

@@ -40,8 +40,18 @@ for (const table of document.querySelectorAll(".glossary table"))
   for (const cell of table.querySelectorAll("td:nth-child(n + 2)"))
     cell.dataset.label = table.querySelectorAll("th")[cell.cellIndex].textContent;
 
-for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .formula"))
+// What the theme leaves without a name, and what scrolls sideways without a place among the stops of the Tab key.
+document.querySelector(".md-search").ariaLabel = document.querySelector(".md-search__input").ariaLabel;
+for (const nav of document.querySelectorAll(".md-nav[aria-labelledby]")) {
+  nav.ariaLabel = nav.parentElement.querySelector(".md-nav__link").textContent.trim();
+  nav.removeAttribute("aria-labelledby");
+}
+const reach = () => document.querySelectorAll(".md-typeset__scrollwrap, .formula, .md-typeset pre > code").forEach((box) => {
   if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+});
+addEventListener("load", () => document.querySelectorAll(".md-code__nav").forEach((nav) => { nav.role = "group"; }));
+addEventListener("load", reach);
+addEventListener("resize", reach);
 
 const paint = () => inColours.forEach((change) => change());
 new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
