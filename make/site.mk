@@ -12,10 +12,10 @@ site: .venv-site/installed runs/seed_0/report.html  ## the course as static HTML
 	--config-file tools/mkdocs.yml || exit; done
 	@echo "site/index.html: $$(find site -name '*.html' | wc -l) pages, $$(du -sh site | cut -f1)"
 
-test-site: site  ## every link of the site, followed in a real browser
+test-site: site  ## links, widths, search and switches of the site, in a real browser
 	.venv-site/bin/python -m pytest tests/browser_site.py
 
-notebooks: .venv-site/installed  ## the scripts as notebooks/*.ipynb
+notebooks: .venv-site/installed  ## each script with its chapter's prose and pictures: notebooks/*.ipynb
 	.venv-site/bin/python tools/notebooks.py notebooks
 
 test-notebooks: .venv-site/installed  ## each notebook from the first to the last cell, with short runs

@@ -183,7 +183,7 @@ def read(path: Path) -> tuple[str, set[Path]]:
         return f'{name}="{to(target, path)}{anchor and "#"}{anchor}"{rest}'
 
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
-    body = reader().render(text)
+    body = reader().render(text).replace("<th></th>", "<td></td>")
     body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
     body = re.sub("<picture>.*?</picture>", lambda match: film(match[0], path), body, flags=re.S)
     glossary = ROOT / ("GLOSSARY_ch.md" if language == "zh" else "GLOSSARY.md")
@@ -217,12 +217,6 @@ def files_of(folder: Path) -> list[Path]:
     """The files of a folder of the repository."""
     listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True)
     return [folder / name for name in listed.stdout.split() if "/" not in name]
-
-
-def folder_page(path: Path) -> str:
-    """The files of a folder, as links."""
-    links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in files_of(path))
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n<ul>{links}</ul>"
 
 
 def title_of(path: Path) -> str:
@@ -268,8 +262,10 @@ def on_files(files, config):
     found = {path: read(path) for path in PAGES}
     wanted = {PLAYGROUND, REPORT}.union(*(links for _, links in found.values()))
     for folder in [path for path in wanted if path.is_dir() and not (path / "README.md").exists()]:
-        wanted |= {folder, *files_of(folder)}
-        found[folder] = folder_page(folder), set()
+        inside = files_of(folder)
+        wanted |= set(inside)
+        links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in inside)
+        found[folder] = f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set()
     for path in wanted - found.keys():
         if path.is_file() and not is_copied(path):
             found[path] = text_page(path), set()
@@ -319,8 +315,9 @@ def on_page_content(body, page, config, files):
 
 
 def on_page_context(context, page, config, nav):
-    """The switch between the languages leads to the same page."""
-    uri = page.file.dest_uri
+    """The switch between the languages leads to the same page, or the first where the other has none."""
+    both = {place(path) for path in PAGES} >= {Path(lang, page.file.dest_uri) for lang in ("", "zh")}
+    uri = page.file.dest_uri if both else "index.html"
     config.extra["alternate"] = [
         {"name": "English", "link": f"{UP}{uri}", "lang": "en"},
         {"name": "繁體中文", "link": uri if LANGUAGE == "zh" else f"zh/{uri}", "lang": "zh-TW"},

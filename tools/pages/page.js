@@ -49,7 +49,7 @@ for (const nav of document.querySelectorAll(".md-nav[aria-labelledby]")) {
 const reach = () => document.querySelectorAll(".md-typeset__scrollwrap, .formula, .md-typeset pre > code").forEach((box) => {
   if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
 });
-addEventListener("load", () => document.querySelectorAll(".md-code__nav").forEach((nav) => { nav.role = "group"; }));
+addEventListener("load", () => document.querySelectorAll(".md-code__nav").forEach((nav) => { nav.role = "none"; }));
 addEventListener("load", reach);
 addEventListener("resize", reach);
 
