@@ -32,7 +32,6 @@ PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
 LANGUAGE = os.environ.get("SITE_LANGUAGE", "en")[:2]
-UP = "../" if LANGUAGE == "zh" else ""  # from the pages of this language to what both share
 NAMES = {"en": ("Glossary", "Playground", "A run's report"), "zh": ("詞彙", "互動頁", "一次執行的報告")}
 ROOMS = {  # what the site shows of the playground: below the paragraph of a page that links to it
     "README": "room=4",
@@ -239,8 +238,8 @@ def navigation(pages: list[Path]) -> list:
         entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
     glossary, playground, report = NAMES[LANGUAGE]
     entries.append({glossary: "GLOSSARY.md"})
-    entries.append({playground: f"{UP}{place(PLAYGROUND)}#lang={LANGUAGE}"})
-    return [*entries, {report: f"{UP}{place(REPORT)}"}]
+    entries.append({playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"})
+    return [*entries, {report: f"root:{place(REPORT)}"}]
 
 
 BODIES: dict[str, str] = {}  # of the pages being built, by their place
@@ -319,11 +318,12 @@ def on_page_context(context, page, config, nav):
     both = {place(path) for path in PAGES} >= {Path(lang, page.file.dest_uri) for lang in ("", "zh")}
     uri = page.file.dest_uri if both else "index.html"
     config.extra["alternate"] = [
-        {"name": "English", "link": f"{UP}{uri}", "lang": "en"},
-        {"name": "繁體中文", "link": uri if LANGUAGE == "zh" else f"zh/{uri}", "lang": "zh-TW"},
+        {"name": "English", "link": f"root:{uri}", "lang": "en"},
+        {"name": "繁體中文", "link": f"root:zh/{uri}", "lang": "zh-TW"},
     ]
 
 
 def on_post_page(output, page, config):
-    """Without the links for which the theme would fetch a map of the other language."""
-    return re.sub('<link rel="alternate".*?>', "", output)
+    """Links from the top of both languages, which MkDocs can't make; none that make the theme fetch a map."""
+    up = "../" * (page.file.dest_uri.count("/") + (LANGUAGE == "zh"))
+    return re.sub('<link rel="alternate".*?>', "", output).replace('href="root:', f'href="{up}')
