@@ -196,13 +196,13 @@ def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
     A folder that cannot be written is the user's, too, wherever a script finds out.
-    In a notebook with the constants as they stand: its arguments are its kernel's.
+    In a notebook that names no arguments of its own, they're its kernel's: the constants stay as they are.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
             stream.reconfigure(errors="backslashreplace")
     try:
-        main([] if "ipykernel" in sys.modules else sys.argv[1:])
+        main([] if "ipykernel" in sys.argv[0] else sys.argv[1:])
     except UserError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
         sys.exit(2)
@@ -227,7 +227,7 @@ def answer(main: Callable[[list[str]], Any]) -> None:
 
 def answer_early(refuse: Callable[[list[str]], Any]) -> None:
     """`answer` before a script's heavy imports; not in a notebook, whose arguments are its kernel's."""
-    if "ipykernel" not in sys.modules:
+    if "ipykernel" not in sys.argv[0]:
         answer(refuse)
 
 

@@ -8,12 +8,14 @@ playground-seeds: setup  ## how soon the playground trains to 80 % right, three 
 	TABLE=5_GRPO_Maxtext/assets/playground_seeds.csv $(BIN)/python -m pytest tests/browser_playground.py -k reaches
 
 site: .venv-site/installed runs/seed_0/report.html  ## the course as static HTML in both languages: site/index.html
-	.venv-site/bin/python tools/build_site.py site
+	@for language in en zh-TW; do NO_MKDOCS_2_WARNING=1 SITE_LANGUAGE=$$language .venv-site/bin/mkdocs build --quiet \
+	--config-file tools/mkdocs.yml || exit; done
+	@echo "site/index.html: $$(find site -name '*.html' | wc -l) pages, $$(du -sh site | cut -f1)"
 
-test-site: site  ## every link of the site, followed in a real browser
+test-site: site  ## links, widths, search and switches of the site, in a real browser
 	.venv-site/bin/python -m pytest tests/browser_site.py
 
-notebooks: .venv-site/installed  ## the scripts as notebooks/*.ipynb
+notebooks: .venv-site/installed  ## each script with its chapter's prose and pictures: notebooks/*.ipynb
 	.venv-site/bin/python tools/notebooks.py notebooks
 
 test-notebooks: .venv-site/installed  ## each notebook from the first to the last cell, with short runs
@@ -23,8 +25,9 @@ test-notebooks: .venv-site/installed  ## each notebook from the first to the las
 runs/seed_0/report.html: | .venv/installed
 	$(BIN)/python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py SEED=0 RUN_DIR=runs/seed_0
 
-.venv-site/installed: requirements/site.txt .venv/installed
+.venv-site/installed: requirements/build.txt requirements/site.txt .venv/installed
 	"$(PYTHON)" -m venv .venv-site
-	.venv-site/bin/python $(INSTALL) --requirement requirements/site.txt
+	.venv-site/bin/python $(BUILD)
+	.venv-site/bin/python $(INSTALL) --no-build-isolation --requirement requirements/site.txt
 	echo "$(CURDIR)/.venv/lib/python3.12/site-packages" > .venv-site/lib/python3.12/site-packages/default.pth
 	touch $@

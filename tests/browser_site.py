@@ -13,24 +13,31 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from chromium import look_like, started
+from axe_selenium_python import Axe
+from chromium import find, look_like, one, started
 from pages import ALL, ROOT
+from selenium.webdriver.support.ui import WebDriverWait
+
+sys.path[:0] = [str(ROOT / "playground"), str(ROOT / "tools")]
+import build
+import build_site
 
 SITE = ROOT / "site"
+PLAYGROUND = SITE / "5_GRPO_Maxtext/assets/playground.html"
+WIDTHS = (320, 390, 768, 900, 1400)
 LOOK = """
 const all = (selector) => [...document.querySelectorAll(selector)];
 return {
   links: all("a[href]").map((a) => a.href), ids: all("[id]").map((e) => e.id), text: document.body.innerText,
   missing: all("img").filter((i) => !(i.complete && i.naturalWidth)).map((i) => i.src),
-  math: all("math[display=block]").length,
-  wide: document.documentElement.scrollWidth > innerWidth, lang: document.documentElement.lang,
+  math: all("math[display=block]").length, lang: document.documentElement.lang,
+  fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
 }"""
+WIDE = "return document.documentElement.scrollWidth > innerWidth"
+SAMPLE = ("index.html", "zh/3_Pendulum/ppo.html", "GLOSSARY.html", "4_GRPO_MNIST/grpo_mnist.py.html")
 
 
 def test_the_committed_playground_is_what_its_sources_make():
-    sys.path.insert(0, str(ROOT / "playground"))
-    import build
-
     page = ROOT / "5_GRPO_Maxtext/assets/playground.html"
     assert page.read_text() == build.build(), "run make playground"
     assert page.stat().st_size <= 3_000_000
@@ -39,7 +46,6 @@ def test_the_committed_playground_is_what_its_sources_make():
 @pytest.fixture(scope="module")
 def driver():
     driver = started()
-    look_like(driver, 390, 844, phone=True)
     yield driver
     driver.quit()
 
@@ -54,6 +60,13 @@ def seen(driver):
             continue
         driver.get(path.as_uri())
         found[path] = driver.execute_script(LOOK)
+        found[path]["wide"] = []
+        for width in WIDTHS:
+            look_like(driver, width, 844, phone=width < 500)
+            found[path]["wide"] += [width] if driver.execute_script(WIDE) else []
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        found[path]["wide"] += ["print"] if driver.execute_script(WIDE) else []
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
         waiting += [target_of(link)[0] for link in found[path]["links"] if link.startswith("file:")]
     assert not driver.get_log("browser")
     return found
@@ -65,57 +78,84 @@ def target_of(link):
     return Path(unquote(urlsplit(address).path)), unquote(anchor)
 
 
-def test_every_link_leads_to_a_file_and_an_anchor(seen):
+def test_every_link_leads_to_a_file_and_an_anchor_and_no_page_fetches_anything(seen):
     followed = 0
     for page, look in seen.items():
+        assert all(name.startswith(("file:", "blob:", "data:")) for name in look["fetched"]), page
         for link in look["links"]:
             if not link.startswith("file:"):
                 assert link.startswith("http"), (page, link)
                 continue
             path, anchor = target_of(link)
             assert path.is_relative_to(SITE) and path.is_file(), (page, link)
-            if anchor:
+            if anchor and path != PLAYGROUND:  # there it says what to show
                 assert anchor in seen[path]["ids"], (page, link)
             followed += 1
     assert followed > 3000
 
 
 def test_every_page_of_the_course_is_reached_in_its_language(seen):
-    def built(page):
-        return SITE / page.relative_to(ROOT).with_name(page.stem.replace("README", "index") + ".html")
-
     for page in ALL:
-        look = seen[built(page)]
-        chinese = page.stem.endswith("_ch")
-        assert look["lang"] == ("zh-Hant-TW" if chinese else "en")
+        look, chinese = seen[SITE / build_site.place(page)], page.stem.endswith("_ch")
+        assert look["lang"] == ("zh-TW" if chinese else "en")
         other = page.with_stem(page.stem.removesuffix("_ch") if chinese else f"{page.stem}_ch")
-        assert built(other).as_uri() in look["links"], page
-    assert SITE / "report.html" in seen and SITE / "5_GRPO_Maxtext/assets/playground.html" in seen
+        assert (SITE / build_site.place(other)).as_uri() in look["links"], page
+    assert SITE / "report.html" in seen and PLAYGROUND in seen
 
 
 def test_formulas_and_pictures_are_shown(seen):
     for page in ALL:
-        look = seen[SITE / page.relative_to(ROOT).with_name(page.stem.replace("README", "index") + ".html")]
+        look = seen[SITE / build_site.place(page)]
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         assert look["math"] == len(re.findall(r"^\$\$.*?\$\$$", prose, re.M | re.S)), page
-        assert not look["missing"], page
-        assert not look["wide"], page  # on a phone
         assert "$$" not in look["text"], page
     assert sum(look["math"] for look in seen.values()) > 50
+    mine = {page: look for page, look in seen.items() if page not in (PLAYGROUND, SITE / "report.html")}
+    assert not [(page, look["missing"]) for page, look in mine.items() if look["missing"]]
+    assert not [(page, look["wide"]) for page, look in mine.items() if look["wide"]]
 
 
-def test_the_site_works_on_a_static_host(driver, seen):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", SAMPLE)
+def test_axe_finds_nothing(driver, page, scheme):
+    look_like(driver, 900, 844, phone=False, scheme=scheme)
+    driver.get((SITE / page).as_uri())
+    axe = Axe(driver)
+    axe.inject()
+    faults = axe.run(options="{iframes: false}")["violations"]  # the playground has tests of its own
+    assert not [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in faults]
+
+
+@pytest.mark.parametrize(
+    "page, words", [("index.html", "importance weight"), ("zh/index.html", "重要性權重")]
+)
+def test_the_search_works_from_disk(driver, page, words):
+    look_like(driver, 1400, 844, phone=False)
+    driver.get((SITE / page).as_uri())
+    one(driver, "input.md-search__input").send_keys(words)
+    results = WebDriverWait(driver, 20).until(lambda _: find(driver, "a.md-search-result__link"))
+    address = results[0].get_attribute("href").partition("?")[0]
+    assert words in target_of(address)[0].read_text()
+
+
+def test_the_switches_work(driver):
+    look_like(driver, 1400, 844, phone=False)
     serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    for name in ("", "5_GRPO_Maxtext/index_ch.html", "3_Pendulum/", "5_GRPO_Maxtext/assets/playground.html"):
-        driver.get(f"{address}/{name}")
-        look = driver.execute_script(LOOK)
-        path = SITE / name / ("index.html" if name in ("", "3_Pendulum/") else "")
-        assert {urlsplit(x).path for x in look["links"] if x.startswith(address)} == {
-            "/" + str(target_of(x)[0].relative_to(SITE)) for x in seen[path]["links"] if x.startswith("file:")
-        }
-        assert not look["missing"]
+    driver.get_log("browser")  # of what was before
+    driver.get(f"http://127.0.0.1:{server.server_port}/3_Pendulum/ppo.html")
+    for scheme in ("default", "slate"):
+        one(driver, "label.md-header__button[for^=__palette]:not([hidden])").click()
+        assert one(driver, "body").get_attribute("data-md-color-scheme") == scheme
+        still = one(driver, ".film img").get_attribute("src")
+        assert ("_dark" in still) == (scheme == "slate") and ".frames/66." in still
+    one(driver, ".film button").click()
+    WebDriverWait(driver, 5).until(lambda _: one(driver, ".film img").get_attribute("src") != still)
+    driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    button = find(driver, "button[data-clipboard-target], button.md-clipboard, .md-code__button")[0]
+    driver.execute_script("arguments[0].click()", button)
+    copied = driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.startswith("python 3_Pendulum/ppo.py")
     server.shutdown()
     assert not driver.get_log("browser")

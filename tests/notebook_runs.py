@@ -1,11 +1,13 @@
 """Each notebook from the first to the last cell: `make test-notebooks`. With constants that keep it short."""
 
+import json
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -21,20 +23,36 @@ SHORT = {
     "grpo_llama3_1_8b_demo": ["NUM_BATCHES=4", "NUM_TEST_QUESTIONS=16", "EVAL_EVERY=2", "EVAL_QUESTIONS=16"],
     "mesh_and_axis_rules": [],
 }
-LEFT = {  # what a run writes last, or near it
-    "mesh_and_axis_rules": "mesh_and_axis_rules.png",
-}
 
 
-@pytest.mark.parametrize("script", notebooks.SCRIPTS, ids=lambda script: Path(script).stem)
+def run(notebook, folder):
+    NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(folder)}}).execute()
+
+
+@pytest.mark.parametrize("script", notebooks.PAGES, ids=lambda script: Path(script).stem)
 def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
-    made, name = notebooks.notebook(script), Path(script).stem
-    cells = [cell.source for cell in made.cells if cell.cell_type == "code"]
-    assert "".join(cells[1:]).count("# %%") == 0 and len(cells) > 4
-    setup = made.cells[1]
-    arguments = [*SHORT[name], f"RUN_DIR={tmp_path / 'run'}"]
-    setup.source = setup.source.replace("ARGUMENTS = []", f"ARGUMENTS = {arguments}")
-    NotebookClient(made, timeout=1200, resources={"metadata": {"path": str(ROOT)}}).execute()
-    assert all(cell.execution_count for cell in made.cells if cell.cell_type == "code")
-    assert (tmp_path / "run" / LEFT.get(name, "result.json")).is_file()
-    nbformat.validate(made)
+    made, chinese = notebooks.notebook(script), notebooks.notebook(script, "_ch")
+    cells = [cell for cell in made.cells if cell.cell_type == "code"]
+    assert [cell.source for cell in cells] == [c.source for c in chinese.cells if c.cell_type == "code"]
+    arguments = [*SHORT[Path(script).stem], f"RUN_DIR={tmp_path}"]
+    cells[0].source = cells[0].source.replace("ARGUMENTS = []", f"ARGUMENTS = {arguments}")
+    run(made, ROOT)
+    assert all(cell.execution_count for cell in cells)
+    assert (tmp_path / "result.json").is_file()
+    if (kept := tmp_path / "constants.json").is_file():
+        text = [f"{name}={value}" for name, value in json.loads(kept.read_text()).items()]
+        assert set(SHORT[Path(script).stem]) <= set(text)
+    shown = {kind for output in cells[-1].outputs for kind in output.data}
+    assert shown & {"image/png", "image/svg+xml"}
+    for notebook in (made, chinese):
+        nbformat.validate(notebook)
+        named = [name for cell in notebook.cells for name in cell.get("attachments", ())]
+        assert "".join(cell.source for cell in notebook.cells).count("](attachment:") == len(named) > 0
+
+
+def test_without_the_course_the_first_cell_says_what_to_set(tmp_path):
+    made = notebooks.notebook("1_Q_Learning/Q_Learning.py")
+    del made.cells[2:]
+    with pytest.raises(CellExecutionError) as caught:
+        run(made, tmp_path)
+    assert caught.value.ename == "SystemExit" and "set REPOSITORY in this cell" in caught.value.evalue

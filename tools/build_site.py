@@ -1,25 +1,27 @@
-"""Builds the course as a folder of static HTML: `make site`. It works from file:// and on any static host.
+"""Reads the course's pages for MkDocs: `make site`. Material for MkDocs makes the rest, see mkdocs.yml.
 
-Every page keeps its place: X.md becomes X.html, a README index.html. What a page links to comes along:
-pictures as they are, scripts and tables as pages with an anchor for every line.
-
-    .venv-site/bin/python tools/build_site.py site
+English pages keep their places: X.md becomes X.html, a README index.html. X_ch.md becomes zh/X.html. What
+they link to comes along: pictures as they are, scripts and tables as pages with an anchor for every line.
 """
 
 import functools
 import html
+import io
+import json
 import os
 import re
-import shutil
-import string
 import subprocess
-import sys
 from pathlib import Path
 
+import jieba
 from latex2mathml.converter import convert
+from markdown.extensions.toc import nest_toc_tokens
 from markdown_it import MarkdownIt
 from mdit_py_plugins.anchors import anchors_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
+from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
+from PIL import Image, ImageSequence
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
@@ -28,42 +30,50 @@ from pygments.util import ClassNotFound
 ROOT = Path(__file__).resolve().parent.parent
 PLAYGROUND = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 REPORT = ROOT / "runs/seed_0/report.html"  # of the default run
-CHAPTERS = [f"{folder.name}/README.md" for folder in sorted(ROOT.glob("[1-5]_*"))]
-PICTURES = {".png", ".gif"}
-NAMES = {  # of the entries above every page
-    "en": ("Course", "Chapter {}", "Glossary", "Playground", "A run's report", "繁體中文"),
-    "zh-Hant-TW": ("課程", "第 {} 章", "詞彙", "互動頁", "一次執行的報告", "English"),
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")])
+LANGUAGE = os.environ.get("SITE_LANGUAGE", "en")[:2]
+NAMES = {"en": ("Glossary", "Playground", "A run's report"), "zh": ("詞彙", "互動頁", "一次執行的報告")}
+ROOMS = {  # what the site shows of the playground: below the paragraph of a page that links to it
+    "README": "room=4",
+    "4_GRPO_MNIST/README": "figure=group",
+    "5_GRPO_Maxtext/README": "room=3",
 }
-
-
-def is_copied(path: Path) -> bool:
-    """Whether a file comes along as it is; any other .html is a source to be read."""
-    return path.suffix in PICTURES or path in (PLAYGROUND, REPORT)
+FIGURES = {  # and below a picture
+    "values_crawl": "figure=crawl",
+    "gae_timeline": "figure=gae",
+    "clipped_objective": "figure=clip",
+    "ratio_passes": "figure=passes",
+}
+# Terms that are everyday words, too: no hint where they occur.
+EVERYDAY = (
+    "action agent batch clip group host mask mesh network prompt pull replay return reward seed slice solved "
+    "state target value window"
+)
 
 
 def place(path: Path) -> Path:
     """Where a file or folder of the repository stands in the site, relative to it."""
     if path == REPORT:
         return Path("report.html")
-    copied = is_copied(path)
-    path = path.relative_to(ROOT)
-    if (ROOT / path).is_dir():
-        return (
-            path / "index.html"
-            if not (ROOT / path / "README.md").exists()
-            else place(ROOT / path / "README.md")
-        )
-    if copied:
-        return path
+    if path.is_dir():
+        page = path / "README.md"
+        return place(page) if page.exists() else path.relative_to(ROOT) / "index.html"
+    name = path.relative_to(ROOT)
     if path.suffix == ".md":
-        return path.with_name(path.stem.replace("README", "index") + ".html")
-    return path.with_name(f"{path.name}.html")
+        chinese = "zh" if name.stem.endswith("_ch") else ""
+        stem = name.stem.removesuffix("_ch").replace("README", "index")
+        return chinese / name.with_name(f"{stem}.html")
+    return name if is_copied(path) else name.with_name(f"{name.name}.html")
 
 
-def other_language(path: Path) -> Path:
-    """The same page in the other language."""
-    stem = path.stem.removesuffix("_ch") if path.stem.endswith("_ch") else f"{path.stem}_ch"
-    return path.with_stem(stem)
+def language_of(path: Path) -> str:
+    """The language of a page."""
+    return "zh" if path.stem.endswith("_ch") else "en"
+
+
+def is_copied(path: Path) -> bool:
+    """Whether a file comes along as it is; any other .html is a source to be read."""
+    return path.suffix in {".png", ".svg", ".gif"} or path in (PLAYGROUND, REPORT)
 
 
 def to(target: Path, page: Path) -> str:
@@ -71,18 +81,26 @@ def to(target: Path, page: Path) -> str:
     return os.path.relpath(place(target), place(page).parent)
 
 
-def code(text: str, language: str, _: str = "") -> str:
-    """A block of code with its colours, for a page."""
+def code(text: str, lexer, anchors: str = "") -> str:
+    """A block of code with its colours, every line with an anchor if `anchors` is what they begin with."""
+    shown = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    if anchors:
+        lines = enumerate(shown.rstrip().split("\n"), start=1)
+        shown = "\n".join(f'<span id="{anchors}{n}">{line}</span>' for n, line in lines)
+    return f'<div class="highlight"><pre><code>{shown}</code></pre></div>'
+
+
+def fence(self, tokens, i, options, env) -> str:
+    """A block of code in a page."""
     try:
-        lexer = get_lexer_by_name(language)
+        return code(tokens[i].content, get_lexer_by_name(tokens[i].info))
     except ClassNotFound:
-        lexer = TextLexer()
-    return f"<pre><code>{highlight(text, lexer, HtmlFormatter(nowrap=True))}</code></pre>"
+        return code(tokens[i].content, TextLexer())
 
 
 def formula(content: str, _: dict) -> str:
-    """A displayed formula as MathML."""
-    return convert(content, display="block")
+    """A displayed formula as MathML, with the epsilon that the text has."""
+    return f'<div class="formula">{convert(content, display="block").replace("ϵ", "ε")}</div>'
 
 
 def slug(heading: str) -> str:
@@ -92,9 +110,10 @@ def slug(heading: str) -> str:
 
 @functools.cache
 def reader() -> MarkdownIt:
-    """Reads the Markdown that GitHub reads."""
-    markdown = MarkdownIt("commonmark", {"html": True, "highlight": code}).enable("table")
+    """Reads the Markdown that GitHub reads; MkDocs' own reader knows another dialect."""
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
     markdown.use(anchors_plugin, max_level=6, slug_func=slug).use(dollarmath_plugin, renderer=formula)
+    markdown.add_render_rule("fence", fence)
     return markdown.disable("math_inline")  # a dollar inside a line is money, or a shell's
 
 
@@ -105,116 +124,206 @@ def line_of(path: Path, shown: str) -> int:
     return next((n for text in wanted for n, line in enumerate(lines, 1) if re.search(text, line)), 1)
 
 
-def page_of(path: Path, wanted: list[Path]) -> str:
-    """The HTML of a Markdown page; files that it links to are appended to `wanted`."""
+@functools.cache
+def terms(glossary: Path) -> dict[str, tuple[str, str]]:
+    """The glossary's words: {a word: (its anchor, its meaning)}."""
+    table = glossary.read_text().split("\n## ")[2].split("|---|---|---|\n")[1]
+    found = {}
+    for english, chinese, meaning in re.findall(r"^\| ([^|]+) \| ([^|]+) \| (.+) \|$", table, re.M):
+        names = english.split(", ")
+        words = re.split(r"[、（）]", chinese) if glossary.stem.endswith("_ch") else names
+        if names[0] not in EVERYDAY.split():
+            found |= {html.escape(word): (slug(english), meaning) for word in words if word}
+    return found
 
-    def linked(address: str, shown: str = "") -> str:
+
+def with_hints(paragraph: str, left: dict, address: str) -> str:
+    """A paragraph with a link to the glossary, at `address`, from each of the terms that are `left`."""
+
+    def hint(match: re.Match) -> str:
+        if match[0] not in left:
+            return match[0]
+        anchor, meaning = left.pop(match[0])
+        title = html.escape(re.sub(r"[`*]", "", meaning))
+        return f'<a class="term" href="{address}#{anchor}" title="{title}">{match[0]}</a>'
+
+    words = "|".join(re.escape(word) for word in sorted(left, key=len, reverse=True))
+    skipped = r"<a .*?</a>|<code>.*?</code>|<[^>]*>"
+    return re.sub(rf"{skipped}|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])", hint, paragraph, flags=re.S)
+
+
+def film(picture: str, path: Path) -> str:
+    """The <picture> of a GIF on a page as a still; page.js plays the frames, with a button and a slider."""
+    if ".gif" not in picture:
+        return picture
+    dark, alt, light = re.search('srcset="(.*?)".*?(alt=".*?") src="(.*?)"', picture, re.S).groups()
+    frames = Image.open(os.path.normpath(ROOT / place(path).parent / light))
+    facts = f'data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
+    still = f'<img {alt} src="{light}.frames/{frames.n_frames - 1}.webp">'
+    return f'<figure class="film" data-light="{light}" data-dark="{dark}" {facts}>{still}</figure>'
+
+
+def read(path: Path) -> tuple[str, set[Path]]:
+    """The HTML of a Markdown page, and the files that it links to."""
+    language, wanted = language_of(path), set()
+
+    def linked(match: re.Match) -> str:
+        name, address, shown = match.groups()
         if re.match(r"[a-z]+:|#", address):
-            return address
-        name, _, anchor = address.partition("#")
-        target = (path.parent / name).resolve()
-        wanted.append(target)
+            return match[0]
+        address, _, anchor = address.partition("#")
+        target = (path.parent / html.unescape(address)).resolve()
+        wanted.add(target)
         if shown and target.is_file() and target.suffix != ".md":
-            anchor = f"L-{line_of(target, shown)}"
-        return to(target, path) + (f"#{anchor}" if anchor else "")
+            anchor = f"L-{line_of(target, html.unescape(shown))}"
+        if target == PLAYGROUND:
+            anchor += f"{'&' * bool(anchor)}lang={language}"
+        rest = f"><code>{shown}</code>" if shown else ""
+        return f'{name}="{to(target, path)}{anchor and "#"}{anchor}"{rest}'
 
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
-    tokens = reader().parse(text)
-    for token in tokens:
-        children = [token, *(token.children or [])]
-        for child, after in zip(children, [*children[1:], token]):
-            for name in ("href", "src"):
-                if name in child.attrs:
-                    child.attrs[name] = linked(
-                        child.attrs[name], after.content * (after.type == "code_inline")
-                    )
-            if child.type in ("html_block", "html_inline"):
-                child.content = re.sub(
-                    r'(src|srcset|href)="([^"]*)"', lambda m: f'{m[1]}="{linked(m[2])}"', child.content
-                )
-    body = reader().renderer.render(tokens, reader().options, {})
-    return body.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    body = reader().render(text).replace("<th></th>", "<td></td>")
+    body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
+    body = re.sub("<picture>.*?</picture>", lambda match: film(match[0], path), body, flags=re.S)
+    glossary = ROOT / ("GLOSSARY_ch.md" if language == "zh" else "GLOSSARY.md")
+    if path == glossary:
+        rows = re.sub(r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body)
+        return f'<div class="glossary">{rows}</div>', wanted
+    left, page = dict(terms(glossary)), str(path.relative_to(ROOT).with_suffix("")).removesuffix("_ch")
+    rooms = {f"/{PLAYGROUND.name}": ROOMS[page]} if page in ROOMS else dict(FIGURES)
+
+    def framed(block: re.Match) -> str:
+        shown = with_hints(block[0], left, to(glossary, path)) if block[0].startswith("<p>") else block[0]
+        for name in [name for name in rooms if re.search(rf'{name}\b(_ch)?(\.|#|")', shown)]:
+            address = f"{to(PLAYGROUND, path)}#{rooms.pop(name)}&amp;lang={language}&amp;embed=1"
+            title = NAMES[language][1]
+            shown += f'<iframe class="room" data-src="{address}" title="{title}" loading="lazy"></iframe>'
+        return shown
+
+    return re.sub(r"<p>.*?</p>|<picture>.*?</picture>", framed, body, flags=re.S), wanted
 
 
 def text_page(path: Path) -> str:
     """The HTML of any other text file, every line with an anchor, L-10."""
-    text = path.read_text()
     try:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n{highlight(text, lexer, HtmlFormatter(linespans='L'))}"
+    return f"<h1>{path.relative_to(ROOT)}</h1>\n{code(path.read_text(), lexer, 'L-')}"
 
 
-def folder_page(path: Path, wanted: list[Path]) -> str:
-    """The files of a folder, as links."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=path, capture_output=True, text=True, check=True
-    ).stdout.split()
-    files = [path / name for name in listed if "/" not in name]
-    wanted += files
-    links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in files)
-    return f"<h1>{path.relative_to(ROOT)}</h1>\n<ul>{links}</ul>"
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder of the repository."""
+    listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True)
+    return [folder / name for name in listed.stdout.split() if "/" not in name]
 
 
-def entries(path: Path, lang: str) -> str:
-    """What stands above a page: the course's parts, and the same page in the other language."""
-    chinese = lang != "en"
-    course, chapter, glossary, playground, report, other = NAMES[lang]
-
-    def named(name: str) -> Path:
-        return ROOT / (name.replace(".md", "_ch.md") if chinese else name)
-
-    links = [(to(named("README.md"), path), course)]
-    links += [(to(named(name), path), chapter.format(i)) for i, name in enumerate(CHAPTERS, start=1)]
-    links += [(to(named("GLOSSARY.md"), path), glossary)]
-    links += [
-        (f"{to(PLAYGROUND, path)}?lang={'zh' if chinese else 'en'}", playground),
-        (to(REPORT, path), report),
-    ]
-    if path.suffix == ".md" and other_language(path).exists():
-        links += [(to(other_language(path), path), other)]
-    return " ".join(f'<a href="{html.escape(address)}">{name}</a>' for address, name in links)
+def title_of(path: Path) -> str:
+    """The heading of a page."""
+    return path.read_text().partition("\n")[0].removeprefix("# ")
 
 
-def colours() -> str:
-    """Pygments' classes, light and dark."""
-    light, dark = (HtmlFormatter(style=style).get_style_defs("pre") for style in ("default", "github-dark"))
-    drop = re.compile(r"^(?:pre \{|pre\s*\{|pre \.linenos|td\.linenos|span\.linenos).*\n", re.MULTILINE)
-    return f"{drop.sub('', light)}\n@media (prefers-color-scheme: dark) {{\n{drop.sub('', dark)}\n}}"
-
-
-def build(site: Path) -> None:
-    """Writes every Markdown page of the course, and what they link to, into the folder `site`."""
-    template = string.Template((ROOT / "tools/build_site.html").read_text())
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("[1-5]_*/*.md"), *ROOT.glob("[1-5]_*/docs/*.md")]
-    wanted, done = [*sorted(pages), PLAYGROUND, REPORT], set()
-    shutil.rmtree(site, ignore_errors=True)
-    while wanted:
-        path = wanted.pop()
-        if path in done:
-            continue
-        done.add(path)
-        target = site / place(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if is_copied(path):
-            shutil.copy(path, target)
-            continue
-        if path.is_dir() and (path / "README.md").exists():
-            continue  # a page of its own
-        if path.suffix == ".md":
-            body, kind = page_of(path, wanted), "page"
-        else:
-            body, kind = (folder_page(path, wanted) if path.is_dir() else text_page(path)), "code"
-        lang = "zh-Hant-TW" if path.stem.endswith("_ch") else "en"
-        heading = re.search(r"<h1.*?</h1>", body, re.DOTALL)
-        title = re.sub(r"<[^>]*>", "", heading[0]) if heading else path.name
-        nav, css = entries(path, lang), colours()
-        target.write_text(
-            template.substitute(lang=lang, title=title, nav=nav, body=body, kind=kind, highlight=css)
+def navigation(pages: list[Path]) -> list:
+    """The sidebar: a section for each chapter, its pages in the order in which its first page names them."""
+    address = {path: str(place(path).with_suffix(".md")).removeprefix("zh/") for path in pages}
+    [first] = [path for path in pages if path.parent == ROOT and "README" in path.stem]
+    entries = [{title_of(first): address[first]}]
+    for folder in sorted(ROOT.glob("[1-5]_*")):
+        chapter, *rest = sorted(
+            (path for path in pages if path.is_relative_to(folder)),
+            key=lambda path: "README" not in path.stem,
         )
-    sys.stdout.write(f"{site}/index.html: {len(done)} pages and pictures\n")
+        text = chapter.read_text()
+        rest.sort(key=lambda path: text.find(path.name) % len(text))
+        entries.append({title_of(chapter): [address[chapter], *({title_of(p): address[p]} for p in rest)]})
+    glossary, playground, report = NAMES[LANGUAGE]
+    entries.append({glossary: "GLOSSARY.md"})
+    entries.append({playground: f"root:{place(PLAYGROUND)}#lang={LANGUAGE}"})
+    return [*entries, {report: f"root:{place(REPORT)}"}]
 
 
-if __name__ == "__main__":
-    build(Path(sys.argv[1]).resolve())
+BODIES: dict[str, str] = {}  # of the pages being built, by their place
+
+
+def on_config(config):
+    """Takes the language's folder, name and sidebar; gives the search a worker that opens from disk."""
+    mine = [path for path in PAGES if language_of(path) == LANGUAGE]
+    config.site_dir = str(ROOT / ("site/zh" if LANGUAGE == "zh" else "site"))
+    config.nav = navigation(mine)
+    [config.site_name] = config.nav[0]
+    for word in terms(ROOT / "GLOSSARY_ch.md"):
+        jieba.add_word(word)
+    return config
+
+
+def on_files(files, config):
+    """Adds the pages, and what they link to, to MkDocs' files."""
+    found = {path: read(path) for path in PAGES}
+    wanted = {PLAYGROUND, REPORT}.union(*(links for _, links in found.values()))
+    for folder in [path for path in wanted if path.is_dir() and not (path / "README.md").exists()]:
+        inside = files_of(folder)
+        wanted |= set(inside)
+        links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in inside)
+        found[folder] = f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set()
+    for path in wanted - found.keys():
+        if path.is_file() and not is_copied(path):
+            found[path] = text_page(path), set()
+    add = functools.partial(File.generated, config)
+    for path, (body, _) in found.items():
+        if language_of(path) == LANGUAGE:
+            uri = str(place(path).with_suffix(".md")).removeprefix("zh/")
+            BODIES[uri] = body
+            files.append(add(uri, content=""))
+    for path in filter(is_copied, wanted) if LANGUAGE == "en" else ():
+        files.append(add(str(place(path)), abs_src_path=str(path)))
+        if path.suffix == ".gif":
+            for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
+                frame.convert("RGB").save(data := io.BytesIO(), "webp", lossless=True)
+                files.append(add(f"{place(path)}.frames/{i}.webp", content=data.getvalue()))
+    # What is searched for is cut by the words of the index, but for the last one: "o<" stops before the end.
+    worker = next(file for file in files if re.search(r"workers/search.*\.js$", file.src_uri))
+    worker.content_string = worker.content_string.replace(
+        "o<t.length;o++)t.slice(s,o)", "o<=t.length;o++)t.slice(s,o)"
+    )
+    # A page that was opened from disk may not start a worker from a file, but from a text.
+    source = json.dumps(worker.content_string)
+    shim = f"""const Started = Worker;
+if (location.protocol === "file:")
+  window.Worker = function () {{ return new Started(URL.createObjectURL(new Blob([{source}]))); }};"""
+    files.append(add("iframe-worker.js", content=shim))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Nothing for MkDocs to read: the page is HTML already. Scripts and tables stay out of the search."""
+    if "<h1 id=" not in BODIES[page.file.src_uri]:
+        page.meta = {"hide": ["navigation", "toc"], "search": {"exclude": True}}
+    return ""
+
+
+def on_page_content(body, page, config, files):
+    """The HTML of a page, its title and its headings."""
+    body = BODIES[page.file.src_uri]
+    found = re.findall(r'<h(\d) id="([^"]*)">(.*?)</h\d>', body, re.S)
+    headings = [
+        {"level": int(n), "id": anchor, "name": re.sub("<[^>]*>", "", name)} for n, anchor, name in found
+    ]
+    page.toc = get_toc(nest_toc_tokens(headings))
+    page.title = html.unescape(re.sub("<[^>]*>", "", re.search("<h1.*?</h1>", body, re.S)[0]))
+    return body
+
+
+def on_page_context(context, page, config, nav):
+    """The switch between the languages leads to the same page, or the first where the other has none."""
+    both = {place(path) for path in PAGES} >= {Path(lang, page.file.dest_uri) for lang in ("", "zh")}
+    uri = page.file.dest_uri if both else "index.html"
+    config.extra["alternate"] = [
+        {"name": "English", "link": f"root:{uri}", "lang": "en"},
+        {"name": "繁體中文", "link": f"root:zh/{uri}", "lang": "zh-TW"},
+    ]
+
+
+def on_post_page(output, page, config):
+    """Links from the top of both languages, which MkDocs can't make; none that make the theme fetch a map."""
+    up = "../" * (page.file.dest_uri.count("/") + (LANGUAGE == "zh"))
+    return re.sub('<link rel="alternate".*?>', "", output).replace('href="root:', f'href="{up}')

@@ -1,30 +1,44 @@
-"""Makes the scripts into notebooks, a cell for each `# %%`: `make notebooks`. They are never edited.
+"""Makes notebooks of the chapters, prose and script, in both languages: `make notebooks`. Never edit them.
 
-.venv-site/bin/python tools/notebooks.py notebooks
+Each is a page of the course with its formulas and pictures. A section that quotes the script stands before
+the cell it quotes; what comes after the last of these stands after the run.
+
+    .venv-site/bin/python tools/notebooks.py notebooks
 """
 
+import base64
+import re
 import sys
 from pathlib import Path
 
-import jupytext
-from nbformat.v4 import new_code_cell, new_markdown_cell
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [
-    "1_Q_Learning/Q_Learning.py",
-    "2_Cart_Pole_DQN/cart_pole_dqn.py",
-    "3_Pendulum/reinforce.py",
-    "3_Pendulum/ppo.py",
-    "3_Pendulum/pendulum.py",
-    "4_GRPO_MNIST/grpo_mnist.py",
-    "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
-    "5_GRPO_Maxtext/mesh_and_axis_rules.py",
-]
-ABOUT = """`{script}` as a notebook, made by `make notebooks`: change the script, not this copy.
+PAGES = {  # of each script
+    "1_Q_Learning/Q_Learning.py": "README",
+    "2_Cart_Pole_DQN/cart_pole_dqn.py": "README",
+    "3_Pendulum/reinforce.py": "README",
+    "3_Pendulum/ppo.py": "ppo",
+    "3_Pendulum/pendulum.py": "ppo",
+    "4_GRPO_MNIST/grpo_mnist.py": "README",
+    "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py": "README",
+    "5_GRPO_Maxtext/mesh_and_axis_rules.py": "docs/mesh_and_axis_rules",
+}
+ABOUT = {
+    "": """On Colab or Kaggle, set `REPOSITORY` below; it needs Python 3.12, 2 GB of disk and four minutes.
 
-In a checkout, choose `.venv-site` as the kernel. On Colab or Kaggle (Python 3.12) set `REPOSITORY`:
-the next cell fetches the course, and its pinned packages into a folder of their own; what is there stays."""
+In a checkout, choose `.venv-site` as the kernel. `ARGUMENTS` changes constants for this run. The original is
+`{script}`: change it, not this copy, which `make notebooks` made.""",
+    "_ch": """在 Colab 或 Kaggle 上，先填好下面的 `REPOSITORY`；需要 Python 3.12、2 GB 磁碟空間，約四分鐘。
+
+這門課的資料夾已經在電腦上的話，kernel 選 `.venv-site`。這次執行要改常數，就填在 `ARGUMENTS`。原始檔是
+`{script}`，要改請改它；這一份是 `make notebooks` 產生的。""",
+}
 SETUP = """\
+REPOSITORY = ""  # if the course isn't on this machine: what `git clone` takes, such as "https://.../course.git"
+ARGUMENTS = []  # constants for this run, such as ["SEED=1"]
+
 import importlib.metadata
 import os
 import re
@@ -32,51 +46,92 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = ""  # only where there is no checkout: what `git clone` takes
-ARGUMENTS = []  # constants for this run, such as ["SEED=1"]
-
-course = next((p for p in (Path.cwd(), *Path.cwd().parents) if (p / "{script}").is_file()), None)
-if course is None:
-    subprocess.run(["git", "clone", "--depth=1", REPOSITORY, "course"], check=True)
-    course = Path("course").resolve()
-
-
-def installed(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
+if sys.version_info[:2] != (3, 12):
+    sys.exit(f"The course needs Python 3.12; this kernel is {{sys.version.split()[0]}}. Choose another.")
+places = (Path.cwd(), *Path.cwd().parents, Path("course").resolve())
+course = next((place for place in places if (place / "{script}").is_file()), places[-1])
+if not course.exists():
+    if not REPOSITORY:
+        sys.exit("The course isn't on this machine: set REPOSITORY in this cell to its address.")
+    if subprocess.run(["git", "clone", "--depth=1", REPOSITORY, course]).returncode:
+        sys.exit(f"git can't clone REPOSITORY={{REPOSITORY}}. Its own words stand above.")
 
 pins = dict(re.findall(r"^([\\w-]+)==([^ ;\\\\]+)", (course / "requirements.txt").read_text(), re.M))
 packages = course / ".packages"
 sys.path[:0] = [str(course / "{folder}"), str(packages)]
-if any(installed(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")):
+here = {{found.name: found.version for found in reversed([*importlib.metadata.distributions()])}}
+if any(here.get(name) != pins[name] for name in ("jax", "flax", "optax", "tyro")):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--target", str(packages)]
     subprocess.run([*pip, "-r", course / "requirements/build.txt"], check=True)
     path = os.environ | {{"PYTHONPATH": str(packages)}}  # setuptools, for the package without a wheel
     subprocess.run([*pip, "--no-build-isolation", "-r", course / "requirements.txt"], check=True, env=path)
 os.chdir(course)
 sys.argv = ["{script}", *ARGUMENTS]"""
+RESULT = """\
+from IPython.display import SVG, Image, display
+
+chosen = [argument.removeprefix("RUN_DIR=") for argument in ARGUMENTS if argument.startswith("RUN_DIR=")]
+results = [Path(folder) / "result.json" for folder in chosen] or Path("runs").rglob("result.json")
+for picture in sorted(max(results, key=os.path.getmtime).parent.glob("*.[ps][nv]g")):
+    display(Image(picture) if picture.suffix == ".png" else SVG(picture))"""
 
 
-def notebook(script: str):
-    """A script, by its path in the repository, as a notebook that also finds its folder and its packages."""
-    made = jupytext.read(ROOT / script, fmt="py:percent")
+def prose(text: str, page: Path):
+    """Sections of a page as a cell that carries its pictures; links lead from the folder notebooks/."""
+    pictures = {}
+
+    def carried(match: re.Match) -> str:
+        path = (page.parent / (match["src"] or match["plain"])).resolve()
+        kind = {".svg": "svg+xml"}.get(path.suffix, path.suffix[1:])
+        pictures[path.name] = {f"image/{kind}": base64.b64encode(path.read_bytes()).decode()}
+        return f"![{match['alt'] or match['text']}](attachment:{path.name})"
+
+    picture = r'<picture>[^"]*"[^"]*"[^"]*"[^"]*"[^"]*alt="(?P<alt>[^"]*)" src="(?P<src>[^"]*)">\s*</picture>'
+    text = re.sub(rf"{picture}|!\[(?P<text>[^]]*)\]\((?P<plain>[^)]*)\)", carried, text)
+    here = page.parent.relative_to(ROOT)
+    text = re.sub(r"\]\((?!attachment:|[a-z]+:|#)", f"](../{here}/", text)
+    return new_markdown_cell(text.strip(), attachments=pictures)
+
+
+def notebook(script: str, language: str = ""):
+    """A script, by its path in the repository, as a notebook with its page; `language` may be _ch."""
+    source = (ROOT / script).read_text()
+    page = (ROOT / script).parent / f"{PAGES[script]}{language}.md"
+    text = re.sub(r"^> .*\.md\)\n", "", page.read_text(), count=1, flags=re.M)
+    cells = re.split(r"\n\n+(?=# %%)|\n\n\n(?=\S)", source)
+    sections = re.split(r"^(?=## )", text, flags=re.M)
+    quotes = rf"\[`([^`]+)`\]\((?:\.\./)?{Path(script).name}\)"
+
+    def quoted(section: str) -> int:
+        """The first cell of which a section quotes a line, or which defines a name that it gives."""
+        code = [f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)]
+        return next(
+            (i for i, cell in enumerate(cells) if i and any(text in cell for text in code)), len(cells)
+        )
+
+    places = [quoted(section) for section in sections]
+    opening = next((i for i, place in enumerate(places) if place < len(cells)), 0)
+    places = [0 if i < opening else min(places[i:]) for i in range(len(places))]
     setup = SETUP.format(script=script, folder=Path(script).parent)
-    made.cells[:0] = [new_markdown_cell(ABOUT.format(script=script)), new_code_cell(setup)]
+    made = [new_markdown_cell(ABOUT[language].format(script=script)), new_code_cell(setup)]
+    for i, cell in enumerate([*cells, RESULT]):
+        made += [prose(section, page) for section, place in zip(sections, places) if place == i < len(cells)]
+        if heading := re.match(r"# %% (.*?) -+\n", cell):
+            made.append(new_markdown_cell(f"### {heading[1]}"))
+        made.append(new_code_cell(cell[heading.end() if heading else 0 :].strip()))
+    made += [prose(section, page) for section, place in zip(sections, places) if place == len(cells)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    made.metadata = {"kernelspec": kernel}
-    return made
+    return new_notebook(cells=made, metadata={"kernelspec": kernel})
 
 
 def make(target: Path) -> None:
     """Writes every notebook into the folder `target`."""
     target.mkdir(exist_ok=True)
-    for script in SCRIPTS:
-        path = target / f"{Path(script).stem}.ipynb"
-        jupytext.write(notebook(script), path)
-        sys.stdout.write(f"{path}\n")
+    for script in PAGES:
+        for language in ABOUT:
+            path = target / f"{Path(script).stem}{language}.ipynb"
+            nbformat.write(notebook(script, language), path)
+            sys.stdout.write(f"{path}\n")
 
 
 if __name__ == "__main__":
