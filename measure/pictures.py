@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
+import pandas
 from matplotlib.text import Text
 
 from measure.columns import read_csv
@@ -421,8 +422,8 @@ def methods(table: Path) -> plt.Figure:
     """Each method less its counterpart, with intervals: one answer, and the best of 64."""
     import methods as study
 
-    lines = read_csv(table)
-    present = dict.fromkeys(line["method"] for line in lines)
+    lines = pandas.read_csv(table)
+    present = dict.fromkeys(lines.method)
     counterpart = {name: study.METHODS.get(name, ("", "GRPO"))[1] for name in present}
     shown = [name for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
              if {name, counterpart.get(name)} <= present.keys()]  # fmt: skip
