@@ -44,10 +44,11 @@ const HOME = "5_GRPO_Maxtext/assets/playground.html";
 /** Where a page of the course is from here; null where this file has been taken out of the course's folder. */
 export function addressOfPage(page) {
   if (!decodeURIComponent(location.pathname).endsWith(`/${HOME}`)) return null;
-  let name = language() === "zh" ? page.replace(".md", "_ch.md") : page;
-  // The course's site has HTML in the place of Markdown; what builds it says so here.
-  if (document.querySelector('meta[name="course"]').content === "html") name = name.replace("README", "index").replace(".md", ".html");
-  return `../../${name}`;
+  const chinese = language() === "zh";
+  // The course's site has HTML in place of Markdown, and a folder for Chinese; what builds it says so here.
+  if (document.querySelector('meta[name="course"]').content === "html")
+    return `../../${chinese ? "zh/" : ""}${page.replace("README", "index").replace(".md", ".html")}`;
+  return `../../${chinese ? page.replace(".md", "_ch.md") : page}`;
 }
 export function pageLink(name, page) {
   const address = addressOfPage(page);

@@ -88,7 +88,7 @@ def test_every_link_leads_to_a_file_and_an_anchor_and_no_page_fetches_anything(s
                 continue
             path, anchor = target_of(link)
             assert path.is_relative_to(SITE) and path.is_file(), (page, link)
-            if anchor and path != PLAYGROUND:  # there it says what to show
+            if anchor and "=" not in anchor:  # else it says what to show
                 assert anchor in seen[path]["ids"], (page, link)
             followed += 1
     assert followed > 3000
@@ -148,8 +148,8 @@ def test_the_switches_work(driver):
     for scheme in ("default", "slate"):
         one(driver, "label.md-header__button[for^=__palette]:not([hidden])").click()
         assert one(driver, "body").get_attribute("data-md-color-scheme") == scheme
-        still = one(driver, ".film img").get_attribute("src")
-        assert ("_dark" in still) == (scheme == "slate") and ".frames/66." in still
+    still = one(driver, ".film img").get_attribute("src")
+    assert ".frames/66." in still
     one(driver, ".film button").click()
     WebDriverWait(driver, 5).until(lambda _: one(driver, ".film img").get_attribute("src") != still)
     driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})

@@ -165,4 +165,4 @@ def test_the_tools_are_ours_where_another_package_has_their_name(tmp_path):
         (tmp_path / "tools" / f"{name}.py").write_text("raise SystemExit('the other one')")
     command = [sys.executable, settings.HERE / "tool.py", "show_run", "--help"]
     done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 2 and "give one run's folder" in done.stderr
+    assert done.returncode == 2 and "give a run's folder" in done.stderr

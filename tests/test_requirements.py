@@ -70,7 +70,7 @@ def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_as
 
 FILES = [ROOT / "requirements.txt", *ROOT.glob("requirements/*.txt")]
 SETS = {str(path.relative_to(ROOT)): path for path in FILES if "overrides" not in path.name}
-WITHOUT_WHEEL = {"promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
+WITHOUT_WHEEL = {"jieba", "promise", "rouge-score", "sqlitedict", "word2number"}  # pure Python
 
 
 @pytest.mark.index

@@ -460,7 +460,7 @@ def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
     run_here(tmp_path, *SHORT, "NUM_BATCHES=1", "NUM_GENERATIONS=2", "DATASET=examples/grid/slippery")
     lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     written = [answer for line in lines for answer in line["completions"]]
-    groups = page.run_data(tmp_path / "run")["groups"]
+    groups = page.run_data(page.read(tmp_path / "run"))["groups"]
     shown = [answer for group in groups for answer in group["completions"]]
     assert len(shown) == len(written) == 8
     for answer, line in zip(shown, written):

@@ -152,15 +152,13 @@ def with_hints(paragraph: str, left: dict, address: str) -> str:
     return re.sub(rf"{skipped}|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])", hint, paragraph, flags=re.S)
 
 
-def film(picture: str, path: Path) -> str:
-    """The <picture> of a GIF on a page as a still; page.js plays the frames, with a button and a slider."""
-    if ".gif" not in picture:
-        return picture
-    dark, alt, light = re.search('srcset="(.*?)".*?(alt=".*?") src="(.*?)"', picture, re.S).groups()
-    frames = Image.open(os.path.normpath(ROOT / place(path).parent / light))
-    facts = f'data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
-    still = f'<img {alt} src="{light}.frames/{frames.n_frames - 1}.webp">'
-    return f'<figure class="film" data-light="{light}" data-dark="{dark}" {facts}>{still}</figure>'
+def film(image: re.Match, path: Path) -> str:
+    """The <img> of a GIF on a page as a still; page.js plays the frames, with a button and a slider."""
+    address, rest = image.groups()
+    frames = Image.open(ROOT / os.path.normpath(place(path).parent / address).removeprefix("zh/"))
+    facts = f'data-src="{address}" data-count="{frames.n_frames}" data-ms="{frames.info["duration"]}"'
+    still = f'<img src="{address}.frames/{frames.n_frames - 1}.webp"{rest}>'
+    return f'<span class="film" {facts}>{still}</span>'
 
 
 def read(path: Path) -> tuple[str, set[Path]]:
@@ -184,7 +182,7 @@ def read(path: Path) -> tuple[str, set[Path]]:
     text = re.sub(r"^> (?:繁體中文：|English: )\[.*\n", "", path.read_text(), count=1, flags=re.MULTILINE)
     body = reader().render(text).replace("<th></th>", "<td></td>")
     body = re.sub(r'(href|src|srcset)="([^"]*)"(?:><code>([^<]*)</code>)?', linked, body)
-    body = re.sub("<picture>.*?</picture>", lambda match: film(match[0], path), body, flags=re.S)
+    body = re.sub(r'<img src="([^"]*\.gif)"([^>]*)>', lambda match: film(match, path), body)
     glossary = ROOT / ("GLOSSARY_ch.md" if language == "zh" else "GLOSSARY.md")
     if path == glossary:
         rows = re.sub(r"<tr>\n<td>(.*?)</td>", lambda m: m[0].replace("<tr", f'<tr id="{slug(m[1])}"'), body)
@@ -193,14 +191,22 @@ def read(path: Path) -> tuple[str, set[Path]]:
     rooms = {f"/{PLAYGROUND.name}": ROOMS[page]} if page in ROOMS else dict(FIGURES)
 
     def framed(block: re.Match) -> str:
-        shown = with_hints(block[0], left, to(glossary, path)) if block[0].startswith("<p>") else block[0]
-        for name in [name for name in rooms if re.search(rf'{name}\b(_ch)?(\.|#|")', shown)]:
+        shown = with_hints(block[0], left, to(glossary, path))
+        for name in [name for name in rooms if re.search(rf'{name}(_ch)?[.#"]', shown)]:
             address = f"{to(PLAYGROUND, path)}#{rooms.pop(name)}&amp;lang={language}&amp;embed=1"
             title = NAMES[language][1]
             shown += f'<iframe class="room" data-src="{address}" title="{title}" loading="lazy"></iframe>'
         return shown
 
-    return re.sub(r"<p>.*?</p>|<picture>.*?</picture>", framed, body, flags=re.S), wanted
+    return re.sub(r"<p>.*?</p>", framed, body, flags=re.S), wanted
+
+
+def at_home(path: Path) -> str:
+    """The playground or the report, with the site's addresses for the course's pages."""
+    text = path.read_text().replace('name="course" content="md"', 'name="course" content="html"')
+    return re.sub(
+        r'(href|data-zh)="[./]*(5_GRPO_Maxtext/[^"?#]*)', lambda m: f'{m[1]}="{place(ROOT / m[2])}', text
+    )
 
 
 def text_page(path: Path) -> str:
@@ -275,10 +281,13 @@ def on_files(files, config):
             BODIES[uri] = body
             files.append(add(uri, content=""))
     for path in filter(is_copied, wanted) if LANGUAGE == "en" else ():
-        files.append(add(str(place(path)), abs_src_path=str(path)))
+        if path in (PLAYGROUND, REPORT):
+            files.append(add(str(place(path)), content=at_home(path)))
+        else:
+            files.append(add(str(place(path)), abs_src_path=str(path)))
         if path.suffix == ".gif":
             for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
-                frame.convert("RGB").save(data := io.BytesIO(), "webp", lossless=True)
+                frame.convert("RGBA").save(data := io.BytesIO(), "webp", lossless=True)
                 files.append(add(f"{place(path)}.frames/{i}.webp", content=data.getvalue()))
     # What is searched for is cut by the words of the index, but for the last one: "o<" stops before the end.
     worker = next(file for file in files if re.search(r"workers/search.*\.js$", file.src_uri))

@@ -3,9 +3,6 @@ const isDark = () => document.body.dataset.mdColorScheme === "slate";
 const inColours = [];
 const chinese = document.documentElement.lang.startsWith("zh");
 
-for (const source of document.querySelectorAll("picture source"))
-  inColours.push(() => { source.media = isDark() ? "all" : "not all"; });
-
 // Rooms of the playground take the page's colours, and say how high they are.
 const rooms = [...document.querySelectorAll(".room")];
 inColours.push(() => rooms.forEach((room) => { room.src = `${room.dataset.src}&theme=${isDark() ? "dark" : "light"}`; }));
@@ -19,7 +16,7 @@ for (const film of document.querySelectorAll(".film")) {
   const slider = document.createElement("input"), controls = document.createElement("div");
   const { count, ms } = film.dataset;
   let timer = 0;
-  const show = () => { still.src = `${isDark() ? film.dataset.dark : film.dataset.light}.frames/${slider.value}.webp`; };
+  const show = () => { still.src = `${film.dataset.src}.frames/${slider.value}.webp`; };
   const play = (on) => {
     clearInterval(timer);
     timer = on && setInterval(() => { slider.value = (Number(slider.value) + 1) % count; show(); }, ms);
@@ -33,7 +30,6 @@ for (const film of document.querySelectorAll(".film")) {
   controls.append(button, slider);
   film.append(controls);
   play(false);
-  inColours.push(show);
 }
 
 for (const table of document.querySelectorAll(".glossary table"))

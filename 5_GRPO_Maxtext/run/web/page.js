@@ -702,7 +702,7 @@ function start() {
   document.body.className = data.kind;
   for (const element of document.querySelectorAll("[data-say]")) element.textContent = tell(element.textContent.trim());
   for (const element of document.querySelectorAll("[aria-label]")) element.setAttribute("aria-label", tell(element.getAttribute("aria-label")));
-  if (lang === "zh") for (const link of document.querySelectorAll("#home a")) link.href = link.getAttribute("href").replace(".md", "_ch.md").replace("lang=en", "lang=zh");
+  if (lang === "zh") for (const link of document.querySelectorAll("#home a")) link.href = link.dataset.zh;
   state.lang = chosenLanguage();
   at("both_search").placeholder = tell("in questions and answers");
   at("lang").textContent = lang === "zh" ? "English" : "中文";
