@@ -368,7 +368,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
         per_device_batch_size=c.BATCH_SIZE * c.NUM_GENERATIONS / len(chips),
     )  # fmt: skip
     programs, parameters = make_programs(c, hf, trainer, IDS.pad_id(), algorithm, **target)
-    if rollout_mesh and hf.model_type == "llama" and importlib.util.find_spec("tpu_inference"):
+    if rollout_mesh and hf.model_type == "llama" and importlib.util.find_spec("vllm"):
         from tools import vllm_step  # imports vLLM
 
         step, of_step = vllm_step.step_program(c, hf, rollout_mesh, machine.kind)

@@ -64,7 +64,8 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         return caches, sampling.gather_logprobs(sampling.compute_logprobs(drawn_from), sampled, 1)
 
     pages = SEQUENCES * -(-(c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS) // PAGE)
-    shape = get_kv_cache_shape_with_mesh(mesh, pages, PAGE, hf.num_key_value_heads, hf.head_dim, dtype)
+    kv_heads = max(hf.num_key_value_heads, mesh.shape["model"])  # repeated where there are more chips
+    shape = get_kv_cache_shape_with_mesh(mesh, pages, PAGE, kv_heads, hf.head_dim, dtype)
     cache = array(shape, dtype, P("data", None, "model"))
     metadata = AttentionMetadata(
         input_positions=array((TOKENS,)), block_tables=array((pages,)), seq_lens=array((SEQUENCES,)),
