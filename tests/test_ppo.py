@@ -98,12 +98,6 @@ def test_gae_equals_rlax(script, lam):
 def test_clipped_objective_and_its_slope(script, ratio, advantage, value, slope):
     assert script.clipped_objective(ratio, advantage, 0.2) == pytest.approx(value, rel=1e-6)  # float32
     assert jax.grad(script.clipped_objective)(ratio, advantage, 0.2) == pytest.approx(slope, rel=1e-6)
-    h = 1e-2  # the function is straight on both sides of each of these points: any h below 0.09 would do
-    difference = script.clipped_objective(ratio + h, advantage, 0.2) - script.clipped_objective(
-        ratio - h, advantage, 0.2
-    )
-    assert float(difference) / (2 * h) == pytest.approx(slope, abs=1e-4)  # float32 difference over 0.02
-    assert script.clipped_objective(ratio, advantage, 0.2) <= ratio * advantage + 1e-6
 
 
 @pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
@@ -199,16 +193,6 @@ def test_a_rollout_is_what_its_policy_played_and_its_critic_said(played):
     np.testing.assert_array_equal(following.env_state.obs, goes_on)
 
 
-def test_a_rollout_has_room_for_episodes_that_are_longer_than_it():
-    """The second rollout begins in the states in which the first one stopped."""
-    c = ppo.configure(["NUM_ENVS=2", "ROLLOUT_STEPS=5", "MINIBATCH_SIZE=5"])
-    agent = ppo.make_agent(c, jax.random.key(0))
-    after, first = ppo.collect(c, agent, jax.random.key(1))
-    _, second = ppo.collect(c, after, jax.random.key(2))
-    np.testing.assert_array_equal(second.transition.obs[:, 0], first.transition.next_obs[:, -1])
-    np.testing.assert_array_equal(second.episode_return[:, 0], [6, 6])
-
-
 def test_an_update_learns_from_the_advantages_of_its_rollout(played):
     _, rollout, agent = played
     learned = []
@@ -224,18 +208,9 @@ def test_an_update_learns_from_the_advantages_of_its_rollout(played):
         after, figures = ppo.update(SMALL, agent, jax.random.key(0))
     [batch] = learned
     t = rollout.transition
-    # GAE, eq. 16, as the sum over what is still to come of the episode, in float64
-    value, next_value, reward = (
-        np.asarray(x, np.float64) for x in (rollout.value, rollout.next_value, t.reward)
-    )
-    delta = reward + C.GAMMA * (1 - np.asarray(t.terminated)) * next_value - value
-    ended = np.asarray(t.terminated | t.truncated)
-    advantage = np.zeros(delta.shape)
-    for n, i in np.ndindex(delta.shape):
-        weight = 1.0
-        for k in range(i, delta.shape[1]):
-            advantage[n, i] += weight * delta[n, k]
-            weight *= C.GAMMA * C.GAE_LAMBDA * (1 - ended[n, k])
+    ended, value = np.asarray(t.terminated | t.truncated), np.asarray(rollout.value, np.float64)
+    arrays = (t.reward, value, rollout.next_value, t.terminated, t.truncated)
+    advantage = brute_force_gae(*(np.asarray(x).T for x in arrays), C.GAMMA, C.GAE_LAMBDA).T
     np.testing.assert_allclose(batch.advantage, advantage.ravel(), rtol=1e-3, atol=1e-3)  # float32, 125 terms
     np.testing.assert_allclose(batch.returns, (advantage + value).ravel(), rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(batch.obs, t.obs.reshape(-1, 4))

@@ -5,7 +5,7 @@ number of moves, and by walking the policy and counting.
 """
 
 import csv
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,40 +175,6 @@ def test_the_log_has_a_row_a_block_and_its_last_row_may_be_short():
     )
 
 
-def test_each_step_of_each_episode_draws_a_new_coin_and_a_new_random_action(monkeypatch):
-    coins, actions = [], []
-    draw = Q_Learning.select_action
-
-    class Recorded(Coins):
-        def __init__(self, rng):
-            self.rng = rng
-
-        def random(self):
-            coins.append(self.rng.random())
-            return coins[-1]
-
-        def integers(self, count):
-            actions.append(self.rng.integers(count))
-            return actions[-1]
-
-    c, rng = replace(C), Recorded(np.random.default_rng(0))
-    seen = []
-    monkeypatch.setattr(Q_Learning, "select_action", lambda *given: seen.append(given[2]) or draw(*given))
-    steps = [Q_Learning.play_episode(c, np.zeros((16, 4)), 1.0, rng)[1] for _ in range(100)]
-    assert seen == [1.0] * sum(steps)
-    coins, actions = np.array(coins), np.array(actions)
-    assert len(coins) == len(actions) == sum(steps) > 3000
-    assert len(set(coins)) == len(coins)
-    assert coins.min() >= 0 and coins.max() < 1 and coins.mean() == pytest.approx(0.5, abs=0.02)
-    assert np.bincount(actions) / len(actions) == pytest.approx(np.full(4, 0.25), abs=0.03)
-    # neither hangs on the other, nor on the step before
-    for first, second in [(coins, actions), (coins[1:], coins[:-1]), (actions[1:], actions[:-1])]:
-        assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
-
-
-# --- the command line ------------------------------------------------------------------------------------
-
-
 def read(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -250,6 +216,3 @@ def test_a_grid_of_another_size(size, tmp_path, capsys):
     assert len(read(tmp_path / "q_table.csv")) == goal + 1
     assert grid.step(c, goal - 1, RIGHT) == (goal, 100, True)
     assert grid.step(c, 0, UP) == (0, -1, False)
-
-
-# --- the READMEs -----------------------------------------------------------------------------------------

@@ -91,9 +91,6 @@ def batch_of(rollout, advantage, returns=None):
     return reinforce.Batch(rollout.obs, rollout.action, rollout.alive, advantage, returns)
 
 
-# --- what the scripts share
-
-
 # --- the environment and the episodes
 
 
@@ -434,9 +431,6 @@ def test_an_update_by_hand():
     assert float(figures["truncated"]) == 0  # an untrained policy falls
 
 
-# --- the variance, measured
-
-
 # --- the loop
 
 
@@ -516,6 +510,3 @@ def test_two_seeds_learn_to_balance():
     )
     assert (returns >= 475).all(), returns
     assert (log.explained_variance[:, -1] > 0.9).all()
-
-
-# --- the script as a reader runs it
