@@ -89,30 +89,23 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def log_rows(log: Any, first_seed: int, **columns: str) -> list[dict[str, Any]]:
-    """The log, a NamedTuple of arrays [NUM_SEEDS, rows], as rows of log.csv; `columns` go in front."""
-    return [
-        {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in log._asdict().items()}
+def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
+    """Writes the log, a NamedTuple of arrays [NUM_SEEDS, rows]: log.csv, where `columns` go in front, and
+    TensorBoard's curves of the means over the seeds, by the log's first field.
+    """
+    fields = log._asdict()
+    write_csv(folder / "log.csv", [
+        {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in fields.items()}
         for i, j in np.ndindex(log[0].shape)
-    ]
-
-
-def write_curves(folder: Path, log: Any) -> None:
-    """Writes the means over the seeds as TensorBoard's curves; the log's first field is the x-axis."""
-    folder.mkdir(exist_ok=True)
-    events = EventsWriter(str(folder / "events"))
-    for name, values in log._asdict().items():
+    ])  # fmt: skip
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "tensorboard" / "events"))
+    for name, values in fields.items():
         for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
             if np.isfinite(value):  # a metric is nan where there was nothing to measure
                 summary = scalar(f"train/{name}", float(value))
                 events.write_event(Event(wall_time=time.time(), step=int(x), summary=summary))
     events.close()
-
-
-def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
-    """Writes log.csv, see `log_rows`, and TensorBoard's curves."""
-    write_csv(folder / "log.csv", log_rows(log, first_seed, **columns))
-    write_curves(folder / "tensorboard", log)
 
 
 def compile_row(
@@ -170,13 +163,6 @@ def until_ctrl_c[T](items: Sequence[T]) -> Iterator[T]:
                 break
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def whole[T](trained: T, num_rows: int) -> T:
-    """What `train` returned; KeyboardInterrupt if Ctrl-C cut it short, since a study keeps no such row."""
-    if trained[1][0].shape[1] < num_rows:
-        raise KeyboardInterrupt
-    return trained
 
 
 def print_row(log: Sequence[Any], num_steps: int, shown: Sequence[str]) -> None:
