@@ -138,7 +138,7 @@ class Grader:
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
-        """Each completion's answer, spelled as in the first completion with the same answer; None without one.
+        """Each completion's answer, as the first completion with the same answer spelled it; None without.
 
         Two answers are the same if each would be right with the other as ground truth. If `compute_score`
         grades, it compares by `data_source` (unknown ones and code: as a number or else as text).
