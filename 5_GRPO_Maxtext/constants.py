@@ -1,4 +1,4 @@
-"""The main script's constants that you don't need for a first reading: other methods, the run, the machine.
+"""The main script's constants you can skip on a first reading: other methods, the run, the machine.
 
 They work like those on its page: the same names, `NAME=value`, `--help`.
 """
@@ -11,9 +11,9 @@ from settings import Count, CountOrOff, NonNegative, Share, pair
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
-    """Other methods than plain GRPO: grpo_variants.py has a complete function for each."""
+    """Alternatives to plain GRPO; grpo_variants.py has a complete function for each."""
 
-    # --- the five tables: which function takes the place of the page's
+    # --- the five tables: which function replaces the page's own
     ROLLOUTS: Literal["fresh", "one-step-ahead", "curriculum"] = "fresh"  # which questions, by which weights
     ADVANTAGE: Literal[
         "group",
@@ -57,7 +57,7 @@ class Variants:
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What serves any run: its data, sampling, log and checkpoints."""
+    """Data, sampling, logging and checkpoints, for any method."""
 
     TEST_DATASET: str = ""  # files as in DATASET, without weights (empty = the test split of DATASET)
     BAD_ROWS: Literal["refuse", "skip"] = "refuse"  # rows that cannot be used stop the run, or are left out
@@ -72,7 +72,7 @@ class Extras:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """What a model's arrays and programs are like; inference.py and pass_at_k take over a run's."""
+    """A model's dtypes and compilation; inference.py and pass_at_k reuse the run's."""
 
     DTYPE: Literal["float32", "bfloat16"] = pair(laptop="float32", tpu="bfloat16")  # of activations
     WEIGHT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # an update of 3e-6 vanishes in bfloat16
@@ -81,9 +81,9 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Arrays):
-    """Where a run runs, and what its arrays and programs are like there.
+    """Devices, sharding and memory.
 
-    The tpu column is a TPU's, with vLLM. run/machine.py has what a GPU or ROLLOUT_ENGINE=maxtext changes.
+    The tpu column is for a TPU with vLLM. run/machine.py adapts it to a GPU or ROLLOUT_ENGINE=maxtext.
     """
 
     MACHINE: str = ""  # t4, h100, 8xh100, v6e-8, ...: what DRY_RUN=True plans for (empty = what is here)

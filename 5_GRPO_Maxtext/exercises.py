@@ -1,13 +1,13 @@
-"""GRPO's three functions, to be written by you. Fill in the bodies, then let them be judged:
+"""Write GRPO's three functions yourself. Fill in the bodies, then run the checker:
 
     python 5_GRPO_Maxtext/exercises.py               # each: not begun, right, or wrong, and how
     python 5_GRPO_Maxtext/exercises.py my_loss.py    # which published loss is the function `loss` of a file?
 
 When all three are right, the main script trains the tiny Llama with them, for 30 steps: half a minute.
 
-A `loss` of your own asks by name for what it needs of the golden batch: log_prob, old_log_prob, ref_log_prob,
-mask, and advantage (the method's own, [N]) or rewards [N]; epsilon (here 0.2), epsilon_high (0.28), beta
-(0.04), num_generations (4), max_tokens (12). Shapes are those below.
+Your own `loss` takes what it needs of the golden batch as named arguments: log_prob, old_log_prob,
+ref_log_prob, mask, and advantage (the method's own, [N]) or rewards [N]; epsilon (here 0.2), epsilon_high
+(0.28), beta (0.04), num_generations (4), max_tokens (12). The shapes are as below.
 
 N = B * G answers, G to each of B questions, of at most T tokens. Write with `jnp`: numpy has no gradient.
 """
@@ -34,10 +34,10 @@ def group_advantage(rewards: jax.Array, num_generations: int) -> jax.Array:
 
 
 def completion_mask(completions: jax.Array, eos_id: int) -> jax.Array:
-    """Which tokens belong to an answer: all up to and with its first end-of-sequence token.
+    """Marks the tokens of an answer: all up to and including its first end-of-sequence token.
 
-    What comes after it is padding, whatever token stands there. An answer that was cut off has no
-    end-of-sequence token, and all of it counts.
+    Everything after it is padding, whatever the token. An answer that was cut off has no end-of-sequence
+    token, and all of it counts.
 
     Args:
         completions: int32 [N, T].
@@ -68,8 +68,8 @@ def grpo_loss(
 
     Args:
         log_prob: float32 [N, T], log pi of each token. The gradient flows through this one only.
-        old_log_prob: float32 [N, T], by the policy that drew the answers.
-        ref_log_prob: float32 [N, T], by the frozen reference.
+        old_log_prob: float32 [N, T], under the policy that sampled the answers.
+        ref_log_prob: float32 [N, T], under the frozen reference.
         advantage: float32 [N], one for all tokens of an answer.
         mask: bool [N, T], False where the other arrays hold padding.
         epsilon, beta: as in the formula.

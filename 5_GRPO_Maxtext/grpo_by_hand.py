@@ -1,4 +1,4 @@
-"""One step of GRPO by hand, in NumPy: every number between four answers and the new weights.
+"""One step of GRPO by hand, in NumPy: every number from four answers to the new weights.
 
 The language model is as small as one can be: six tokens, and the next one depends only on the one before. Its
 parameters are a table of logits, one row per previous token, so you can check each number with a calculator.
@@ -6,7 +6,7 @@ The formulas are those of grpo_llama3_1_8b_demo.py, under the same names (arXiv 
 
     python 5_GRPO_Maxtext/grpo_by_hand.py
 
-Change a constant and run it again. BETA=0 switches the KL off, NUM_ITERATIONS=8 lets the clip bite.
+Change a constant and run it again. BETA=0 switches the KL off; with NUM_ITERATIONS=8 the clip kicks in.
 """
 
 import numpy as np
@@ -61,7 +61,7 @@ def previous(answers: np.ndarray) -> np.ndarray:
 
 
 def loss_and_gradient(params, answers, advantage, old_log_prob, ref_log_prob):
-    """Minus GRPO's objective J, its gradient [V, V], and per token [G, T] what it's made of."""
+    """-J, GRPO's objective negated; its gradient [V, V]; and its terms per token [G, T]."""
     log_prob = log_probs(params, answers)
     ratio = np.exp(log_prob - old_log_prob)
     unclipped = ratio * advantage  # all tokens of an answer share its advantage, [G, 1]
@@ -100,7 +100,7 @@ def main() -> None:
     print(f"  mean {rewards.mean():.3f}, std {rewards.std(ddof=1):.3f}")
 
     params = START
-    old_log_prob = ref_log_prob = log_probs(START, answers)  # the first step of a run: both are the start
+    old_log_prob = ref_log_prob = log_probs(START, answers)  # in a run's first step both are the start
     for iteration in range(1, NUM_ITERATIONS + 1):
         loss, gradient, parts = loss_and_gradient(
             params, answers, advantage[:, None], old_log_prob, ref_log_prob

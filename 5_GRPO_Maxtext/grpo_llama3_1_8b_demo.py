@@ -133,7 +133,7 @@ def group_advantage(samples: Samples) -> np.ndarray:
         A_i = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
 
     Returns:
-        float [B, G]; 0 if all answers of a group earn the same: such a group teaches nothing.
+        float [B, G]; 0 if all answers of a group earn the same reward, so the group has no gradient.
     """
     rewards = samples.rewards  # [B, G], the sum over the reward functions
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]: the baseline, where PPO has a critic
@@ -159,8 +159,8 @@ def mean_of_answers(mask: np.ndarray) -> np.ndarray:
 class Batch(NamedTuple):
     """The input of the loss: N = B * G answers, float32 [N, T] unless noted.
 
-    `to_batch` makes it of arrays [B, G, ...]; `update` gets all gradient passes of a step,
-    [passes, N / passes, ...], and `loss` one of them. T ends with the longest answer.
+    `to_batch` builds it from arrays [B, G, ...]; `update` gets all gradient passes of a step,
+    [passes, N / passes, ...], and `loss` one of them. T is the length of the longest answer.
     """
 
     prompt_ids: jax.Array  # int32 [N, P], left-padded
@@ -207,11 +207,11 @@ TABLES = {  # by constant: this page's function comes first and is the default
 
 
 def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Minus the objective J at the top of this file: one gradient pass's share of it.
+    """One gradient pass's share of -J, the objective at the top of this file.
 
     Args:
-        params: the weights that are trained; with LoRA A and B.
-        model: the policy without them.
+        params: the trained weights; with LoRA, A and B.
+        model: the rest of the policy.
         batch: the answers of the pass.
         use: the functions above, or the variants that replace them.
 
@@ -219,7 +219,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
         The loss [], float32, and metrics for the log.
     """
     pi = model(params, batch)  # log_prob and entropy, [N, T] each
-    if batch.old_log_prob is None:  # each answer is used once: then pi_old is pi
+    if batch.old_log_prob is None:  # each answer is used once, so pi_old is pi
         batch = batch._replace(old_log_prob=jax.lax.stop_gradient(pi.log_prob))
     objective, clipped = use.objective(pi, batch)  # [N, T] each
     kl = jnp.zeros_like(objective)
@@ -231,7 +231,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
 
 @functools.partial(jax.jit, static_argnames=("use", "optimizer"), donate_argnames=("params", "opt_state"))
 def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, optimizer):
-    """One optimizer update with the gradient of all passes of a step.
+    """One optimizer update with the gradient summed over a step's passes.
 
     Returns:
         The new params and opt_state; the metrics: loss, grad_norm, and those of the passes.
@@ -244,7 +244,7 @@ def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, 
 
 
 def make_optimizer(c: Constants) -> optax.GradientTransformation:
-    """AdamW behind a gradient-norm clip; an update that isn't finite is skipped."""
+    """AdamW with gradient-norm clipping; skips updates that aren't finite."""
     updates = c.NUM_BATCHES * c.NUM_ITERATIONS
     learning_rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -255,14 +255,14 @@ def make_optimizer(c: Constants) -> optax.GradientTransformation:
     optimizer = optax.adamw(learning_rate, b1=c.B1, b2=c.B2, weight_decay=c.WEIGHT_DECAY)
     if c.MAX_GRAD_NORM:
         optimizer = optax.chain(optax.clip_by_global_norm(c.MAX_GRAD_NORM), optimizer)
-    # Otherwise one NaN would spread to every weight, and to the next checkpoint. optax never gives up
-    # skipping here; `run.check_finite` stops the run.
+    # Otherwise one NaN would spread to every weight and into the next checkpoint. optax skips without a
+    # limit here; `run.check_finite` stops the run.
     return optax.apply_if_finite(optimizer, max_consecutive_errors=updates)
 
 
 # %% Training -----------------------------------------------------------------------------------------------
 def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> Batch:
-    """The samples on the devices that train, each token with its advantage and its weight in J."""
+    """Moves the samples to the trainer's devices, each token with its advantage and its weight in J."""
     batch = Batch(
         prompt_ids=samples.answers.prompt_ids,  # [B, G, P]
         completion_ids=samples.answers.completion_ids,  # [B, G, T]
@@ -279,7 +279,7 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     """The loop: GRPO from the step of the newest checkpoint to the last one.
 
     Returns:
-        One row of metrics per step, as in `train_log.csv`: those of its last update.
+        One row of metrics per step, from its last update, as in `train_log.csv`.
 
     Raises:
         KeyboardInterrupt: stopped by the user; a checkpoint is saved.

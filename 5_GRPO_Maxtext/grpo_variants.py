@@ -1,9 +1,9 @@
-"""Other methods than plain GRPO. Each is a complete function that takes the place of one on the page.
+"""Alternatives to plain GRPO. Each is a complete function that replaces one on the main script's page.
 
-The main script's page has five tables, and one constant picks from each: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE,
-LOSS_ALGO and KL_LOSS_MODE. Below are the other entries. Each function reads on its own, beside the formula of
-its paper. What combines with all of them (a sampler correction, an entropy bonus, filters) wraps the function
-that was picked: `choose` at the end of this file. The constants are in constants.py.
+The page has five tables, and one constant picks from each: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE, LOSS_ALGO and
+KL_LOSS_MODE. The other entries are below. You can read each function on its own, next to its paper's formula.
+Options that combine with all of them (a sampler correction, an entropy bonus, filters) wrap the function you
+picked; see `choose` at the end of this file. The constants are in constants.py.
 """
 
 import functools
@@ -20,11 +20,11 @@ from settings import UserError, find_path
 from task.questions import mixed_batches
 from task.run_grader import load_file, place_of
 
-MAX_LOG_RATIO = 20.0  # of a token: ratios stay below exp(20) = 5e8
-MAX_LOG_SEQUENCE_RATIO = 10.0  # of GSPO's mean over an answer, and of the sum over an answer
-CANDIDATES = 2  # `curriculum` picks from this many times BATCH_SIZE questions
+MAX_LOG_RATIO = 20.0  # per token: ratios stay below exp(20) = 5e8
+MAX_LOG_SEQUENCE_RATIO = 10.0  # per answer: GSPO's mean over the tokens, or their sum
+CANDIDATES = 2  # `curriculum` picks from CANDIDATES * BATCH_SIZE questions
 MAX_REFILLS = 4  # batches of replacement questions per step; each costs a step's generation
-REFILL_SEED = 1_000_003  # added to SEED, so that replacement questions come in another order
+REFILL_SEED = 1_000_003  # added to SEED, so replacement questions come in a different order
 
 
 # %% ROLLOUTS: generators of (step, Samples) -----------------------------------------------------------------
@@ -35,10 +35,10 @@ def sample(c, llm, task, questions, step):
 
 
 def one_step_ahead(c, llm, task, run):
-    """While a step trains, the next step's answers are sampled, by the weights before the update.
+    """Samples the next step's answers while a step trains, with the weights from before the update.
 
-    (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead: when a run
-    continues, the weights they came from are gone.
+    (Noukhovitch et al., arXiv 2410.18252.) A checkpoint keeps the answers sampled ahead, because a resumed
+    run no longer has the weights they came from.
     """
     ahead = llm.ahead(run.carried.get("ahead"))
     run.carried["ahead"] = ahead.to_json
@@ -51,10 +51,10 @@ def one_step_ahead(c, llm, task, run):
 
 
 def curriculum(c, llm, task, run):
-    """Of CANDIDATES * B questions asks the B whose last pass rate is closest to 1/2.
+    """Asks the B out of CANDIDATES * B questions whose last pass rate is closest to 1/2.
 
-    They teach the most: p (1 - p), the variance of a 0/1 reward, is largest there, and 0 where all answers
-    agree. Questions that haven't been asked yet count as 1/2 and come in their order.
+    They teach the most: p (1 - p), the variance of a 0/1 reward, peaks there and is 0 when all answers
+    agree. New questions count as 1/2 and keep their order.
     """
     rates = run.carried.setdefault("pass_rates", {})  # by question
     candidates = mixed_batches(task.train, c.SEED, c.BATCH_SIZE * CANDIDATES)
@@ -88,8 +88,8 @@ def leave_one_out_advantage(samples):
 def maxrl_advantage(samples):
     """MaxRL (arXiv 2602.02710): A_i = (R_i - mean) / mean, for rewards that are never negative.
 
-    With 0/1 rewards it's an unbiased gradient of log p's expansion in pass@1..pass@G, where R - mean is that
-    of p: the fewer answers are right, the more each one counts. 0 if no answer is right.
+    With 0/1 rewards it's an unbiased gradient of log p, expanded in pass@1..pass@G, where R - mean gives the
+    gradient of p. The fewer answers are right, the more each one counts. 0 if no answer is right.
     """
     rewards = samples.rewards  # [B, G]
     if rewards.min() < 0:
@@ -102,9 +102,9 @@ def maxrl_advantage(samples):
 
 
 def decoupled_advantage(samples):
-    """GDPO (arXiv 2601.05242): normalizes each reward function within its group, and their sum in the batch.
+    """GDPO (arXiv 2601.05242): normalizes each reward within its group, then their sum over the batch.
 
-    It can tell two answers apart that earn the same sum from different rewards; the group advantage can't.
+    It can tell apart two answers that earn the same sum from different rewards; the group advantage can't.
     """
     parts = np.stack(list(samples.reward_parts.values()))  # [F, B, G], of F reward functions
     mean, std = parts.mean(axis=2, keepdims=True), parts.std(axis=2, ddof=1, keepdims=True)
@@ -113,16 +113,16 @@ def decoupled_advantage(samples):
 
 
 def no_advantage(samples):
-    """Distillation: rewards are only logged; the KL to the TEACHER does all the teaching."""
+    """Distillation: rewards are only logged, and the KL to the TEACHER is the whole training signal."""
     return np.zeros_like(samples.rewards)
 
 
 def turn_advantage(samples):
-    """Return-to-go per turn, A_ik = (R_ik - mean_i R_ik) / std: normalized within the group of a question.
+    """Return-to-go per turn, normalized within a question's group: A_ik = (R_ik - mean_i R_ik) / std.
 
-    R_ik is what answer i earned from turn k on (the return-to-go of chapter 3). The mean is over the answers
-    that got that far, the std over all turns of the group around their means. [B, G, T], 0 for tokens that
-    aren't the model's own.
+    R_ik is answer i's reward from turn k on (the return-to-go of chapter 3). The mean is over the answers
+    that got that far, the std over all turns of the group around their means. [B, G, T]; 0 for tokens the
+    model didn't write.
     """
     centered, reached = centered_turns(samples)  # [B, G, K]
     means = reached.any(axis=1).sum(axis=1)  # [B], one for each turn that an answer reached
@@ -132,12 +132,12 @@ def turn_advantage(samples):
 
 
 def centered_turn_advantage(samples):
-    """`turn_advantage` without the std, as Dr. GRPO: A_ik = G_ik - mean_i G_ik."""
+    """`turn_advantage` without the std, like Dr. GRPO: A_ik = R_ik - mean_i R_ik."""
     return per_token(centered_turns(samples)[0], samples.answers.turn)
 
 
 def centered_turns(samples):
-    """G_ik - mean_i G_ik, and whether answer i reached turn k: [B, G, K] each; K is the most turns."""
+    """R_ik - mean_i R_ik, and whether answer i reached turn k: [B, G, K] each; K is the most turns."""
     episodes = samples.answers.texts  # [B, G]
     to_go = np.full((*episodes.shape, samples.answers.turn.max() + 1), np.nan)  # [B, G, K]
     for place, episode in np.ndenumerate(episodes):
@@ -150,7 +150,7 @@ def centered_turns(samples):
 
 
 def per_token(per_turn, turn):
-    """[B, G, K] per turn as [B, G, T] per token; 0 where `turn` is -1."""
+    """Spreads [B, G, K] per turn to [B, G, T] per token; 0 where `turn` is -1."""
     return np.take_along_axis(per_turn, turn.clip(0), axis=2) * (turn >= 0)
 
 
@@ -167,17 +167,17 @@ ADVANTAGES = {
 
 # %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] -------------------------
 def mean_of_tokens(mask):
-    """DAPO (arXiv 2503.14476, eq. 8): every token counts the same, here of the whole step, not of a group."""
+    """DAPO (arXiv 2503.14476, eq. 8): every token counts the same, here across the step, not per group."""
     return mask / mask.sum().clip(1)
 
 
 def sum_of_tokens(mask):
-    """An answer counts with the sum over its tokens: a long one counts more."""
+    """Sums over an answer's tokens, so a long answer counts more."""
     return mask / mask.any(axis=-1).sum().clip(1)
 
 
 def sum_by_limit(mask):
-    """Dr. GRPO (arXiv 2503.20783): the sum divided by the limit T for every answer, not by its length."""
+    """Dr. GRPO (arXiv 2503.20783): divides each answer's sum by the limit T, not by its length."""
     return mask / mask.shape[-1] / mask.any(axis=-1).sum().clip(1)
 
 
@@ -190,7 +190,7 @@ WEIGHTS = {
 
 # %% LOSS_ALGO: of pi, batch and constants; the objective [N, T], and which tokens the clip changes -------
 def clip_higher_objective(pi, batch, c):
-    """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has an upper end of its own.
+    """DAPO's clip-higher (arXiv 2503.14476, eq. 10): the clip has a separate upper bound.
 
     min(ratio * A, clip(ratio, 1 - eps, 1 + eps_high) * A)
     """
@@ -201,13 +201,13 @@ def clip_higher_objective(pi, batch, c):
 
 
 def gspo_objective(pi, batch, c):
-    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio, with each token's own gradient.
+    """GSPO-token (arXiv 2507.18071, eq. 14): the answer's mean ratio with per-token gradients.
 
     s_it = sg(s_i) * pi_it / sg(pi_it)        s_i = exp(mean_t log ratio_it)
     """
     tokens = batch.mask.sum(axis=1, keepdims=True).clip(1)  # [N, 1]
     mean = ((pi.log_prob - batch.old_log_prob) * batch.mask).sum(axis=1, keepdims=True) / tokens  # [N, 1]
-    own_gradient = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # zero, with the gradient of log_prob
+    own_gradient = pi.log_prob - jax.lax.stop_gradient(pi.log_prob)  # 0, but with log_prob's gradient
     ratio = jnp.exp(jnp.clip(own_gradient + jax.lax.stop_gradient(mean), max=MAX_LOG_SEQUENCE_RATIO))
     clipped = jnp.clip(ratio, 1 - c.EPSILON, 1 + (c.EPSILON_HIGH or c.EPSILON))
     objective = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
@@ -218,8 +218,8 @@ def cispo_objective(pi, batch, c):
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): sg(min(ratio, 1 + eps_high)) * A * log pi.
 
     The ratio is a weight without a gradient. PPO's clip drops a token from the gradient; here a capped token
-    keeps it with a smaller weight. The paper sets no lower bound, and neither does this: EPSILON only counts
-    if EPSILON_HIGH is 0.
+    stays in with a smaller weight. Like the paper, this has no lower bound: EPSILON only matters if
+    EPSILON_HIGH is 0.
     """
     cap = 1 + (c.EPSILON_HIGH or c.EPSILON)
     ratio = jnp.exp(jnp.clip(pi.log_prob - batch.old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -252,13 +252,13 @@ def truncated_weight(batch, cap):
 
 
 def masked_weight(batch, cap):
-    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler within 1/cap..cap, otherwise 0."""
+    """IcePop (arXiv 2510.18855): a token's pi_old / pi_sampler if it's within 1/cap..cap, else 0."""
     weight = jnp.exp(jnp.clip(batch.old_log_prob - batch.sampler_log_prob, max=MAX_LOG_SEQUENCE_RATIO))
     return jnp.where((weight >= 1 / cap) & (weight <= cap), weight, 0.0)
 
 
 def sequence_weight(batch, cap):
-    """min(pi_old / pi_sampler of the whole answer, cap): exact below the cap, noisier for long answers."""
+    """min(pi_old / pi_sampler of the whole answer, cap): unbiased below the cap, noisy for long answers."""
     log_ratio = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask).sum(axis=1, keepdims=True)
     return jnp.minimum(jnp.exp(jnp.clip(log_ratio, max=MAX_LOG_SEQUENCE_RATIO)), cap)
 
@@ -277,9 +277,9 @@ SAMPLER_WEIGHTS = {
 }
 
 
-# %% What wraps the function that was picked -----------------------------------------------------------------
+# %% Wrappers for the chosen functions -----------------------------------------------------------------------
 def has_signal(advantage, samples):
-    """Whether the answers of a group differ in their advantage: bool [B]. Rounding alone is no difference."""
+    """Whether a group's advantages differ by more than rounding: bool [B]."""
     spread = np.ptp(advantage(samples), axis=1)  # [B], or [B, T] where each token has an advantage
     return spread.reshape(len(spread), -1).max(axis=1) > 1e-6
 
@@ -287,10 +287,10 @@ def has_signal(advantage, samples):
 def refilled(rollouts, signal, c, llm, task, run):
     """ZERO_VARIANCE_GROUPS=refill, DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
-    It asks replacement questions until B groups have a signal, at most MAX_REFILLS batches of them.
+    Asks replacement questions until B groups have a signal, at most MAX_REFILLS batches.
 
     Yields:
-        The groups with a signal first, in order; `samples.sampled` has all that were sampled, for the log.
+        The groups with a signal first, in order; `samples.sampled` has all sampled groups, for the log.
     """
     others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
     for step, samples in rollouts(c, llm, task, run):
@@ -304,24 +304,24 @@ def refilled(rollouts, signal, c, llm, task, run):
 
 
 def without_equal_groups(rollouts, signal, c, llm, task, run):
-    """ZERO_VARIANCE_GROUPS=skip or refill: a group without a signal isn't trained, not even by the KL."""
+    """ZERO_VARIANCE_GROUPS=skip or refill: doesn't train on groups without a signal, not even the KL."""
     for step, samples in rollouts(c, llm, task, run):
         yield step, samples._replace(mask=samples.mask & signal(samples)[:, None, None])
 
 
 def without_cut_off(rollouts, c, llm, task, run):
-    """MASK_OVERLONG, DAPO's overlong filter (arXiv 2503.14476, section 3.4): trains no cut-off answer."""
+    """MASK_OVERLONG, DAPO's overlong filter (arXiv 2503.14476, section 3.4): masks cut-off answers."""
     for step, samples in rollouts(c, llm, task, run):
         yield step, samples._replace(mask=samples.mask & samples.answers.ended[..., None])
 
 
 def clipped_advantage(advantage, limit, samples):
-    """ADVANTAGE_CLIP: advantages stay within -limit..limit."""
+    """ADVANTAGE_CLIP: clips advantages to -limit..limit."""
     return np.clip(advantage(samples), -limit, limit)
 
 
 def corrected_objective(objective, c, pi, batch):
-    """SAMPLER_CORRECTION: multiplies the objective by pi_old / pi_sampler, of trainer and sampler."""
+    """SAMPLER_CORRECTION: weights the objective by pi_old / pi_sampler (trainer over sampler)."""
     value, clipped = objective(pi, batch)
     return value * SAMPLER_WEIGHTS[c.SAMPLER_WEIGHT](batch, c.SAMPLER_CORRECTION), clipped
 
@@ -336,7 +336,7 @@ def objective_with_entropy(objective, coefficient, pi, batch):
 def overlong_penalty(limit: int, buffer: int, penalty: float) -> Callable[..., list[float]]:
     """OVERLONG_BUFFER, DAPO's soft length penalty (arXiv 2503.14476, eq. 13), as a reward function.
 
-    0 up to `limit - buffer` tokens, then down in a straight line to `-penalty` at the limit.
+    0 up to `limit - buffer` tokens, then linear down to `-penalty` at the limit.
     """
 
     def overlong(prompts, completions, completion_ids, **columns) -> list[float]:
@@ -362,15 +362,15 @@ def adaptive_beta(beta: float, target_kl: float, kl: float) -> float:
 
 
 def temperature_at(c, step: int) -> float:
-    """TEMPERATURE at step 0, then in a straight line to TEMPERATURE_END at the last step (0 = it stays)."""
+    """Linear from TEMPERATURE at step 0 to TEMPERATURE_END at the last step (0 = constant)."""
     if not c.TEMPERATURE_END:
         return c.TEMPERATURE
     return c.TEMPERATURE + (c.TEMPERATURE_END - c.TEMPERATURE) * step / max(1, c.NUM_BATCHES - 1)
 
 
-# %% Which functions a run uses ------------------------------------------------------------------------------
+# %% Choosing a run's functions ------------------------------------------------------------------------------
 class Method(NamedTuple):
-    """One function per table, with what wraps it."""
+    """One function per table, wrapped."""
 
     rollouts: Callable[..., Any]  # (c, llm, task, run): yields (step, Samples)
     advantage: Callable[..., Any]  # (samples): [B, G] or [B, G, T]
@@ -380,7 +380,7 @@ class Method(NamedTuple):
 
 
 def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
-    """The functions that the constants ask for; those of METHOD's file replace the tables'."""
+    """The functions the constants select; METHOD's file overrides the tables."""
     picked = (table[getattr(c, constant)] for constant, table in tables.items())
     use = Method(*picked)._replace(**own_functions(c.METHOD))
     rollouts, advantage = use.rollouts, use.advantage
@@ -417,8 +417,8 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
 
 
 def check_method(c, tables) -> None:
-    """Calls METHOD's functions on two small groups, one of them with equal rewards, and refuses one that
-    raises, or returns another shape than the page's own function, or a NaN. The first step shows `rollouts`.
+    """Tries METHOD's functions on two small groups, one with equal rewards. Refuses a function that raises,
+    returns a NaN, or a shape other than the page's own. `rollouts` is first tried in the first step.
     """
     mask = np.arange(3) < np.array([[[3], [2], [1], [3]]] * 2)  # [B, G, T]: answers of 3, 2, 1 and 3 tokens
     log_prob = np.linspace(-2.0, -0.1, mask.size, dtype=np.float32).reshape(8, 3)  # [N, T]

@@ -7,10 +7,10 @@
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine PAGE=True ANSWER=15 "Tom has 3 boxes with 5 ..."
     python 5_GRPO_Maxtext/inference.py CHECKPOINT=runs/mine/50 INPUT=questions.jsonl OUTPUT=answers.jsonl
 
-The answer to a question of your own is streamed. Decoding is greedy unless SAMPLING or SAMPLES says
-otherwise. MODEL, prompt, lengths, rewards and LoRA are the run's, from its constants.json, where the command
-line doesn't give them. PAGE writes a page for the browser: eight answers to each question, their rewards and
-advantages, and which of their tokens training made more or less likely.
+The answer to your own question is streamed. Decoding is greedy unless you set SAMPLING or SAMPLES. MODEL,
+prompt, lengths, rewards and LoRA come from the run's constants.json unless the command line sets them. PAGE
+writes a page for the browser: eight answers to each question, their rewards and advantages, and which of
+their tokens training made more or less likely.
 """
 
 import dataclasses
@@ -61,13 +61,13 @@ class Constants(Arrays):
     TOTAL_GENERATION_STEPS: TwoOrMore = pair(laptop=28, tpu=768)  # tokens per answer; longer ones are cut off
 
 
-# What is taken over from a run. Its BATCH_SIZE and SEED mean something else. Its REWARD_FUNC would be code of
-# whoever made the folder: only what the command line names is run.
+# Constants we reuse from a run. Its BATCH_SIZE and SEED mean something else, and its REWARD_FUNC could be
+# anyone's code, so we only run a file named on the command line.
 ASKING = "SYSTEM_PROMPT", "TEMPLATE", "MAX_PROMPT_LENGTH", "TOTAL_GENERATION_STEPS"
 RUNS_CONSTANTS = ("MODEL", "REWARDS", *ASKING, *(field.name for field in dataclasses.fields(Arrays)))
-PAGE_SAMPLES = 8  # answers to a question on the page; its advantages need a group
+PAGE_SAMPLES = 8  # answers per question on the page; advantages need a group
 
-QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with their answers
+QUESTIONS = (  # held-out questions in the tiny Llama's 76 words, with their answers
     ("Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?", "7"),
     ("Lily has 3 boxes with 5 shells in each box. How many shells does Lily have?", "15"),
     ("Sara has 3 boxes with 6 pencils in each box. How many pencils does Sara have?", "18"),
@@ -76,9 +76,9 @@ QUESTIONS = (  # held-out ones that the tiny Llama's 76 words can ask, with thei
 
 # %% Arguments ----------------------------------------------------------------------------------------------
 def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint | None]:
-    """The constants, those of the run included; the question or ""; the checkpoint, None for base."""
+    """The constants, including the run's; the question or ""; the checkpoint, None for base."""
     names = "|".join(field.name for field in dataclasses.fields(Constants))
-    constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")  # a name in small letters is a slip
+    constant = re.compile(f"--|-h$|[A-Z_]+=|(?i:{names})=")  # a lower-case name is a typo, not a question
     given = [text for text in arguments if constant.match(text) and text != "MODEL="]  # MODEL= is the default
     words = [text for text in arguments if not constant.match(text)]
     question = " ".join(words).strip()
@@ -140,7 +140,7 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
 
 
 def output_path(c: Constants) -> Path | None:
-    """Where the answers go, if anywhere; raises UserError if something is there already, or cannot be."""
+    """Where to write the answers, if anywhere; UserError if the file exists or can't be created."""
     if not (c.OUTPUT or c.INPUT):
         return None
     path = Path(c.OUTPUT or Path(c.INPUT).with_suffix(".answers.jsonl"))
@@ -152,13 +152,13 @@ def output_path(c: Constants) -> Path | None:
 
 
 def read_all(arguments: Sequence[str]):
-    """All that can be read before the imports: `read_arguments`, `read_rows`, `output_path`."""
+    """Everything we can read before the imports: `read_arguments`, `read_rows`, `output_path`."""
     c, question, checkpoint = read_arguments(arguments)
     return c, question, checkpoint, read_rows(c, question), output_path(c)
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
-if __name__ == "__main__":  # what is wrong is refused here, before seconds of imports
+if __name__ == "__main__":  # refuses bad input now, before seconds of imports
     settings.answer_early(read_all)
 
 import jax
@@ -172,13 +172,13 @@ from run import asked, process, trained
 
 # %% Asking -------------------------------------------------------------------------------------------------
 def make_grader(c: Constants, rows: list[dict[str, Any]]):
-    """The run's rewards, which grade the rows with a right answer and a data_source."""
+    """The run's rewards; they grade the rows that have an answer and a data_source."""
     graded = [row for row in rows if row["gold"] is not None and row["data_source"]]
     return run_grader.make_grader(c.REWARDS, c.REWARD_FUNC, reward_func, graded)
 
 
 def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list[dict[str, Any]]:
-    """The rows with `prompts` as in a run; names unknown words, and raises UserError if one is too long."""
+    """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too long."""
     system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     numbered = [row | {"line": str(i)} for i, row in enumerate(rows, start=1)]
     rows, too_long = prompts.with_prompts(
@@ -200,13 +200,13 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
 
 
 def how_to_sample(c: Constants):
-    """A `RolloutConfig`: as SAMPLING says, else as it fits SAMPLES."""
+    """A `RolloutConfig` for SAMPLING, or else for SAMPLES."""
     name = c.SAMPLING or ("greedy" if c.SAMPLES == 1 else "standard")
     return sampling(c, name, seed=jax.random.key(c.SEED))
 
 
 def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
-    """SAMPLES completions of each row's prompt, as Tunix's RolloutOutput; also in the row, under `name`."""
+    """SAMPLES completions of each prompt as Tunix's RolloutOutput; also stores them in the row as `name`."""
     output = rollout.generate([row["prompts"] for row in rows for _ in range(c.SAMPLES)], how_to_sample(c))
     for i, row in enumerate(rows):
         row[name] = output.text[i * c.SAMPLES : (i + 1) * c.SAMPLES]
@@ -215,7 +215,7 @@ def ask(c: Constants, rollout, rows: list[dict[str, Any]], name: str):
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
-    """Asks; see the module's docstring."""
+    """Asks the questions; see the module's docstring."""
     c, question, checkpoint, rows, path = read_all(arguments)
     settings.quiet()
     check_versions()

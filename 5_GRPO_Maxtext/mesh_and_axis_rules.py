@@ -1,17 +1,17 @@
-"""Mesh and axis rules, runnable: how one matrix, and then a Llama, is sharded over 8 devices by rules.
+"""Mesh and axis rules, runnable: shards one matrix, then a Llama, over 8 devices.
 
-Three things decide which device holds a number. The *mesh* gives the devices coordinates: here 4 x 2, named
-('data', 'model'). *Logical axes* say what an array's dimensions mean: a layer's weights are
-('embed', 'mlp'), a batch of inputs is ('batch', 'embed'). The *rules* translate one into the other:
+Three things decide which device holds a number. The *mesh* gives the devices coordinates, here 4 x 2, named
+('data', 'model'). *Logical axes* name an array's dimensions: a layer's weights are ('embed', 'mlp'), a batch
+of inputs is ('batch', 'embed'). The *rules* map logical axes to mesh axes:
 
     {'batch': 'data', 'mlp': 'model', 'embed': None}      batch in 4 parts, mlp in 2, embed in one
 
-The layer's code never changes; only the rules do. From them the compiler works out which devices have to
-exchange what (the collectives), and the answer stays the same. Shown here on 8 virtual CPU devices:
+The layer's code never changes, only the rules do. The compiler derives the communication between devices (the
+collectives) from them, and the result stays the same. Run it on 8 virtual CPU devices:
 
     python 5_GRPO_Maxtext/mesh_and_axis_rules.py        # 31 s of one core of an AMD EPYC, imports included
 
-What is *not* here: speed. Virtual devices share one processor; on real ones the collectives cost time.
+This doesn't show speed. Virtual devices share one processor; on real ones the collectives cost time.
 """
 
 import functools
@@ -29,7 +29,7 @@ import pydantic
 import settings
 
 # %% Constants ----------------------------------------------------------------------------------------------
-DEVICES = 8  # virtual ones; every mesh below has as many, or one
+DEVICES = 8  # virtual devices; every mesh below uses all of them, or one
 Shared = Annotated[int, pydantic.Field(ge=1, multiple_of=DEVICES)]
 
 
@@ -60,11 +60,11 @@ STRATEGIES = {
     "FSDP": Strategy((8, 1), {"batch": "data", "mlp": None, "embed": "data"}),
     "FSDP + tensor": Strategy((4, 2), {"batch": "data", "mlp": "model", "embed": "data"}),
 }
-# Logical axes of the layer's arrays. An array never uses a mesh axis twice: where 'batch' has taken 'data',
-# the inputs' 'embed' stays whole.
+# Logical axes of the layer's arrays. An array never uses a mesh axis twice: if 'batch' has taken 'data', the
+# inputs' 'embed' isn't sharded.
 LOGICAL_AXES = {"inputs": ("batch", "embed"), "weights": ("embed", "mlp"), "outputs": ("batch", "mlp")}
 
-# A Llama has more axes than a layer. Which of the three words stands for each of MaxText's:
+# A Llama has more axes than a layer. Maps each of MaxText's to one of our three:
 LLAMA_AXES = {
     "embed": "embed", "embed_attn": "embed", "embed_vocab": "embed", "mlp": "mlp", "q_heads": "mlp",
     "kv_heads": "mlp", "heads": "mlp", "vocab": "mlp", "kv": None, "kv_head_dim": None, "layers": None,
@@ -76,7 +76,7 @@ LLAMA_ROWS, LLAMA_TOKENS = 8, 24  # the batch on which the tiny Llama is compare
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
-if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
 import jax
@@ -93,21 +93,21 @@ from run import memory, run_folder
 
 # %% The mesh, the layer, the rules -------------------------------------------------------------------------
 def make_mesh(strategy: Strategy) -> Mesh:
-    """The first devices of this machine as a grid; Auto: the compiler chooses what is not said."""
+    """The machine's first devices as a grid; Auto lets the compiler choose unspecified shardings."""
     devices = jax.devices()[: math.prod(strategy.mesh_shape)]
     return jax.make_mesh(strategy.mesh_shape, ("data", "model"), (AxisType.Auto,) * 2, devices=devices)
 
 
 def spec_of(logical_axes: tuple[str | None, ...], rules: dict[str, str | None]) -> PartitionSpec:
-    """The rules looked up: mesh axis of each dimension."""
+    """Looks up the mesh axis of each dimension."""
     return linen.logical_to_mesh_axes(logical_axes, tuple(rules.items()))
 
 
 def make_layer(c: Constants, strategy: Strategy, mesh: Mesh) -> nnx.Linear:
-    """`nnx.Linear` [embed, mlp], created in shards: the rules say how many, the mesh where."""
+    """`nnx.Linear` [embed, mlp], created sharded: the rules say how, the mesh where."""
     init = nnx.with_partitioning(nnx.initializers.lecun_normal(), LOGICAL_AXES["weights"])
     rules = nnx.logical_axis_rules(tuple(strategy.rules.items()))
-    # MaxText switches the third one off for its own models: arrays would be created whole
+    # MaxText switches the third one off for its own models, which would create unsharded arrays
     with jax.set_mesh(mesh), rules, nnx.use_eager_sharding(True):
         return nnx.Linear(c.EMBED, c.MLP, use_bias=False, kernel_init=init, rngs=nnx.Rngs(c.SEED))
 
@@ -124,7 +124,7 @@ def train_step(layer: nnx.Linear, inputs: jax.Array, targets: jax.Array, learnin
     return loss, layer.kernel.get_value() - learning_rate * grads["kernel"].get_value(), input_grads
 
 
-# %% What the compiler put in -------------------------------------------------------------------------------
+# %% The compiler's collectives -----------------------------------------------------------------------------
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1}
 COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
@@ -133,7 +133,7 @@ COLLECTIVE = re.compile(
 
 
 def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
-    """Of each collective in a compiled program's text (XLA's HLO) kind, mesh axis, and bytes per device."""
+    """Kind, mesh axis and bytes per device of each collective in a compiled program's text (XLA's HLO)."""
     found = []
     for line in program.splitlines():
         if match := COLLECTIVE.search(line):
@@ -144,7 +144,7 @@ def collectives(program: str, mesh: Mesh) -> list[tuple[str, str, int]]:
 
 
 def axis_of(line: str, mesh: Mesh) -> str:
-    """The mesh axis along which a collective communicates, known by the number of devices that do.
+    """The mesh axis along which a collective communicates, inferred from the size of its groups.
 
     XLA has two notations for its groups of devices: mesh['a'=4,'b'=2] {'a'}, and [2,4]<=[8], two groups of 4.
     """
@@ -191,26 +191,26 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
 
 # %% The memory ledger of Llama 3.1 8B ----------------------------------------------------------------------
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """`axes_in` Llama 3.1 8B; nothing is allocated."""
+    """`axes_in` for Llama 3.1 8B, without allocating anything."""
     hf, sizes = memory.published_config(), dict(rows=DEVICES, prompt_tokens=1, new_tokens=1)
     config = llama.to_maxtext_config(hf, scan_layers=True, **sizes)
     return axes_in(llama.abstract_model(hf, config)[0])
 
 
 def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Shape and logical axes of each array of a model of MaxText's, by its path."""
+    """Shape and logical axes of each array of a MaxText model, by path."""
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): (x.shape, x.get_metadata()["out_sharding"]) for path, x in state}
 
 
 def shard_shape(shape, logical_axes, strategy: Strategy, words=LLAMA_AXES) -> tuple[int, ...]:
-    """Shape of the shard of an array that one device holds; an axis that isn't among `words` isn't cut."""
+    """Shape of an array's shard on one device; an axis that isn't in `words` isn't sharded."""
     spec = spec_of(tuple(words.get(axis) for axis in logical_axes), strategy.rules)
     return NamedSharding(make_mesh(strategy), spec).shard_shape(shape)
 
 
 def ledger(axes: dict, strategy: Strategy, words=LLAMA_AXES) -> int:
-    """Parameters that one device holds."""
+    """Number of parameters per device."""
     return sum(math.prod(shard_shape(shape, names, strategy, words)) for shape, names in axes.values())
 
 
@@ -219,8 +219,8 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """MaxText's Llama (the tiny one) on the strategy's mesh: shape and logical axes of each array, the shape
     of a device's shard, the logits [8, 24, V], and how many collectives of each kind.
 
-    MaxText's own rules have a mesh axis for each way to shard. What is "data" here is its 'data' where only
-    the batch is sharded, and its 'fsdp' where the weights are, too; "model" is its 'tensor'.
+    MaxText's own rules have a mesh axis for each way to shard. Our "data" is its 'data' if only the batch is
+    sharded, and its 'fsdp' if the weights are, too; our "model" is its 'tensor'.
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
@@ -247,7 +247,7 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-# %% What a reader sees -------------------------------------------------------------------------------------
+# %% Output -------------------------------------------------------------------------------------------------
 def show_grid(strategy: Strategy) -> None:
     """Prints the devices' numbers at their coordinates in the mesh."""
     grid = make_mesh(strategy).devices
@@ -266,7 +266,7 @@ def show_layer(result: dict[str, Any]) -> None:
 
 
 def markdown(rows: dict[str, dict[str, str]]) -> str:
-    """A table of cells by row and column; the column of the rows' names has none itself."""
+    """A table of cells by row and column; the first column, the row names, has no header."""
     columns = list(next(iter(rows.values())))
     lines = [" | ".join(["", *columns]), *(" | ".join([name, *row.values()]) for name, row in rows.items())]
     lines = [f"| {line} |" for line in lines]
@@ -323,7 +323,7 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    """Each array as a rectangle with its shards, and the numbers of the devices that hold each."""
+    """Draws each array as a rectangle with its shards, labelled with the devices that hold each."""
     names = [name for name in results if name != "one device"]
     figure, axes = plt.subplots(3, len(names), figsize=(13, 6.5), facecolor="white", layout="constrained")
     for column, name in zip(axes.T, names):

@@ -1,28 +1,28 @@
-"""The rewards of the GRPO run: four functions that give points to a completion.
+"""The rewards of the GRPO run: four functions that score a completion.
 
-GRPO needs no reward model: a program grades each of the G answers to a question, and the answers of one group
-are compared with each other. The prompt asks for
+GRPO needs no reward model. A program grades each of the G answers to a question, and GRPO compares the
+answers of a group with each other. The prompt asks for
 
     <reasoning>16 - 3 - 4 = 9 eggs, 9 * 2 = 18</reasoning><answer>18</answer>
 
 | reward function              | what it looks at                            | points       |
 |------------------------------|---------------------------------------------|--------------|
-| `match_format_exactly`       | the whole completion has the form above     | 3.0, else 0  |
+| `match_format_exactly`       | the whole completion has the format above   | 3.0, else 0  |
 | `match_format_approximately` | each of the four tags: exactly once, or not | +0.5 or -0.5 |
 | `check_answer`               | the right number                            | 3.0          |
-|                              | the same text, but for whitespace around it | 1.5          |
+|                              | the same text except for whitespace         | 1.5          |
 |                              | off by at most 10 %, at most 20 %           | 0.5, 0.25    |
 |                              | any other answer                            | -1.0         |
 |                              | no <answer>...</answer> pair                | 0            |
-| `check_numbers`              | the right number, however it is written     | 1.5, else 0  |
+| `check_numbers`              | the right number, however it's written      | 1.5, else 0  |
 
 A perfect completion earns 3.0 + 4 * 0.5 + 3.0 + 1.5 = 9.5 points. The points are those of Tunix's GSM8K demo,
-plus the row for whitespace. How a number is read and compared stands in task/grading.py.
+plus the row for whitespace. task/grading.py reads and compares the numbers.
 
-A reward of your own is a function like the one below, in a file of your own: REWARD_FUNC=my_reward.py
+To use your own reward, put a function like the one below in a file and run with REWARD_FUNC=my_reward.py
 REWARDS=check_answer,short_is_good (examples/my_reward.py shows more). Tunix passes everything by keyword:
-`prompts`, `completions` and every further column of the data (`question`, `answer`, `data_source`,
-`extra_info` ...), all lists of one length. Return one finite float per completion.
+`prompts`, `completions` and every other column of the data (`question`, `answer`, `data_source`,
+`extra_info` ...), all lists of the same length. Return one finite float per completion.
 
     def short_is_good(prompts, completions, **kwargs):
         return [0.5 if len(completion) < 500 else 0.0 for completion in completions]
@@ -39,7 +39,7 @@ POINTS_WRONG = -1.0
 POINTS_NUMBER = 1.5
 
 # Each reward takes `prompts`, `completions` and `answer` (lists or arrays of str) by keyword. It raises
-# ValueError if completions and answers differ in number: a plain zip would silently drop the last ones.
+# ValueError if there aren't as many answers as completions; a plain zip would silently drop the last ones.
 
 
 def match_format_exactly(prompts, completions, **kwargs) -> list[float]:
@@ -48,7 +48,7 @@ def match_format_exactly(prompts, completions, **kwargs) -> list[float]:
 
 
 def match_format_approximately(prompts, completions, **kwargs) -> list[float]:
-    """Per tag POINTS_TAG if it occurs exactly once, else minus that: partial credit to learn from."""
+    """Partial credit: per tag, POINTS_TAG if it occurs exactly once, else minus POINTS_TAG."""
 
     def points(completion: str) -> float:
         return sum(POINTS_TAG if completion.count(tag) == 1 else -POINTS_TAG for tag in TAGS)
@@ -57,11 +57,11 @@ def match_format_approximately(prompts, completions, **kwargs) -> list[float]:
 
 
 def check_answer(prompts, completions, answer, **kwargs) -> list[float]:
-    """Points for the answer itself, by the table above; `answer` holds the gold numbers."""
+    """Grades the answer itself by the table above; `answer` holds the gold numbers."""
 
     def points(completion: str, gold: str) -> float:
         text = extract_answer(completion)
-        if text is None:  # more than a wrong answer gets, but a missing pair costs 5.0 points of form
+        if text is None:  # more than a wrong answer gets, but the missing pair costs 5.0 format points
             return 0.0
         if grade(completion, gold):
             only_whitespace = text != gold and text.strip() == gold.strip()

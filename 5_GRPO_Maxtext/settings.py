@@ -1,13 +1,13 @@
 """Constants of a script: a frozen dataclass on top of the file, `NAME=value` on the command line, `--help`.
 
     @dataclass(frozen=True, kw_only=True)
-    class Constants(Variants):  # with the constants of a block that stands beside the script
-        SEED: int = 0  # order of the questions, and of the answers drawn
+    class Constants(Variants):  # inherits a block of constants from another file
+        SEED: int = 0  # orders the questions and samples the answers
         BATCH_SIZE: Count = pair(laptop=16, tpu=2)  # questions per step
 
-Editing a default and `python script.py SEED=1` do the same. pydantic reads the values and checks their types
-and ranges, which stand beside each constant.
-Nothing here imports jax: a mistyped name is answered at once.
+Editing a default and `python script.py SEED=1` do the same thing. pydantic parses the values and checks them
+against each constant's annotated type and range.
+Nothing here imports jax, so a mistyped name fails at once.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ import pydantic
 from run import machine as machines
 from run.plain_text import shown
 
-# XLA splits even the smallest matrix product over all cores. On a model this small the hand-over costs more
-# than it saves, and one thread also makes a run repeatable bit for bit. TPUs ignore this flag.
+# XLA splits even the smallest matrix product over all cores. On a model this small, that overhead costs more
+# than it saves, and a single thread also makes runs bitwise reproducible. TPUs ignore this flag.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": it is not needed
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # "PyTorch was not found": we don't need it
 
 HERE = Path(__file__).resolve().parent  # folder 5
-PROBE_SECONDS = 5  # until a server counts as unreachable; the libraries themselves try for minutes
+PROBE_SECONDS = 5  # then a server counts as unreachable; the libraries themselves retry for minutes
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 SMALL_HIDDEN_SIZE = 1024  # a model below it takes the laptop column
 
@@ -55,23 +55,23 @@ Seed = Annotated[int, pydantic.Field(ge=0, le=4_000_000_000)]  # numpy's end at 
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can fix: shown as one line, exit code 2."""
+    """An error the user can fix: shown as one line, exit code 2."""
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run; `folder` is the RUN_DIR to go on from."""
+    """Ctrl-C during a run; `folder` is the RUN_DIR to continue from."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
 
 def pair(*, laptop: Any, tpu: Any) -> Any:
-    """The default of a constant with two columns; `read` takes the one that fits the size of MODEL."""
+    """A default with two columns; `read` picks one by the size of MODEL."""
     return dataclasses.field(metadata={"laptop": laptop, "tpu": tpu})
 
 
 def find_path(name: str) -> Path:
-    """A file or folder, looked for where the command runs, then in folder 5."""
+    """Looks for a file or folder in the current directory, then in folder 5."""
     return HERE / name if not Path(name).exists() and (HERE / name).exists() else Path(name)
 
 
@@ -90,8 +90,8 @@ def config_path(model: str) -> Path | None:
 
 
 def is_small(model: str) -> bool:
-    """Whether MODEL takes the laptop column. One that isn't here, or can't be read, counts as large:
-    `start.opened` fetches or refuses it, and reads the constants again.
+    """Whether MODEL takes the laptop column. A model that's missing or unreadable counts as large;
+    `start.opened` downloads or refuses it, and reads the constants again.
     """
     try:
         return int(json.loads(config_path(model).read_text())["hidden_size"]) < SMALL_HIDDEN_SIZE
@@ -114,7 +114,7 @@ def column(model: str) -> str:
 
 
 def defaults(kind: type, column: str) -> dict[str, Any]:
-    """The default of every constant of a dataclass by name, in the column "laptop" or "tpu"."""
+    """Every default of a dataclass of constants by name, from the column "laptop" or "tpu"."""
     return {field.name: field.metadata.get(column, field.default) for field in dataclasses.fields(kind)}
 
 
@@ -124,13 +124,13 @@ def read[Constants](
     saved: Mapping[str, Any] | None = None,
     machine: machines.Machine = machines.TPU,
 ) -> Constants:
-    """The constants of a run; the column follows from MODEL. `--help` exits.
+    """The constants of a run; MODEL decides the column. `--help` exits.
 
     Args:
         kind: the dataclass.
         arguments: `NAME=value` texts, which win; or `--help`.
         saved: values of another run, which win over the defaults; names that `kind` lacks are ignored.
-        machine: that a large model's defaults are for; MACHINE names another.
+        machine: the one a large model's defaults are for, unless MACHINE names another.
     """
     if {"--help", "-h"} & set(arguments):
         print(help_text(kind))
@@ -161,7 +161,7 @@ def read[Constants](
 
 
 def help_text(kind: type) -> str:
-    """The source of `kind` and of the blocks it is built on: each constant, its default and its remark."""
+    """The source of `kind` and its base classes: each constant with its default and comment."""
     texts = [
         f"# {Path(inspect.getsourcefile(block)).resolve().relative_to(HERE)}\n{inspect.getsource(block)}"
         for block in kind.__mro__ if dataclasses.is_dataclass(block)
@@ -170,14 +170,14 @@ def help_text(kind: type) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there: a reader, or a kill, never finds half of it."""
+    """Writes a file atomically: neither a reader nor a kill ever leaves half of it."""
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.rename(path)
 
 
 def quiet() -> None:
-    """Keeps what the libraries have to say to their own developers off the terminal."""
+    """Keeps the libraries' developer messages off the terminal."""
     import absl.logging
 
     absl.logging.set_verbosity(absl.logging.ERROR)
@@ -185,8 +185,8 @@ def quiet() -> None:
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
-    """Calls `main` with the command line, when all is imported; exit codes as in `answer`, SIGTERM's too."""
-    gc.freeze()  # no collection has to search what the imports made
+    """Calls `main` with the command line after all imports; exit codes as in `answer`, also on SIGTERM."""
+    gc.freeze()  # collections needn't traverse what the imports created
     gc.enable()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's Ctrl-C
     answer(main)
@@ -195,8 +195,8 @@ def run(main: Callable[[list[str]], Any]) -> None:
 def answer(main: Callable[[list[str]], Any]) -> None:
     """Calls `main` with the command line; exit code 2 on the user's errors, 130 on Ctrl-C.
 
-    A folder that cannot be written is the user's, too, wherever a script finds out.
-    In a notebook that names no arguments of its own, they're its kernel's: the constants stay as they are.
+    A folder that isn't writable counts as the user's error, wherever it shows up.
+    In a notebook, sys.argv holds the kernel's arguments, so the constants keep their defaults.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal in Latin-1 has no arrow: it gets \\u2192
@@ -226,7 +226,7 @@ def answer(main: Callable[[list[str]], Any]) -> None:
 
 
 def answer_early(refuse: Callable[[list[str]], Any]) -> None:
-    """`answer` before a script's heavy imports; not in a notebook, whose arguments are its kernel's."""
+    """`answer` before a script's heavy imports; skipped in a notebook, where sys.argv is the kernel's."""
     if "ipykernel" not in sys.argv[0]:
         answer(refuse)
 
@@ -234,7 +234,7 @@ def answer_early(refuse: Callable[[list[str]], Any]) -> None:
 def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> None:
     """Answers `--help` and a wrong constant before a script's heavy imports.
 
-    `check`, such as `checks.refuse`, isn't asked of a large model, whose defaults follow from the machine.
+    `check`, such as `checks.refuse`, is skipped for a large model, whose defaults depend on the machine.
     """
 
     def refuse(arguments: list[str]) -> None:
@@ -242,5 +242,5 @@ def refuse_early(kind: type, check: Callable[[Any], None] = lambda c: None) -> N
         if is_small(getattr(c, "MODEL", "tiny_llama")):
             check(c)
 
-    gc.disable()  # until `run`: it would search what the imports make again and again, for half a second
+    gc.disable()  # until `run`: collecting during the imports costs half a second
     answer_early(refuse)

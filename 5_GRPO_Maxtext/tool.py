@@ -1,4 +1,4 @@
-"""Runs one of the tools in tools/, which a first reading does not need.
+"""Runs one of the tools in tools/, which you can skip on a first reading.
 
 python 5_GRPO_Maxtext/tool.py                                  # what there is
 python 5_GRPO_Maxtext/tool.py show_run runs/mine
@@ -19,14 +19,14 @@ TOOLS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Lists the tools, or hands the rest of the command line to the one that is named first."""
+    """Lists the tools, or runs the one named first with the rest of the command line."""
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h"):
         for tool, path in TOOLS.items():
             print(f"{tool:20}{ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]}")
     elif name in TOOLS:
         sys.argv[1:] = arguments[1:]
-        # As a module of the package, so that the rooms are found; with the name of a script, so that it runs.
+        # As a module of the package, so its imports resolve; as __main__, so it runs.
         runpy.run_module(f"tools.{name}", run_name="__main__", alter_sys=True)
     else:
         near = difflib.get_close_matches(name, TOOLS, cutoff=0.4) or TOOLS

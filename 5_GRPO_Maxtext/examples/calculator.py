@@ -1,7 +1,7 @@
-"""A calculator as a world: ENVIRONMENT=examples/calculator.py REWARDS=check_answer,check_numbers.
+"""A calculator as an environment: ENVIRONMENT=examples/calculator.py REWARDS=check_answer,check_numbers.
 
-The model writes "17*24=" and reads "408" before it goes on, in the same message. It gives no rewards of its
-own: name those that grade the text. For a model that was taught to write <calc>17*24</calc>, set
+The model writes "17*24=", reads "408" and goes on, in the same message. The environment gives no rewards, so
+name some that grade the text. For a model that was taught to write <calc>17*24</calc>, set
 STOP = "</calc>" and SUM = r"<calc>(\\d+)([-+*])(\\d+)</calc>$".
 """
 
@@ -11,7 +11,7 @@ SUM = r"(\d+) ?([-+*]) ?(\d+) ?=$"
 
 
 class Environment:
-    """One answer's calculator."""
+    """The calculator for one answer."""
 
     STOP = "="
 
@@ -20,7 +20,7 @@ class Environment:
         return ""
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
-        """The result of what the action ends with; nothing if that is no sum; the end if it has no STOP."""
+        """The result of the sum at the action's end, or nothing; terminates if there's no STOP."""
         found = re.search(SUM, action)
         if not found:
             return "", 0.0, not action.endswith(self.STOP), False

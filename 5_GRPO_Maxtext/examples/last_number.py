@@ -1,8 +1,8 @@
-"""A reward without a form: the last number of the answer is right, wherever it stands.
+"""A reward that ignores the format: only the last number of the answer has to be right.
 
-A pretrained model that was never shown <answer> tags earns nothing by them, and where nothing is earned
-nothing is learned. REWARD_FUNC=examples/last_number.py REWARDS=compute_score,last_number pays for the number
-first; the course's `compute_score` pays as much again where no other number stands in the answer.
+A pretrained model that has never seen <answer> tags earns nothing with them, so it doesn't learn. With
+REWARD_FUNC=examples/last_number.py REWARDS=compute_score,last_number the number is rewarded first; the
+course's `compute_score` adds as much again if the answer has no other number.
 """
 
 from task.grading import grade_lenient

@@ -5,16 +5,16 @@
     examples/word_problems/    prompt, ground_truth, data_source and extra_info
     examples/one_step/         the same columns, data_source math_reasoning: one operation
     examples/two_step/         GSM8K's columns: two operations
-    examples/small_numbers/    one operation on the numbers 2 to 12, in English that no tiny Llama knows: for
+    examples/small_numbers/    one operation on the numbers 2 to 12, in English a tiny Llama doesn't know: for
                                a pretrained model; no pair of numbers is in two of its files
-    examples/larger_numbers/   tiny_gsm8k's questions, with numbers that the tiny Llama seldom or never saw
+    examples/larger_numbers/   tiny_gsm8k's questions, with numbers the tiny Llama has seldom or never seen
     examples/grid/plain/       a start of chapter 1's grid per row, the optimal return (GAMMA=0.99) as ground
-                               truth; slippery/ and walls/ are two harder worlds
+                               truth; slippery/ and walls/ are two harder grids
     runs/tiny_think/           tiny_llama with the same weights; its tokens <reasoning> and </reasoning> are
                                renamed to <think> and </think>
 
-Each folder of data holds train, validation and test; the grid's are the same starts. Takes about one second.
-The data are committed; the model, a copy, is not.
+Each data folder has train, validation and test; for the grid they're the same starts. Takes about a second.
+The data is committed; the model is a copy and isn't.
 """
 
 import itertools
@@ -74,7 +74,7 @@ def make_data() -> dict[str, str]:
 
 
 def small_numbers() -> dict[str, list[dict]]:
-    """Rows of examples/small_numbers by split. A split's numbers are in no other, whatever the problem."""
+    """Rows of examples/small_numbers by split. No two splits share a pair of numbers."""
     made = PROBLEMS["small_numbers"]
     rng = random.Random(made["seed"])
     # (3, 5) and (5, 3) stay together: their sum and their product are the same fact
@@ -99,7 +99,7 @@ def small_numbers() -> dict[str, list[dict]]:
 
 
 def larger_numbers() -> dict[str, list[dict]]:
-    """Rows of examples/larger_numbers by split, in GSM8K's columns; all questions are different."""
+    """Rows of examples/larger_numbers by split, in GSM8K's columns, without duplicate questions."""
     made = PROBLEMS["larger_numbers"]
     rng, rows = random.Random(made["seed"]), {}
     while len(rows) < sum(made["rows"].values()):

@@ -1,4 +1,4 @@
-"""A method of your own, to copy and change: a function for one of the page's tables, by its name.
+"""Your own method, to copy and change: a function named after one of the page's tables.
 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py METHOD=examples/my_method.py
     python benchmarks/methods.py METHOD=5_GRPO_Maxtext/examples/my_method.py    # ten seeds, in the table
@@ -11,9 +11,9 @@ import numpy as np
 
 
 def advantage(samples) -> np.ndarray:
-    """Only the rank counts: the best answer of a group gets 1, the worst -1; float [B, G].
+    """Rank-based advantage: a group's best answer gets 1, the worst -1; float [B, G].
 
-    Answers with equal rewards share the mean of their ranks, so a group of equal rewards gets 0.
+    Answers with equal rewards share their mean rank, so a group of equal rewards gets 0.
     """
     rewards = samples.rewards  # [B, G]
     better = (rewards[:, :, None] > rewards[:, None, :]).sum(axis=2)  # [B, G], how many it beats

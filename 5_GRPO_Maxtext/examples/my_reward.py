@@ -1,7 +1,7 @@
-"""A reward of your own, to copy and change. docs/own_data_and_rewards.md has the command.
+"""Your own reward, to copy and change. docs/own_data_and_rewards.md has the command.
 
-REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions count only when REWARDS
-names them; built-in names may stand beside them: REWARDS=compute_score,short_answer,match_format_exactly.
+REWARD_FUNC=examples/my_reward.py takes `compute_score` from here. Other functions only count if REWARDS names
+them. You can mix them with built-in ones: REWARDS=compute_score,short_answer,match_format_exactly.
 """
 
 from reward_func import extract_answer, format_ok, grade
@@ -14,16 +14,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
         data_source (str): the row's task: "one_step" or "two_step" in examples/word_problems.
         solution_str (str): what the model wrote.
         ground_truth (str): the row's right answer.
-        extra_info (dict or None): the row's further columns, here {"working": "2+3=5"}.
+        extra_info (dict or None): the row's other columns, here {"working": "2+3=5"}.
     """
     if not grade(solution_str, ground_truth):
         return 0.0
     if not format_ok(solution_str):
-        return 0.25  # a slope: right, but a tag is missing
-    return 1.0 if extra_info["working"] in solution_str else 0.5  # the working has to be shown, too
+        return 0.25  # partial credit: right, but a tag is missing
+    return 1.0 if extra_info["working"] in solution_str else 0.5  # full marks only if it shows the working
 
 
 def short_answer(prompts, completions, **columns) -> list[float]:
-    """A reward for a whole batch, as Tunix calls it: every column of the data comes as a list."""
+    """A batch reward with Tunix's signature: every column of the data is a list."""
     answers = [extract_answer(completion) or "" for completion in completions]
     return [0.1 if 0 < len(answer) < 5 else 0.0 for answer in answers]

@@ -1,13 +1,13 @@
-"""A tiny reward model: it learns from pairs which answer people prefer, and a policy learns to fool it.
+"""A tiny reward model: it learns preferences from pairs of answers, and a policy learns to fool it.
 
-docs/own_data_and_rewards.md has the commands. The pairs come from a run's answers.jsonl: two answers to one
-question. The one that earned more stands for the one that people preferred. It's Bradley and Terry's model
+docs/own_data_and_rewards.md has the commands. The pairs come from a run's answers.jsonl: two answers to the
+same question. The one with the higher reward plays the answer people preferred. It's the Bradley-Terry model
 (InstructGPT, arXiv 2203.02155, eq. 1):
 
     P(a is preferred to b) = sigmoid(score(a) - score(b))        score(a) = w . features(a)
 
-The features count the words, numbers and signs of an answer. It knows no arithmetic and doesn't look at the
-question. That's the hole a policy finds.
+The features count an answer's words, numbers and signs. The model can't do arithmetic and never sees the
+question, and a policy will exploit that.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 from model.versions import imported_when_used
 
-# MaxText and Tunix import these for options that no script here uses: a third of the start-up time.
+# MaxText and Tunix import these for options we don't use; they'd take a third of the start-up time.
 with imported_when_used(
     "tokamax",
     "tokamax._src.ops.attention.base",

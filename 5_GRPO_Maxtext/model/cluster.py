@@ -1,4 +1,4 @@
-"""Loads MODEL, and the reference beside it, and hands both to Tunix's cluster with a sampler."""
+"""Loads MODEL and the reference, and hands both to Tunix's cluster with a sampler."""
 
 import functools
 from pathlib import Path
@@ -13,7 +13,7 @@ from model.rollout import MaxTextRollout, sampling
 
 
 def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
-    """The models on their devices, and the sampler; `folder`, `hf` and `tokenizer` are the checkpoint's."""
+    """The models on their devices and the sampler; `folder`, `hf` and `tokenizer` are the checkpoint's."""
     trainer_devices, rollout_mesh = devices.plan_devices(c, hf, jax.devices())
     config = llama.to_run_config(c, hf)
     base, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id, trainer_devices)
@@ -24,7 +24,7 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
         teacher, its = llama.load_hf_config(c.TEACHER)
         config_of = llama.to_run_config(c, its)
         reference, _ = llama.load_llama(teacher, its, config_of, tokenizer.pad_token_id, trainer_devices)
-    elif c.BETA:  # LoRA freezes the base weights, so the reference shares them: no second copy
+    elif c.BETA:  # LoRA freezes the base weights, so the reference shares them instead of copying
         reference = base if c.LORA_RANK else llama.copy_of(base)
     if c.REFERENCE_OFFLOAD:
         graphdef, state = nnx.split(reference)
@@ -39,7 +39,7 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
         engine = functools.partial(
             MaxTextRollout,
             maxtext_config=config,
-            # One device: a prompt is computed once. On several, B rows may be fewer than the devices.
+            # On one device each prompt is computed once. With several, there may be fewer rows than devices.
             prompt_config=llama.to_run_config(c, hf, rows=c.BATCH_SIZE) if mesh.size == 1 else None,
             hf=hf,
             current_step=lambda: cluster.global_steps,
@@ -58,7 +58,7 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
             role_to_logical_axis_rule=dict.fromkeys(roles, config.logical_axis_rules),
             rollout_engine=engine,
             rollout_config=sampling(c, **engine_config),
-            # The main script's `update` trains: this optimizer holds nothing and is never called.
+            # The main script's `update` trains; this optimizer has no state and is never called.
             training_config=RLTrainingConfig(actor_optimizer=optax.identity(), eval_every_n_steps=1),
         ),
     )

@@ -1,10 +1,10 @@
-"""Who trains, who generates, and how several hosts work as one.
+"""Assigns devices to training and generation, and coordinates several hosts.
 
 With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
-same questions, draws the same answers and grades them all. That is cheap, and only the model has to be kept
-in step. The model's arrays are sharded over the devices of all hosts, and each host places its own piece of
-a batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
-together, into a folder that all of them see.
+same questions, samples the same answers and grades them all. That's cheap, and only the model has to stay in
+sync. The model's arrays are sharded over the devices of all hosts, and each host places its own part of a
+batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
+together, to a shared folder.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a con
 
 
 def check_gpu() -> None:
-    """Says that a GPU is not used, or refuses packages for one that is not there.
+    """Warns about an unused GPU, and refuses CUDA packages without a GPU.
 
-    jax itself would take the CPU in both cases, and the run be slow for no reason that anybody sees.
+    jax itself would silently fall back to the CPU in both cases, and the run would be slow.
 
     Raises:
-        UserError: the CUDA packages are installed, and there is no GPU; a platform that isn't here.
+        UserError: the CUDA packages are installed but there's no GPU, or the platform isn't available.
     """
     if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return
@@ -46,7 +46,7 @@ def check_gpu() -> None:
         )
     try:
         backend = jax.default_backend()
-    except (RuntimeError, AssertionError) as error:  # jax has no backend of that name, or no such device
+    except (RuntimeError, AssertionError) as error:  # jax has no such backend or device
         named = os.environ.get("JAX_PLATFORMS", "")
         reason = str(error).partition("\n")[0] or "no such device is set up here"
         raise UserError(f"JAX_PLATFORMS={named}: {reason}; unset it to use the CPU") from None
@@ -55,7 +55,7 @@ def check_gpu() -> None:
 
 
 def attached() -> Machine:
-    """The machine that is here, without its memory and what a card is capable of."""
+    """This machine, without its memory and the GPU's compute capability."""
     name, count, platform = jax.devices()[0].device_kind, jax.device_count(), jax.default_backend()
     card = next((card for card, row in CARDS.items() if row["name"] == name), "")
     if platform == "gpu":
@@ -64,7 +64,7 @@ def attached() -> Machine:
 
 
 def machine_for(c) -> Machine:
-    """What a run is for: MACHINE or what is here; on a CPU a large model's dry run is for a TPU."""
+    """The run's machine: MACHINE or this one; on a CPU, a large model's dry run assumes a TPU."""
     if told := named(c.MACHINE):
         return told
     here = attached()
@@ -74,7 +74,7 @@ def machine_for(c) -> Machine:
 
 
 def check_machine(c) -> None:
-    """Refuses what this machine, or MACHINE, can't do, and says what is slow; before any download."""
+    """Refuses what this machine, or MACHINE, can't do, and warns of slow setups; before any download."""
     if fault := attention_fault(c, machine_for(c)):
         raise UserError(f"ATTENTION={c.ATTENTION}: {fault}")
     if c.ROLLOUT_ENGINE == "vllm" and jax.process_count() > 1:
@@ -94,12 +94,12 @@ def check_machine(c) -> None:
 
 # %% Several hosts ------------------------------------------------------------------------------------------
 def find_devices(c) -> None:
-    """Joins the other hosts, if there are any; what has to happen before the first look at a device.
+    """Joins the other hosts, if any. Must run before anything touches a device.
 
     Under Pathways one process drives the chips of all hosts; with DISTRIBUTED each host runs a process.
     """
     if importlib.util.find_spec("tpu_info"):
-        import tpu_info  # noqa: F401 - vLLM imports it, and its import starts processes: not beside an open TPU
+        import tpu_info  # noqa: F401 - vLLM imports it, which starts processes; must precede opening the TPU
     if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
         import pathwaysutils
 
@@ -111,11 +111,11 @@ def find_devices(c) -> None:
 
 @contextlib.contextmanager
 def all_hosts(c) -> Iterator[None]:
-    """Keeps Tunix fit for several hosts while the block runs, and all but the first of them silent."""
+    """Makes Tunix work on several hosts while the block runs, and silences all but the first."""
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
-            # Tunix copies the weights to host memory, for its agents alone, and jax can't copy there what is
-            # sharded over several hosts.
+            # Tunix copies the weights to host memory, which only its agents need, and jax can't do that for
+            # arrays sharded over several hosts.
             stack.enter_context(patched(rl_utils, "put_params_on_memory_kind", lambda params, kind: None))
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -123,10 +123,10 @@ def all_hosts(c) -> Iterator[None]:
 
 
 def join() -> None:
-    """Joins the other hosts; before jax is asked for its devices.
+    """Joins the other hosts. Call it before asking jax for its devices.
 
-    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI jax finds the others itself; under SLURM each
-    task gets one GPU, the one with its number on the node. Elsewhere the environment names them:
+    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI, jax finds the others itself; under SLURM each
+    task gets one GPU, the one with its number on the node. Elsewhere set these environment variables:
     JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
     """
     try:
@@ -148,24 +148,24 @@ def is_first() -> bool:
 
 
 def no_bar() -> bool | None:
-    """What tqdm's `disable` takes: no bar on other hosts than the first, and none where nobody looks."""
+    """For tqdm's `disable`: True on all hosts but the first; None hides the bar if there's no terminal."""
     return None if is_first() else True
 
 
 def of_first(number: int) -> int:
-    """The first host's number, below 2^32, on all of them."""
+    """Broadcasts the first host's number, below 2^32, to all hosts."""
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
 def all_agree(here: bool) -> bool:
-    """Whether `here` is true on every host. What one host decides alone leaves the others waiting for it."""
+    """Whether `here` is true on every host. If one host decided alone, the others would wait forever."""
     if jax.process_count() == 1:
         return here
     return bool(np.all(multihost_utils.process_allgather(np.bool_(here))))
 
 
 def whole(array: Any) -> np.ndarray:
-    """A copy on this host, of an array that is sharded over several, too; then all have to call it."""
+    """Copies an array to this host. If it's sharded over several hosts, all of them must call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
@@ -175,9 +175,9 @@ def whole(array: Any) -> np.ndarray:
 def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
     """The devices of actor and reference, and vLLM's mesh ("data", "model"), None with rollout.py.
 
-    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. Both
-    are all of them with rollout.py (it decodes with the trainer's own weights), on a single device, and with
-    two fractions of 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
+    With vLLM the first TRAINER_DEVICES_FRACTION train and the last SAMPLER_DEVICES_FRACTION generate. All
+    devices do both with rollout.py (it decodes with the trainer's own weights), on a single device, or if
+    both fractions are 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
     """
     trainer = sampler = devices
     if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:
@@ -213,7 +213,7 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
     if c.ROLLOUT_ENGINE != "vllm":
         return trainer, None
     if hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
-        # tpu-inference 0.32 pads such heads with zeros, and its norms take the mean over the padding, too
+        # tpu-inference 0.32 pads such heads with zeros, and its norms average over the padding, too
         raise UserError(
             f"ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is {hf.head_dim}; "
             "64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"

@@ -1,15 +1,15 @@
-"""The same step in less time on a CPU: what XLA's CPU backend compiles badly is written another way.
+"""Faster training on a CPU: rewrites the parts that XLA's CPU backend compiles badly.
 
-While a model is built for a CPU, MaxText takes these subclasses of its modules, which compute the same up to
+When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the same up to
 rounding:
 
     RotaryOnce             computes sin and cos once; XLA recomputes them in each of 66 places that use them
     UnfusedDense           keeps element-wise work out of transposes, which would then read several arrays
                            with a stride of kilobytes
-    SharedPromptAttention  takes a question with G answers as one row: its prompt is computed only once
+    SharedPromptAttention  puts a question and its G answers in one row, so the prompt is computed only once
 
-Other devices keep MaxText's modules: this was measured on CPUs, and flash attention takes no such rows.
-docs/speed.md says what each is worth. Drop one when MaxText (0.2.5) or XLA (jaxlib 0.12.0) does without it.
+Other devices keep MaxText's modules: we measured this on CPUs, and flash attention can't handle such rows.
+docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from maxtext.layers.linears import DenseGeneral
 
 from model.versions import patched
 
-# Of the KV cache: heads before tokens, as the matrix products of attention read it. MaxText's own order,
-# which suits a TPU, is transposed for each token.
+# The KV cache's layout: heads before tokens, the order in which attention's matrix products read it.
+# MaxText's own order suits a TPU and would be transposed for each token.
 CACHE_LAYOUT = dict.fromkeys(
     ("prefill_cache_axis_order", "ar_cache_axis_order", "compute_axis_order"), "0,2,1,3"
 )
@@ -41,9 +41,9 @@ class RotaryOnce(LLaMARotaryEmbedding):
     """Llama's rotary embedding (arXiv 2104.09864, eq. 34), its angles computed once per call."""
 
     def __call__(self, inputs: jax.Array, position: jax.Array) -> jax.Array:
-        """Turns each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
+        """Rotates each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
         angle = position[:, :, None, None] / self.timescale[..., ::2]  # [B, L, 1, D / 2]
-        # Without the barrier XLA inlines both functions into every consumer, forwards and backwards.
+        # Without the barrier XLA inlines both functions into every consumer, forward and backward.
         sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
         even, odd = inputs[..., ::2], inputs[..., 1::2]
         turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(inputs.shape)
@@ -52,7 +52,7 @@ class RotaryOnce(LLaMARotaryEmbedding):
 
 @jax.custom_vjp
 def fusion_barrier(x: jax.Array) -> jax.Array:
-    """x; XLA fuses nothing across its gradient."""
+    """Identity that stops XLA from fusing across its gradient."""
     return x
 
 
@@ -60,10 +60,10 @@ fusion_barrier.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimiza
 
 
 class UnfusedDense(DenseGeneral):
-    """One matrix product over all rows, whose operands are computed before they're transposed."""
+    """One matrix product over all rows; computes the operands before transposing them."""
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
-        """As MaxText's: inputs [..., in features] to [..., out features]."""
+        """Like MaxText's: inputs [..., in features] to [..., out features]."""
         rows, features = inputs.shape[: -len(self.axis)], inputs.shape[-len(self.axis) :]
         flat = fusion_barrier(inputs.reshape(-1, *features))
         outputs = fusion_barrier(super().__call__(flat, *arguments, **named))
@@ -71,14 +71,14 @@ class UnfusedDense(DenseGeneral):
 
 
 class SharedPromptAttention(AttentionOp):
-    """Attention over rows that hold a prompt once and G answers to it, inside of `shared_prompt`.
+    """Attention over rows with one prompt and its G answers, inside `shared_prompt`.
 
-    A token of an answer sees the prompt and the answer up to itself, as in a row of its own; the softmax is
-    over both.
+    An answer token attends to the prompt and to its own answer so far, as in a separate row; the softmax
+    runs over both.
     """
 
     def __call__(self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named):
-        """As MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
+        """Like MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
         if _layout.get() is None or model_mode != MODEL_MODE_TRAIN:
             return super().__call__(
                 query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named
@@ -90,7 +90,7 @@ class SharedPromptAttention(AttentionOp):
             query[:, :P], key[:, :P], value[:, :P], decoder_segment_ids[:, :P], None, model_mode
         )
         to_prompt = decoder_segment_ids[:, None, None, None, None, :P] == 1  # [B, 1, 1, 1, 1, P]: no padding
-        to_answer = jnp.tril(jnp.ones((T, T), bool))  # padding stands behind an answer: no token sees it
+        to_answer = jnp.tril(jnp.ones((T, T), bool))  # padding comes after an answer, so no token sees it
         q = query[:, P:].reshape(B, G, T, K, heads // K, D)  # h = heads // K query heads per key head
         k, v = (x[:, P:].reshape(B, G, T, K, D) for x in (key, value))
 
@@ -115,7 +115,7 @@ class SharedPromptAttention(AttentionOp):
 
 @contextlib.contextmanager
 def modules_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
-    """While the block builds a model for CPUs, MaxText takes the modules above instead of its own."""
+    """Makes MaxText use the modules above while the block builds a model for CPUs."""
     replaced = []
     if mesh.devices.flat[0].platform == "cpu":
         replaced = [(attentions, RotaryOnce), (attentions, UnfusedDense), (linears, UnfusedDense)]
@@ -128,13 +128,13 @@ def modules_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
 # %% One row per question -----------------------------------------------------------------------------------
 def shares_prompts(model: nnx.Module) -> bool:
-    """Whether a model takes rows that hold a prompt once and several answers to it."""
+    """Whether a model accepts rows with one prompt and several answers."""
     return any(isinstance(module, SharedPromptAttention) for _, module in nnx.iter_modules(model))
 
 
 @contextlib.contextmanager
 def shared_prompt(prompt_tokens: int, answers: int) -> Iterator[None]:
-    """While the block is traced, rows are [prompt, answer 1, ..., answer G]."""
+    """Code traced in the block treats rows as [prompt, answer 1, ..., answer G]."""
     token = _layout.set((prompt_tokens, answers))
     try:
         yield
@@ -145,8 +145,8 @@ def shared_prompt(prompt_tokens: int, answers: int) -> Iterator[None]:
 def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int) -> jax.Array:
     """Logits [N, T, V] for N = B * G rows [N, P + T], each prompt of P tokens computed once.
 
-    `model` must be one that `shares_prompts`; the G rows of a question lie side by side. `segment_ids` are 1,
-    and 0 for padding. The logit of an answer's token t is that of the token before it.
+    `model` must satisfy `shares_prompts`; the G rows of a question are adjacent. `segment_ids` are 1, or 0
+    for padding. The logits for an answer's token t come from the token before it.
     """
     P, G = prompt_tokens, answers
 
@@ -159,6 +159,6 @@ def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: in
             segment_ids=folded(segment_ids),
         )  # [B, P + G * T, V]  # fmt: skip
     B, _, V = logits.shape
-    first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # after the prompt: of all G
+    first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # shared by all G answers
     later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]
     return jnp.concatenate([first, later], axis=2).reshape(B * G, -1, V)

@@ -1,8 +1,8 @@
-"""Any supported checkpoint into MaxText: Llama or Qwen3 in Hugging Face's layout.
+"""Loads a Llama or Qwen3 checkpoint in Hugging Face's layout into MaxText.
 
-MaxText's `model_name` says the architecture and its weight mapping; every size comes from the checkpoint's
-own config.json. Qwen3 is a Llama whose queries and keys are normalised per head before they are rotated. The
-logits equal those of transformers' own models (tests/test_load_llama.py).
+MaxText's `model_name` selects the architecture and its weight mapping; all sizes come from the checkpoint's
+own config.json. Qwen3 is a Llama that normalizes queries and keys per head before rotating them. The logits
+equal those of transformers' own models (tests/test_load_llama.py).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layer
     "llama": "llama3.1-8b",
     "qwen3": "qwen3-0.6b",
 }
-SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # Llama 3.1's and Qwen3's for padding alone
+SPARE_TOKENS = ("<|finetune_right_pad_id|>", "<|fim_pad|>")  # pad-only tokens of Llama 3.1 and Qwen3
 
 
 # %% Hugging Face's side ------------------------------------------------------------------------------------
@@ -71,9 +71,9 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a model's weights, chosen as transformers does; others may lie beside them.
+    """The files with a model's weights, chosen as transformers does; the folder may have others.
 
-    That is model.safetensors, or else those that model.safetensors.index.json names.
+    That's model.safetensors, or else the files in model.safetensors.index.json.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     files = [whole]
@@ -97,18 +97,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path) -> dict[str, jax.Array]:
-    """The tensors of `weight_files` by Hugging Face's name, sharded over all devices."""
+    """The tensors in `weight_files` by Hugging Face name, sharded over all devices."""
     files = weight_files(folder)
     if files == sorted(folder.glob("*.safetensors")):
         return load_dynamic.load_sharded_hf_state(str(folder))
-    with tempfile.TemporaryDirectory() as links:  # Orbax would read every *.safetensors file of the folder
+    with tempfile.TemporaryDirectory() as links:  # Orbax would read every *.safetensors file in the folder
         for path in files:
             (Path(links) / path.name).symlink_to(path.resolve())
         return load_dynamic.load_sharded_hf_state(links)
 
 
 def from_hub(model: str, patterns: list[str]) -> Path:
-    """The folder in the hub's cache with those files of MODEL, which are fetched if they aren't there yet."""
+    """The folder in the hub's cache with those files of MODEL; downloads missing ones."""
     name, _, revision = model.partition("@")
     find = functools.partial(
         huggingface_hub.snapshot_download, name, revision=revision or None, allow_patterns=patterns
@@ -127,15 +127,15 @@ def from_hub(model: str, patterns: list[str]) -> Path:
 
 
 def pinned(model: str, folder: Path) -> str:
-    """MODEL as the commit that was taken from the hub, name@hash; a folder of one's own as it is.
+    """MODEL with the commit taken from the hub, name@hash; a local folder is returned unchanged.
 
-    The hub's cache names `folder`, from `load_hf_config`, after the commit.
+    `folder`, from `load_hf_config`, is named after the commit in the hub's cache.
     """
     return model if find_path(model).is_dir() else f"{model.partition('@')[0]}@{folder.name}"
 
 
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
-    """Raises UserError where MaxText's layers are not those of `hf`; `model` is MODEL."""
+    """Raises UserError if MaxText's layers differ from those of `hf`; `model` is MODEL."""
     if hf.model_type not in ARCHITECTURES:
         supported = " and ".join(ARCHITECTURES)
         raise UserError(f"MODEL={model}: architecture {hf.model_type!r} is not supported; {supported} are")
@@ -154,11 +154,11 @@ def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
 
 
 def load_tokenizer(folder: Path):
-    """The model's tokenizer, with a padding token that ends no answer, and with `eos_ids`.
+    """The model's tokenizer with `eos_ids` and a padding token that isn't one of them.
 
-    Padding is masked out of the loss. If an end-of-sequence token were padding, the end of every answer would
-    be masked, too, and the model would never learn to stop. `eos_ids` are the ids that end an answer: the
-    tokenizer's own, and those of generation_config.json (Llama 3.1 has three), at which vLLM stops, too.
+    Padding is masked out of the loss. If an end-of-sequence token doubled as padding, the end of every answer
+    would be masked, too, and the model would never learn to stop. `eos_ids` are the ids that end an answer:
+    the tokenizer's own and those in generation_config.json (Llama 3.1 has three), where vLLM stops, too.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -194,7 +194,7 @@ def load_tokenizer(folder: Path):
 
 
 def eos_ids(tokenizer) -> tuple[int, ...]:
-    """The ids that end an answer: those of `load_tokenizer`, or the one that Tunix's adapter knows."""
+    """The ids that end an answer: those of `load_tokenizer`, or else the one Tunix's adapter has."""
     return getattr(tokenizer, "eos_ids", (tokenizer.eos_id(),))
 
 
@@ -212,14 +212,14 @@ def to_maxtext_config(
     remat_policy: str = "none",
     **machine: Any,
 ):
-    """The MaxText config of a model with the sizes of `config.json`.
+    """The MaxText config for a model with the sizes in `config.json`.
 
     Args:
         hf: the checkpoint's config.
         rows: sequences in one forward pass, over all devices.
         prompt_tokens, new_tokens: P and T, the two parts of the KV cache.
         dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
-        machine: further MaxText settings: parallelism, another machine than this one.
+        machine: other MaxText settings: parallelism, a machine other than this one.
     """
     rope = hf.rope_parameters
     settings = dict(
@@ -236,7 +236,7 @@ def to_maxtext_config(
         rope_max_timescale=int(rope["rope_theta"]),
         rope_use_scale=rope["rope_type"] == "llama3",
         logits_via_embedding=hf.tie_word_embeddings,  # MaxText then computes the output layer in bfloat16
-        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama does not
+        normalize_embedding_logits=False,  # MaxText would divide tied logits by sqrt(emb_dim); Llama doesn't
         per_device_batch_size=rows / jax.device_count(),
         max_prefill_predict_length=prompt_tokens,
         max_target_length=prompt_tokens + new_tokens,
@@ -246,13 +246,13 @@ def to_maxtext_config(
         attention=attention,
         scan_layers=scan_layers,
         remat_policy=remat_policy,
-        ici_fsdp_parallelism=-1,  # all devices that the other axes leave
+        ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
         skip_jax_distributed_system=True,
         enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
         convert_checkpoint_if_possible=False,
         log_config=False,
-        jax_cache_dir="",  # process.keep_compiled decides where compiled programs are kept
+        jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
         run_name="grpo",
         base_output_directory="runs",
     )
@@ -262,15 +262,15 @@ def to_maxtext_config(
     base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
     try:
         config = pyconfig.initialize(["", base], **settings)
-    except ValueError as error:  # MaxText's own list of what it takes, pages long
+    except ValueError as error:  # lists everything MaxText accepts, for pages
         reason = str(error).splitlines()[-1].strip()
-        if isinstance(error, pydantic.ValidationError):  # whose last line is an address
+        if isinstance(error, pydantic.ValidationError):  # ends with a URL
             reason = error.errors()[0]["msg"]
         raise UserError(
             f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
             f"these ({reason}); see its base.yml"
         ) from None
-    # MaxText reads "none" as None, and its decoder, which looks for "none", recomputes every layer then.
+    # MaxText parses "none" as None; its decoder checks for "none", so it would recompute every layer.
     config.get_keys()["remat_policy"] = remat_policy
     return config
 
@@ -293,12 +293,12 @@ def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine
     )
 
 
-@functools.cache  # the same numbers give the same function: then compiled programs are shared
+@functools.cache  # equal arguments give the same function object, so compiled programs are shared
 def rope_scaling(factor: float, low: float, high: float, original: int) -> Callable[[jax.Array], jax.Array]:
     """Llama 3.1's scaling of the rotary frequencies, as a function of one frequency.
 
-    Wavelengths above `original / low` are stretched by `factor`, those below `original / high` are kept,
-    those between are interpolated (github.com/meta-llama/llama-models, llama3/model.py).
+    Stretches wavelengths above `original / low` by `factor`, keeps those below `original / high`, and
+    interpolates in between (github.com/meta-llama/llama-models, llama3/model.py).
     """
 
     def scale(frequency):
@@ -312,7 +312,7 @@ def rope_scaling(factor: float, low: float, high: float, original: int) -> Calla
 def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> None:
     """Gives a MaxText model the checkpoint's rope scaling.
 
-    MaxText 0.2.5 has Llama 3.1's four numbers built in. Drop this when its config takes them.
+    MaxText 0.2.5 hard-codes Llama 3.1's four numbers. Drop this when its config accepts them.
     """
     rope = hf.rope_parameters
     if rope["rope_type"] != "llama3":
@@ -325,11 +325,11 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
     )
     for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
-            module._apply_scaling_factor = scale  # of the instance: other models here keep theirs
+            module._apply_scaling_factor = scale  # on the instance, so other models keep theirs
 
 
 def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool):
-    """MaxText's own name map and layout hooks between its model and Hugging Face's, for these sizes."""
+    """MaxText's own map of names and layouts between its model and Hugging Face's, for these sizes."""
     sizes = {"num_hidden_layers": hf.num_hidden_layers, "head_dim": hf.head_dim}
     names = param_mapping.PARAM_MAPPING[config.model_name](sizes, config, scan_layers=config.scan_layers)
     layout_hooks = param_mapping.HOOK_FNS[config.model_name](
@@ -337,11 +337,11 @@ def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool
     )
     if hf.tie_word_embeddings:
         names.pop("params-decoder-logits_dense-kernel")
-    # Qwen's map serves Qwen2, too, whose attention has biases.
+    # Qwen's map also covers Qwen2, whose attention has biases.
     names = {name: hf_name for name, hf_name in names.items() if not name.endswith("-bias")}
     if hf.model_type == "llama" and not saving_to_hf:
-        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own type: in bfloat16
-        # that rounds each of them by up to 0.4 %, before a single step is trained.
+        # MaxText divides a Llama's query weights by sqrt(head_dim) in the checkpoint's own dtype. In bfloat16
+        # that rounds each of them by up to 0.4 % before any training.
         for name, chain in layout_hooks.items():
             if "query" in name:
                 layout_hooks[name] = [lambda weight, shape: weight.astype(np.float32), *chain]
@@ -349,7 +349,7 @@ def weight_mapping(hf: transformers.PretrainedConfig, config, saving_to_hf: bool
 
 
 def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.Mesh]:
-    """The MaxText model of a checkpoint's sizes, shapes without arrays, and its mesh over all `devices`."""
+    """The MaxText model for a checkpoint's sizes, as shapes without arrays, and its mesh over `devices`."""
     mesh = maxtext_utils.get_mesh_from_config(config, devices)
     with faster_on_cpu.modules_for(mesh):
         _, model = model_creation_utils.create_nnx_abstract_model(config, mesh, rng_key=jax.random.PRNGKey(0))
@@ -358,13 +358,13 @@ def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.M
 
 
 def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
-    """Builds the MaxText model under Tunix's adapter and fills it with the weights of a checkpoint's folder.
+    """Builds the MaxText model in Tunix's adapter and fills it with a checkpoint's weights.
 
     Returns:
-        The adapter, called with tokens [B, L], positions [B, L], None and a mask [B, L, L] or None, gives
-        logits [B, L, V] and None; and its mesh, over `devices` or over all.
+        The adapter, which maps tokens [B, L], positions [B, L], None and a mask [B, L, L] or None to logits
+        [B, L, V] and None; and its mesh, over `devices` or all devices.
     """
-    # MaxText's own `from_pretrained` would compile a program for random weights, which are lost here.
+    # MaxText's own `from_pretrained` would compile a program for random weights that we'd overwrite.
     model, mesh = abstract_model(hf, config, devices)
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=False)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
@@ -372,7 +372,7 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
         checkpoint = read_weights(folder)
         wanted = {name for value in names.values() for name in np.atleast_1d(value)}
         if hf.tie_word_embeddings:
-            checkpoint.pop("lm_head.weight", None)  # the same numbers once more
+            checkpoint.pop("lm_head.weight", None)  # a duplicate of the embedding
         if wanted != set(checkpoint):
             odd = sorted(wanted ^ set(checkpoint))[0]
             fault = "lacks" if odd in wanted else "has the unknown"
@@ -389,21 +389,21 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
 
     nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    # By a program, which can place a key on the devices of several hosts; `device_put` cannot.
+    # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
     adapter = TunixMaxTextAdapter(nnx.merge(graphdef, params, unused), pad_id=pad_id)
-    adapter.config = None  # as MaxText's `from_pretrained` leaves it: Tunix looks for one
+    adapter.config = None  # Tunix looks for it; MaxText's `from_pretrained` also sets None
     return adapter, mesh
 
 
 def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
-    """A key or a counter of that shape; a model without dropout never draws from it."""
+    """A key or a counter of that shape; a model without dropout never uses it."""
     is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
 
 
 def check_teacher(c, tokenizer) -> None:
-    """Refuses a TEACHER that cannot be read, or whose tokens are not MODEL's."""
+    """Refuses a TEACHER that can't be read, or whose tokens differ from MODEL's."""
     if not c.TEACHER:
         return
     try:
@@ -419,24 +419,24 @@ def check_teacher(c, tokenizer) -> None:
 
 
 def copy_of(adapter):
-    """A second model with the same weights in memory of its own: the frozen reference."""
+    """A second model with a copy of the weights: the frozen reference."""
     graphdef, state = nnx.split(adapter)
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
 
 def in_memory(states: Any, kind: str) -> Any:
-    """A copy of these arrays in "device" memory, or in the host's ("pinned_host")."""
+    """A copy of these arrays in "device" or "pinned_host" memory."""
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), states)
 
 
 def named_weights(adapter) -> dict[str, np.ndarray]:
-    """The weights of a model under Tunix's adapter, by the names that `weight_mapping` has for MaxText's."""
+    """The weights of a model in Tunix's adapter, by the MaxText names in `weight_mapping`."""
     weights = nnx.to_flat_state(nnx.state(adapter.base, nnx.Param))
     return {"-".join(["params", *map(str, path)]): np.asarray(leaf.get_value()) for path, leaf in weights}
 
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight by Hugging Face's name, in the order of `hf_weights`."""
+    """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
     names, _ = weight_mapping(hf, config, saving_to_hf=True)
     shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
@@ -447,7 +447,7 @@ def hf_weights(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """A MaxText model's weights under Hugging Face's names, in its layout and in the dtype of `config`.
 
-    `read` gives the array of a MaxText name, and is asked for one at a time.
+    `read` returns the array for a MaxText name; it's called one name at a time.
     """
     names, layout_hooks = weight_mapping(hf, config, saving_to_hf=True)
     shapes = hf_shapes(hf, config)
@@ -456,15 +456,15 @@ def hf_weights(
 
 
 def count_parameters(model: nnx.Module) -> int:
-    """Numbers in all weights of a model."""
+    """Number of parameters of a model."""
     return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def used_columns(model: nnx.Module, limit: int, longest: int) -> int:
-    """How many columns of answers [N, limit] are computed: on one CPU a quarter, half, 7/8 or all of them.
+    """How many columns of answers [N, limit] to compute: on one CPU a quarter, half, 7/8 or all of them.
 
-    Each width is a program of its own; on other devices that takes minutes to compile: there it is `limit`.
-    `longest` counts the tokens of the longest answer.
+    Each width compiles a separate program. On other devices that takes minutes, so they always use `limit`.
+    `longest` is the length of the longest answer in tokens.
     """
     if not faster_on_cpu.shares_prompts(model):
         return limit

@@ -1,6 +1,6 @@
-"""The language model on its devices: it answers questions, gives log-probs of answers, and takes new params.
+"""The language model on its devices: answers questions, computes log-probs of answers, loads new params.
 
-Tunix's cluster holds the models and the sampler. The main script sees an `Llm`, and in its loss a `Model`.
+Tunix's cluster holds the models and the sampler. The main script uses an `Llm`, and a `Model` in its loss.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ class Answers(NamedTuple):
     sampler_log_prob: np.ndarray  # float32 [N, T], under the distribution the tokens were sampled from
     turn: np.ndarray  # the turn of each token, int32 [N, T]; -1: an environment's token, or padding
     lengths: np.ndarray  # tokens, int [N]
-    ended: np.ndarray  # bool [N]: by an end-of-sequence token, or by the environment
+    ended: np.ndarray  # bool [N]: ended by an end-of-sequence token or the environment
 
 
 class Pi(NamedTuple):
-    """What the policy says of each token of the answers, float32 [N, T]."""
+    """The policy's output at each token of the answers, float32 [N, T]."""
 
     log_prob: jax.Array
     entropy: jax.Array  # of the distribution the token was sampled from, in nats
@@ -55,12 +55,12 @@ class Pi(NamedTuple):
 class Model:
     """The policy without its params: structure, frozen weights (with LoRA the base), temperature.
 
-    It's a pytree: a jitted function takes it as an argument, and a new temperature recompiles nothing.
+    It's a pytree, so a jitted function takes it as an argument and a new temperature doesn't recompile.
     """
 
     graphdef: Any
     frozen: Any
-    temperature: float  # of the sampling: pi is the distribution that answers are sampled from
+    temperature: float  # of the sampler, because pi is the distribution the answers are sampled from
     pad_id: int
     logits_clip: float
     num_generations: int
@@ -80,7 +80,7 @@ class Model:
 
     @contextlib.contextmanager
     def on_mesh(self) -> Iterator[None]:
-        """Inside the block jax computes on the trainer's mesh, by its axis rules."""
+        """Makes jax use the trainer's mesh and axis rules inside the block."""
         with self.mesh, nn_partitioning.axis_rules(self.axis_rules):
             yield
 
@@ -88,14 +88,14 @@ class Model:
 def sum_of_passes(one_pass, params, model: Model, batch, use):
     """Applies `one_pass`, a value-and-gradient function of these arguments, to each gradient pass of a batch.
 
-    Loss and gradient are summed, the metrics of the passes stacked.
+    Sums loss and gradient, and stacks the metrics of the passes.
     """
 
     def add_pass(total, batch):
         values, gradient = one_pass(params, model, batch, use)
         return jax.tree.map(jnp.add, total, gradient), values
 
-    if len(batch.mask) == 1:  # a single pass needs no sum beside its own gradient
+    if len(batch.mask) == 1:  # a single pass doesn't need an accumulator
         return one_pass(params, model, jax.tree.map(lambda x: x[0], batch), use)
     gradient, (losses, metrics) = jax.lax.scan(add_pass, jax.tree.map(jnp.zeros_like, params), batch)
     return (losses.sum(), metrics), gradient
@@ -111,8 +111,8 @@ class Llm:
     """The language model of a run.
 
     Attributes:
-        params: what is trained: all weights, or LoRA's A and B.
-        temperature: of the answers sampled last.
+        params: the trained weights: all of them, or LoRA's A and B.
+        temperature: of the most recent answers.
     """
 
     def __init__(self, c, cluster: RLCluster):
@@ -131,7 +131,7 @@ class Llm:
         return self.to_arrays(self.sample(questions, step))
 
     def sample(self, questions: dict[str, np.ndarray], step: int) -> RolloutOutput:
-        """`generate`, as Tunix returns it. The random key follows from SEED and the step."""
+        """`generate` in Tunix's format. The random key depends on SEED and the step."""
         self.cluster.global_steps = step
         config = self.cluster.get_rollout_config(Mode.TRAIN)
         config.temperature = self.temperature = temperature_at(self.c, step)
@@ -141,14 +141,14 @@ class Llm:
         return self.cluster.generate(prompts)
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
-        """One answer per question, sampled as an entry of GENERATION_CONFIGS says."""
+        """One answer per question, sampled with an entry of GENERATION_CONFIGS."""
         vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself, and takes no seed per request
         chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
         chunks = []
         starts = range(0, len(questions), chunk)
         for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
             part = questions[start : start + chunk]
-            # The same noise before and after training: only the model differs.
+            # The same noise before and after training, so only the model differs.
             seed = None if vllm else jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
             config, prompts = sampling(self.c, config_name, seed=seed), [row["prompts"] for row in part]
             if self.c.ENVIRONMENT:
@@ -172,7 +172,7 @@ class Llm:
         )
 
     def ahead(self, saved: dict[str, Any] | None) -> "SampledAhead":
-        """Samples a step's answers while the step before it trains; `load` waits for them."""
+        """Samples a step's answers while the previous step trains; `load` waits for them."""
         self._ahead = SampledAhead(self, saved)
         return self._ahead
 
@@ -190,8 +190,7 @@ class Llm:
     def place(self, batch):
         """NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes: [passes, N / passes, ...].
 
-        The rows of a pass are split over the devices. On one CPU the columns that no answer uses are dropped:
-        `llama.used_columns`.
+        The rows of a pass are split over the devices. On one CPU, `llama.used_columns` drops unused columns.
         """
         B, G, T = batch.completion_ids.shape
         width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())
@@ -210,11 +209,11 @@ class Llm:
         return batch._replace(**{name: put(name, x) for name, x in batch._asdict().items() if x is not None})
 
     def log_probs(self, batch) -> jax.Array:
-        """Log-probs of the answers under the policy as last loaded: float32 [passes, N / passes, T]."""
+        """Log-probs of the answers under the last loaded policy: float32 [passes, N / passes, T]."""
         return self._log_probs(self._graphdef, (self.params, self._frozen), batch)
 
     def reference_log_probs(self, batch) -> jax.Array:
-        """The same under the starting model, or under the TEACHER."""
+        """The same under the starting model or the TEACHER."""
         graphdef, *states = self._reference
         if not self.c.REFERENCE_OFFLOAD:
             return self._log_probs(graphdef, tuple(states), batch)
@@ -231,9 +230,9 @@ class Llm:
 
     # --- params
     def first_opt_state(self, optimizer: optax.GradientTransformation):
-        """The optimizer's state before the first update: moments like their params, counters on every device.
+        """The optimizer's initial state: moments sharded like their params, counters on every device.
 
-        By default a counter lives on one device, and restored from a checkpoint it would be bound to it.
+        By default a counter lives on one device, and would be tied to it when restored from a checkpoint.
         """
         mesh = self.cluster.cluster_config.role_to_mesh[Role.ACTOR]
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -244,7 +243,7 @@ class Llm:
         return jax.tree.map(put, optimizer.init(self.params))
 
     def load(self, params) -> None:
-        """Gives the policy new params, and the sampler, too."""
+        """Loads new params into the policy and the sampler."""
         if self._ahead:
             self._ahead.wait()  # the old weights finish the answers being sampled
         self.params = params
@@ -253,10 +252,10 @@ class Llm:
 
 
 class SampledAhead:
-    """The next step's answers, sampled while a step trains: they're one update old when their step comes.
+    """The next step's answers, sampled while a step trains, so they're one update old when used.
 
     vLLM has its own weights, so it samples while the trainer trains. `MaxTextRollout` shares the trainer's
-    arrays, which the update donates: there the sampling ends before the update begins.
+    arrays, which the update donates, so its sampling finishes before the update begins.
     """
 
     def __init__(self, llm: Llm, saved: dict[str, Any] | None):
@@ -271,7 +270,7 @@ class SampledAhead:
             )
 
     def take(self, questions, step: int) -> Answers:
-        """The answers sampled ahead; without any, they're sampled now."""
+        """The answers sampled ahead; samples them now if there are none."""
         output = self._next.result() if self._next else self._llm.sample(questions, step)
         self._next = None
         return self._llm.to_arrays(output)
@@ -283,7 +282,7 @@ class SampledAhead:
             self.wait()
 
     def wait(self) -> None:
-        """Until the answers ahead are sampled."""
+        """Blocks until the answers ahead are sampled."""
         futures.wait([self._next] if self._next else [])
 
     def to_json(self) -> dict[str, Any] | None:

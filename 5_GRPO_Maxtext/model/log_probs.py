@@ -1,4 +1,4 @@
-"""Log-probs of answers under a model, and what the log wants to know of a gradient pass."""
+"""Log-probs of answers under a model, and a gradient pass's metrics for the log."""
 
 import functools
 import math
@@ -28,12 +28,12 @@ def log_probs(
         prompts: int32 [N, P], left-padded.
         completions: int32 [N, T], right-padded.
         pad_id: padding token.
-        temperature: of the sampling; may be traced, so that a schedule compiles nothing anew.
+        temperature: the sampler's; may be traced, so a schedule doesn't recompile.
         logits_clip: largest absolute logit (0 = off).
-        num_generations: G, rows side by side that have the same prompt.
+        num_generations: G, adjacent rows with the same prompt.
     """
     tokens = jnp.concatenate([prompts, completions], axis=1)  # [N, P + T]
-    segment_ids = (tokens != pad_id).astype(jnp.int32)  # 1, and 0 for padding: no token sees it
+    segment_ids = (tokens != pad_id).astype(jnp.int32)  # 1; 0 for padding, which no token sees
     positions = jnp.maximum(jnp.cumsum(segment_ids, axis=1) - 1, 0)  # [N, P + T]
     if num_generations > 1 and faster_on_cpu.shares_prompts(model):
         logits = faster_on_cpu.logits_of_groups(
@@ -41,7 +41,7 @@ def log_probs(
         )
     else:
         logits, _ = model(tokens, positions, cache=None, attention_mask=None, segment_ids=segment_ids)
-        logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: the logit of token t is at t - 1
+        logits = logits[:, -completions.shape[1] - 1 : -1]  # [N, T, V]: token t's logits are at t - 1
     if logits_clip:
         logits = jnp.clip(logits, -logits_clip, logits_clip)
     logits /= temperature
@@ -51,9 +51,9 @@ def log_probs(
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
 def log_probs_of_states(graphdef, states, prompts, completions, **arguments) -> jax.Array:
-    """`log_probs` as a compiled program of its own, without the logits: [passes, N, T].
+    """`log_probs` as a separate compiled program, without the logits: [passes, N, T].
 
-    `graphdef` and `states` are as `nnx.split` gives them; the tokens have an axis of passes in front.
+    `graphdef` and `states` come from `nnx.split`; the tokens have a leading axis of passes.
     """
 
     def one_pass(tokens):
@@ -75,7 +75,7 @@ def entropy_of(logits: jax.Array) -> jax.Array:
 
 
 def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
-    """Metrics [N, T] of a gradient pass for the log, over the tokens that are trained.
+    """Reduces a gradient pass's metrics [N, T] for the log, over the trained tokens.
 
     Returns:
         Sum and count [2] of each, and of `mismatch`, |log pi_old - log pi_sampler| (nats); the largest
@@ -89,10 +89,10 @@ def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
 
 
 def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:
-    """`token_metrics` of all gradient passes of an update, one number each.
+    """Reduces `token_metrics` of all gradient passes of an update to one number each.
 
-    A mean of the passes' means would weigh few tokens like many. If no token counts there is no mean: nan,
-    since 0 would pass for a measurement. `metrics` are of one pass, or stacked: [passes, 2], and [passes].
+    A mean of the passes' means would weigh a few tokens like many. Without any tokens it's nan, because 0
+    would look like a measurement. `metrics` are of one pass, or stacked: [passes, 2], and [passes].
     """
     means = {}
     for name, values in jax.tree.map(np.asarray, metrics).items():

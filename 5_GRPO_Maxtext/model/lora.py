@@ -1,15 +1,15 @@
-"""LoRA: the model stays as it is, and a small matrix product is trained beside each weight.
+"""LoRA: freezes the model and trains a small matrix product next to each weight.
 
     y = x W + (alpha / r) x A B        W [in, out] frozen, A [in, r] random, B [r, out] zero at first
 
 (Hu et al. 2021, arXiv 2106.09685, eq. 3). With B = 0 the first answers are exactly the base model's. qwix
-puts A and B into the MaxText model; the main script differentiates, updates and saves those two alone, and
-the frozen weights serve the reference as well. Generation and export take W + (alpha / r) A B.
+puts A and B into the MaxText model. The main script differentiates, updates and saves only those two, and the
+reference shares the frozen weights. Generation and export use W + (alpha / r) A B.
 
-A and B are made here, not by qwix (0.1.8). Its own way is a first run of the model. That draws the same A for
-every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis names
-of W, which has one dimension more: the next pass would raise. qwix uses the A and B that it finds. Drop this
-when its own initialisation fits MaxText's Llama.
+We create A and B here because qwix (0.1.8) would do it in a first run of the model. That samples the same A
+for every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis
+names of W, which has one more dimension, so the next pass would raise. qwix uses existing A and B if it finds
+them. Drop this when its own initialization works with MaxText's Llama.
 """
 
 import functools
@@ -35,11 +35,11 @@ TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
 
 
 class LoraProvider(qwix.LoraProvider):
-    """qwix's, whose sum x W + (alpha / r) x A B has the dtype of x.
+    """qwix's provider, with the sum x W + (alpha / r) x A B in the dtype of x.
 
-    A and B are kept in the dtype of the weights. Where that is float32 and activations are bfloat16, qwix's
-    sum, and with it every activation behind it, would be float32: twice the memory, and stacked layers
-    (SCAN_LAYERS=True) would not compile. Drop this when qwix rounds its sum.
+    A and B have the dtype of the weights. If that's float32 and activations are bfloat16, qwix's sum and
+    every later activation would be float32. That would take twice the memory, and stacked layers
+    (SCAN_LAYERS=True) wouldn't compile. Drop this when qwix rounds its sum.
     """
 
     def dot_general(self, lhs, *args, **kwargs):
@@ -50,10 +50,10 @@ class LoraProvider(qwix.LoraProvider):
 def add_lora(
     adapter, mesh: jax.sharding.Mesh, config, rank: int, alpha: float, targets: str, seed: int
 ) -> tuple[nnx.Module, Callable[[nnx.State], nnx.State]]:
-    """A model with the weights of `adapter`, the very same arrays, and A and B beside those in `targets`.
+    """A model that shares the weight arrays of `adapter` and adds A and B to those in `targets`.
 
-    A is uniform with variance 2 / in (He et al. 2015, qwix's choice), another one per layer; B is 0. Both are
-    small: each device of `mesh` gets all of them.
+    A is uniform with variance 2 / in (He et al. 2015, qwix's choice), sampled per layer; B is 0. Both are
+    small, so they're replicated on each device of `mesh`.
 
     Returns:
         Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` and
@@ -85,7 +85,7 @@ def add_lora(
 
 
 def product(a, b, shape: Iterable[int], scale: float):
-    """scale * A B in the shape of its weight, whose layer axis is the second."""
+    """scale * A B in the shape of its weight; the layer axis is the second."""
     # highest: a TPU would multiply in bfloat16
     added = jnp.einsum("i...r,r...o->...io", a, b, precision="highest") * scale  # [in, out], [layer, in, out]
     if a.ndim == 2:
@@ -95,9 +95,9 @@ def product(a, b, shape: Iterable[int], scale: float):
 
 
 def merge(params: nnx.State, scale: float) -> nnx.State:
-    """`nnx.Param` state of a model from `add_lora`, or of its `base`, as that of a plain model.
+    """Converts the `nnx.Param` state of a model from `add_lora`, or of its `base`, to a plain model's.
 
-    W + scale * A B takes W's place, where scale is alpha / r; the others stay as they are.
+    Replaces W with W + scale * A B, where scale is alpha / r; the others don't change.
     """
     leaves = dict(nnx.to_flat_state(params))
     merged = {}
@@ -115,7 +115,7 @@ def merge(params: nnx.State, scale: float) -> nnx.State:
 
 
 def count_parameters(hf, rank: int, targets: str) -> int:
-    """Numbers in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
+    """Number of parameters in all A and B of a Llama with the sizes of `hf` (its `LlamaConfig`)."""
     E, F = hf.hidden_size, hf.intermediate_size
     q, kv = (E + n * hf.head_dim for n in (hf.num_attention_heads, hf.num_key_value_heads))  # in + out
     sizes = dict(q_proj=q, k_proj=kv, v_proj=kv, o_proj=q, gate_proj=E + F, up_proj=E + F, down_proj=E + F)

@@ -1,13 +1,13 @@
-"""Generation with the model that is being trained: MaxText decoding as compiled programs.
+"""Generation with the model being trained: MaxText decoding as compiled programs.
 
 On a TPU VM, vLLM generates the answers; everywhere else this file does. Tunix accepts any `BaseRollout`, and
-its own 'vanilla' one can't drive a MaxText model. A call is two programs:
+its own 'vanilla' one can't drive a MaxText model. A call runs two programs:
 
-    prefill   all tokens of the prompts in one forward pass, which fills their half of the KV cache; each
-              prompt once, however many answers are sampled for it
+    prefill   all tokens of the prompts in one forward pass, which fills their half of the KV cache; once per
+              prompt, however many answers we sample for it
     decode    one token per step for all rows, until every row has ended
 
-Three things differ from Tunix's vanilla sampler. Each of them would spoil learning without a message:
+Three things differ from Tunix's vanilla sampler. Getting any of them wrong would silently break learning:
 
     end of sequence    stays in the completion: otherwise it's never trained, and answers never learn to stop
     random key         depends on the training step: otherwise every step samples the same, or a resumed run
@@ -48,7 +48,7 @@ GENERATION_CONFIGS = {
 
 
 def sampling(c, config_name: str = "", **changes: Any) -> RolloutConfig:
-    """How to sample answers: as in training, or as an entry of GENERATION_CONFIGS says."""
+    """How to sample answers: as in training, or with an entry of GENERATION_CONFIGS."""
     if config_name:
         how = GENERATION_CONFIGS[config_name]
     else:
@@ -59,7 +59,7 @@ def sampling(c, config_name: str = "", **changes: Any) -> RolloutConfig:
 
 
 def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) -> np.ndarray:
-    """Rows of at most `width` values as an array [N, width], `fill` behind them."""
+    """Rows of at most `width` values as an array [N, width], padded on the right with `fill`."""
     padded = np.full((len(rows), width), fill, dtype)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
@@ -67,7 +67,7 @@ def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) ->
 
 
 def batch_axis(variable: nnx.Variable) -> int:
-    """Which axis of an array in MaxText's KV cache counts the rows; -1 if none does."""
+    """The batch axis of an array in MaxText's KV cache; -1 if it has none."""
     names = variable.get_metadata("out_sharding")
     return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
 
@@ -86,7 +86,7 @@ def sample(
 ) -> tuple[jax.Array, jax.Array]:
     """Samples token t of each row's answer from logits [B, V]: the tokens and their log-probs, [B] each.
 
-    `method`, an index into the static `methods`, is traced: training and both evaluations share one program.
+    `method`, an index into the static `methods`, is traced, so training and both evaluations share a program.
     """
 
     def sampler(greedy: bool, top_p: float, top_k: int):
@@ -95,7 +95,7 @@ def sample(
 
         def sampled():
             noise = jax.random.fold_in(key, t)
-            kept = min(top_k, logits.shape[-1])  # a vocabulary may be smaller
+            kept = min(top_k, logits.shape[-1])  # the vocabulary may be smaller
             token = sample_top_p(logits[:, None], noise, temperature, top_p, kept)[0]
             return token, sampled_log_prob(logits, token, temperature, top_p, kept)
 
@@ -105,10 +105,10 @@ def sample(
 
 
 def sampled_log_prob(logits, token, temperature, top_p: float, top_k: int) -> jax.Array:
-    """Log-prob [B] of tokens under the distribution that top-k and top-p left, renormalised.
+    """Log-prob [B] of tokens under the distribution after top-k and top-p, renormalized.
 
     Tunix's `sample_top_p`, which sampled the `token` [B] from `logits` [B, V] with the same arguments, can
-    return the log-prob before the cut. That hides the very difference that SAMPLER_CORRECTION is for.
+    return the log-prob before the cut. That would hide the difference SAMPLER_CORRECTION corrects.
     """
     scaled = logits.astype(jnp.float32) / temperature  # [B, V]
     kept = scaled
@@ -127,11 +127,11 @@ class MaxTextRollout(BaseRollout):
         rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them.
         maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
             `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
-        prompt_config: the same with as many rows R as a prompt pass has (None = B).
+        prompt_config: the same with R rows, the size of a prompt pass (None = B).
         hf: the checkpoint's config, for the rotary scaling.
-        current_step, seed: the training step and the run's seed, of which the sampling key is a function.
+        current_step, seed: the training step and the run's seed, which determine the sampling key.
         logits_clip: largest absolute logit, as in training (0 = off).
-        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices.
+        merge: merges the actor's LoRA matrices, if any, into plain parameters.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class MaxTextRollout(BaseRollout):
         merge: Callable[[nnx.State], nnx.State] | None = None,
     ):
         self._actor, self.tokenizer, self._mesh, self._config = rollout_actor, tokenizer, mesh, maxtext_config
-        self._rollout_config = rollout_config  # not a copy: a schedule changes its temperature
+        self._rollout_config = rollout_config  # not a copy, because a schedule changes its temperature
         self._current_step, self._seed, self._logits_clip = current_step, seed, logits_clip
         self._merge = jax.jit(merge) if merge else None
         self.rows = maxtext_config.global_batch_size_to_load
@@ -163,7 +163,7 @@ class MaxTextRollout(BaseRollout):
         self._methods = tuple(dict.fromkeys(map(method_of, hows)))
         self._prefill, self._spread = jax.jit(self._prompt_pass), jax.jit(self._spread_rows)
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())  # on every host
-        self._decode = jax.jit(  # the cache is given away and handed back: no second copy beside it
+        self._decode = jax.jit(  # donates the cache and returns it, so there's no second copy
             self._decode_all, static_argnames=("methods", "max_tokens"), donate_argnames="cache",
             out_shardings=(whole, whole, None),
         )  # fmt: skip
@@ -171,7 +171,7 @@ class MaxTextRollout(BaseRollout):
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-        """A module with the actor's layers and a KV cache, but without weights of its own: its structure.
+        """The structure of a module with the actor's layers and a KV cache, but without weights.
 
         `eval_shape` builds it without allocating anything.
         """
@@ -189,7 +189,7 @@ class MaxTextRollout(BaseRollout):
     def _forward(self, graphdef, empty, params, rest, cache, tokens, positions, mode, segment_ids=None):
         """Logits [rows, V] of the last position, and the KV cache with these tokens in it.
 
-        Padding gets the logit -inf: if it were sampled, it would count as the end of the answer.
+        Padding gets the logit -inf, because a sampled pad token would end the answer.
         """
         state = jax.tree.map(lambda x: x, empty)
         nnx.replace_by_pure_dict(state, cache)
@@ -198,10 +198,10 @@ class MaxTextRollout(BaseRollout):
             decoder_input_tokens=tokens, decoder_positions=positions, decoder_segment_ids=segment_ids,
             enable_dropout=False, model_mode=mode,
         )[:, -1]  # fmt: skip
-        if self._logits_clip:  # otherwise another policy would be trained than answers
+        if self._logits_clip:  # otherwise we'd train a different policy than we sample from
             logits = jnp.clip(logits, -self._logits_clip, self._logits_clip)
         logits = logits.at[..., self.pad_id()].set(-jnp.inf)
-        # a pure dict, not nnx states: only arrays may be carried through `while_loop`
+        # a pure dict instead of nnx states, because `while_loop` can only carry arrays
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.Cache))
 
     def _prompt_pass(self, params, rest, prompts):
@@ -210,7 +210,7 @@ class MaxTextRollout(BaseRollout):
         `params` is the actor's `nnx.Param` state, `rest` the decoder's random-number state.
         """
         mask = prompts != self.pad_id()  # [R, P]
-        # Left padding: a row's last prompt token is always at P - 1, so is its first logit.
+        # With left padding, a row's last prompt token is always at P - 1, and so is its first logit.
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)  # [R, P]
         empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache))
         return self._forward(
@@ -219,7 +219,7 @@ class MaxTextRollout(BaseRollout):
         )  # fmt: skip
 
     def _spread_rows(self, passes, rows):
-        """What the prompt passes gave, with a row for each answer: `rows` [B] says which of theirs it is."""
+        """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt rows."""
         axes = nnx.traversals.unflatten_mapping(
             {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
         )
@@ -231,7 +231,7 @@ class MaxTextRollout(BaseRollout):
         return jnp.concatenate(logits)[rows], jax.tree.map(spread, axes, *caches)
 
     def _prompts_done(self, params, prompts: np.ndarray) -> tuple[jax.Array, Any]:
-        """Logits [B, V] of the first tokens and the KV cache, of prompts [B, P]: each of them once."""
+        """Logits [B, V] of the first tokens and the KV cache for prompts [B, P], each computed once."""
         R = self._prompt_rows
         if len(prompts) == R:
             return self._prefill(params, self._rest, prompts)
@@ -254,14 +254,14 @@ class MaxTextRollout(BaseRollout):
     def _decode_all(
         self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Whole answers, as one program.
+        """Decodes whole answers in one program.
 
-        `logits` [B, V] and `cache` are from the prompts, whose `lengths` [B] are 0 where a row only fills up
-        the batch. Token t is sampled with `fold_in(key, t)`.
+        `logits` [B, V] and `cache` come from the prompts; `lengths` [B] are 0 for rows that only fill up the
+        batch. Token t is sampled with `fold_in(key, t)`.
 
         Returns:
             Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their log-probs [B, T]
-            as `sampled_log_prob` has them; the cache, which was given away.
+            as in `sampled_log_prob`; the cache, which was donated.
         """
         how = key, temperature, method, methods
 
@@ -285,13 +285,13 @@ class MaxTextRollout(BaseRollout):
         return tokens, log_probs, cache
 
     def _ends(self, token):
-        """Whether these tokens end their answers; of any shape."""
+        """Whether these tokens end their answers; any shape."""
         return functools.reduce(operator.or_, (token == eos_id for eos_id in llama.eos_ids(self.tokenizer)))
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
-        """Temperature, method and methods of a `RolloutConfig`, as `_decode` takes them."""
+        """Temperature, method and methods of a `RolloutConfig`, as arguments for `_decode`."""
         method = method_of(config)
-        if method not in self._methods:  # compiles anew
+        if method not in self._methods:  # recompiles
             self._methods += (method,)
         return dict(temperature=config.temperature, method=self._methods.index(method), methods=self._methods)
 
@@ -312,7 +312,7 @@ class MaxTextRollout(BaseRollout):
         return padded
 
     def _fill_up(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """At most `count` rows as so many, the rest padding: one shape, one compilation."""
+        """Pads to `count` rows, so there's one shape and one compilation."""
         return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=self.pad_id())
 
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
@@ -349,9 +349,9 @@ class MaxTextRollout(BaseRollout):
         )
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
-        """Yields the completion of one prompt piece by piece, as soon as a token makes one.
+        """Yields the completion of one prompt piece by piece, as the tokens arrive.
 
-        The pieces together are the text that `generate` gives for this prompt alone, of the same seed.
+        Joined, the pieces are the text `generate` returns for this prompt alone with the same seed.
         """
         key = jax.random.fold_in(self.key(rollout_config.seed), 0)
         columns = self.token_by_token([prompt], rollout_config, key)
@@ -359,7 +359,7 @@ class MaxTextRollout(BaseRollout):
         for _ in range(rollout_config.max_tokens_to_generate):
             token, _ = columns.send(np.array(tokens[-1:]) if tokens else None)
             tokens.append(int(token[0]))
-            # All tokens again: what one is in text can depend on those around it (spaces, UTF-8).
+            # Decode all tokens again: a token's text can depend on its neighbors (spaces, UTF-8).
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             over = self._ends(tokens[-1]) or len(tokens) == rollout_config.max_tokens_to_generate
             if text.startswith(said) and (over or not text.endswith("\ufffd")):  # half a character
@@ -371,13 +371,13 @@ class MaxTextRollout(BaseRollout):
     def token_by_token(
         self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
     ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
-        """Samples a token for each prompt, column by column; the caller says which token the row really gets.
+        """Samples a token for each prompt, column by column; the caller decides which token the row gets.
 
-        That's the sampled one, or an environment's (task/turns.py). The KV cache is kept between columns.
+        That's the sampled one or an environment's (task/turns.py). The KV cache persists between columns.
         There are at most `rows` prompts; token t is sampled with `fold_in(key, t)`.
 
         Yields:
-            The sampled tokens [N] and their log-probs [N]. Send the tokens [N] of the rows back.
+            The sampled tokens [N] and their log-probs [N]. Send back the tokens [N] for the rows.
         """
         prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
         how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)
@@ -389,12 +389,12 @@ class MaxTextRollout(BaseRollout):
             tokens = yield np.asarray(token)[: len(prompts)], np.asarray(log_prob)[: len(prompts)]
             t, fed = t + 1, np.full(self.rows, self.pad_id(), np.int32)
             fed[: len(prompts)] = tokens
-            with self._axes():  # left while the caller has the word
+            with self._axes():  # exited while the caller runs
                 token, log_prob, cache = self._next(params, self._rest, cache, fed, lengths, t, key, **how)
 
     @contextlib.contextmanager
     def _axes(self) -> Iterator[None]:
-        """Inside the block jax computes on the actor's mesh, by the actor's axis rules."""
+        """Makes jax use the actor's mesh and axis rules inside the block."""
         with self._mesh, nn_partitioning.axis_rules(self._config.logical_axis_rules):
             yield
 
@@ -403,11 +403,11 @@ class MaxTextRollout(BaseRollout):
         return (prompts != self.pad_id()).sum(axis=1).astype(np.int32)
 
     def key(self, seed: jax.Array | None) -> jax.Array:
-        """`seed`, or the key of this call: of the run's seed, the training step, and the call in the step."""
+        """`seed`, or this call's key, from the run's seed, the training step and the call in the step."""
         if seed is not None:
             return seed
         step = self._current_step()
-        # Tunix may ask several times in one step (micro-batches): each call has its own key.
+        # Tunix may call several times in one step (micro-batches), so each call gets its own key.
         self._calls = self._calls + 1 if step == self._last_step else 0
         self._last_step = step
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), self._calls)
@@ -420,7 +420,7 @@ class MaxTextRollout(BaseRollout):
         )[0]  # fmt: skip
 
     def update_params(self, params, filter_types=None) -> None:
-        """Nothing to do: the model that decodes is the actor itself."""
+        """Does nothing, because the actor itself decodes."""
 
     def pad_id(self) -> int:
         """Id of the padding token."""

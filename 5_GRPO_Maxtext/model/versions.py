@@ -1,7 +1,7 @@
-"""The versions this folder was written for, and how it replaces a function of theirs.
+"""The library versions this folder needs, and helpers to patch them.
 
-Private names and patches hold for one version only: the installed versions are compared with VERSIONS at
-every start.
+Private names and patches only work with one version, so every start compares the installed versions with
+VERSIONS.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ VERSIONS = {"google-tunix": "0.1.7", "maxtext": "0.2.5", "qwix": "0.1.8"}  # pin
 
 
 def check_versions() -> None:
-    """Refuses other versions than those whose private names and layouts are relied on."""
+    """Refuses other versions, because we rely on private names and layouts."""
     for package, wanted in VERSIONS.items():
         found = importlib.metadata.version(package)
         if found != wanted:
@@ -39,7 +39,7 @@ def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
 
 
 class StandIn(types.ModuleType):
-    """Imports the module of its name when something of it is first used."""
+    """Imports the module of its name on first use."""
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -60,10 +60,10 @@ def remove_stand_ins() -> None:
 
 @contextlib.contextmanager
 def imported_when_used(*names: str) -> Iterator[None]:
-    """What the block imports gets stand-ins for these modules; after it, an import is Python's own again.
+    """Gives the block's imports stand-ins for these modules; afterwards imports work normally again.
 
     importlib's LazyLoader won't do: on Python 3.12.1 the next import statement loads its module. Drop a name
-    when the library imports it where it's used, and all of this with Python 3.15's lazy imports (PEP 810).
+    when the library imports it lazily itself, and all of this with Python 3.15's lazy imports (PEP 810).
     """
     for name in (name for name in names if name not in sys.modules):
         package, _, child = name.rpartition(".")

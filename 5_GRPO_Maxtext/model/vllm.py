@@ -1,12 +1,12 @@
 """Generation by vLLM on a TPU: Tunix's engine, with the weights of a MaxText model pushed into it.
 
-The engine holds a model of its own (tpu-inference's, in JAX) on its own devices. After every step Tunix sends
-it the trained weights by MaxText's map: it unstacks the scanned layers, applies the hooks (MaxText folds
-1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. What the map does
-not name, Tunix only logs: the engine would go on with random numbers in that place. Here that is an error.
+The engine has its own model (tpu-inference's, in JAX) on its own devices. After every step Tunix sends it the
+trained weights using MaxText's map: it unstacks the scanned layers, applies the hooks (MaxText folds
+1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. If the map misses a
+weight, Tunix only logs it, and the engine would go on with random numbers there. Here that's an error.
 
-An engine in bfloat16 gets its weights by `stochastic_round`: rounded to nearest, most would stay as they were
-early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
+`stochastic_round` converts the weights for an engine in bfloat16. With rounding to nearest, most wouldn't
+change early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
 
 `VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
 """
@@ -24,7 +24,7 @@ from tunix.generate.utils import build_flat_dict
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 OUTPUT_LAYER = "base.decoder.logits_dense.kernel"
-# Its name in tpu-inference 0.32, where MaxText 0.2.5 has an older one. Drop this when their names agree.
+# The name in tpu-inference 0.32; MaxText 0.2.5 still has an older one. Drop this when they agree.
 OUTPUT_LAYERS = {"qwen3-0.6b": "lm_head.weight"}
 
 
@@ -46,10 +46,10 @@ def engine_mapping(actor, model_name: str, head_dim: int) -> MappingConfig:
 
 
 def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:
-    """Raises ValueError unless each parameter of the actor, `source`, has a place in the engine's, `target`,
-    and each of those is filled: the others would keep their random numbers.
+    """Raises ValueError unless every parameter of the actor (`source`) maps to one of the engine (`target`)
+    and every one of those is filled; otherwise some would keep their random numbers.
 
-    `names` has MaxText's name to (engine's name, axes); the states hold arrays or shapes.
+    `names` maps MaxText's name to (engine's name, axes); the states hold arrays or shapes.
     """
 
     def paths(state):
@@ -64,13 +64,13 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
 
 @jax.jit
 def stochastic_round(x: jax.Array) -> jax.Array:
-    """Rounds each weight to one of its two bfloat16 neighbours, at random: on average it's the weight itself.
+    """Rounds each weight randomly to one of its two bfloat16 neighbors, without bias.
 
-    The upper 16 bits of a float32 are a bfloat16. We add 16 random bits to the lower half, and the nearer the
-    weight is to its upper neighbour, the more often that carries. A weight on the grid stays as it is.
+    The upper 16 bits of a float32 are a bfloat16. We add 16 random bits to the lower half, and the closer the
+    weight is to its upper neighbor, the more often that carries. A weight on the grid doesn't change.
 
     The random key is the sum of the weights. So the same weights always round the same way, also in a resumed
-    run, and each layer and step gets noise of its own.
+    run, and each layer and step gets different noise.
     """
     x = x.astype(jnp.float32)
     key = jax.random.key(jax.lax.bitcast_convert_type(x.sum(), jnp.uint32))
@@ -80,7 +80,7 @@ def stochastic_round(x: jax.Array) -> jax.Array:
 
 
 def rounded(mapping: MappingConfig) -> MappingConfig:
-    """The same map to an engine in bfloat16: each weight is rounded stochastically, after its hook."""
+    """The same map for an engine in bfloat16: rounds each weight stochastically after its hook."""
 
     def then_round(hook):
         return lambda weight: stochastic_round(hook(weight) if hook else weight)
@@ -94,8 +94,8 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
 
         sum (H - W) (W' - W) / sum (W' - W)^2        W' = W + scale * A B
 
-    That's a regression through the origin, over the middle layer as a sample of all. Weights that the engine
-    pads or repeats are left out. NaN while B is 0: nothing has to arrive.
+    That's a regression through the origin over the middle layer, as a sample of all. Skips weights the engine
+    pads or repeats. NaN while B is 0, because there's no update yet.
     """
     held = build_flat_dict(engine.flat_state(), mapping.to_hf_mappings)
     layer = {  # W [in, layer, ...], A [in, layer, r] and B [r, layer, out] without the layers
@@ -117,13 +117,13 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
 
 
 def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tuple[int, ...]) -> dict:
-    """What Tunix's `RolloutConfig` needs for vLLM, beside the sampling.
+    """Tunix's `RolloutConfig` fields for vLLM, other than sampling.
 
-    No `seed` per request: vLLM on a TPU refuses it, and elsewhere it would make the answers of a group equal.
-    The engine's own seed runs through the whole run. `rollout_mesh` is ("data", "model").
+    There's no `seed` per request: vLLM on a TPU refuses it, and elsewhere all answers of a group would be
+    equal. The engine has one seed for the whole run. `rollout_mesh` is ("data", "model").
     """
     return dict(
-        return_logprobs=True,  # unasked, vLLM returns none
+        return_logprobs=True,  # vLLM's default is none
         data_parallel_size=rollout_mesh.shape["data"],
         tensor_parallel_size=rollout_mesh.shape["model"],
         rollout_vllm_model_version=str(folder),
@@ -132,29 +132,29 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tup
         rollout_vllm_kwargs={
             "dtype": c.DTYPE,
             "seed": c.SEED,
-            "generation_config": "vllm",  # else a checkpoint's own temperature and stop tokens creep in
+            "generation_config": "vllm",  # else vLLM uses the checkpoint's own temperature and stop tokens
         },
         rollout_vllm_sampling_kwargs={
-            "prompt_logprobs": None,  # Tunix asks for them and throws them away
-            "stop_token_ids": list(eos_ids),  # Tunix names the tokenizer's own alone
+            "prompt_logprobs": None,  # Tunix requests them and throws them away
+            "stop_token_ids": list(eos_ids),  # Tunix only passes the tokenizer's own
         },
     )
 
 
 class VllmRollout(BaseRollout):
-    """Tunix's vLLM engine for a MaxText actor; the texts have no special tokens.
+    """Tunix's vLLM engine for a MaxText actor; strips special tokens from the texts.
 
-    With "<|eot_id|>" at its end, as Tunix gives it, no answer would be well formed.
+    Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check.
 
     Args:
         rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them; vLLM builds a mesh of its own
             over the devices.
         maxtext_config: the actor's.
-        merge: makes the plain model's parameters of the actor's, where that has LoRA matrices: the engine's
-            model has none. A whole copy of the weights lives while they are sent.
+        merge: merges the actor's LoRA matrices, if any, into plain parameters, since the engine's model has
+            none. Sending them needs memory for a full copy of the weights.
 
     Attributes:
-        metrics: of the newest weights, for the log: with LoRA `sync_gain`.
+        metrics: of the newest weights, for the log; with LoRA, `sync_gain`.
     """
 
     def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None):
@@ -177,17 +177,17 @@ class VllmRollout(BaseRollout):
         check_mapping(mapping.to_hf_mappings, weights, self._parameters())
 
     def _parameters(self) -> nnx.State:
-        """The engine's, without its random keys; Tunix has no public name for its state."""
+        """The engine's parameters without random keys; Tunix has no public name for its state."""
         return self._engine._sampler.transformer_state.filter(nnx.Param)
 
     def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
-        """Samples one completion for each prompt; as `MaxTextRollout.generate` gives it."""
+        """Samples one completion per prompt; returns the same as `MaxTextRollout.generate`."""
         output = self._engine.generate(prompts, rollout_config, **kwargs)
         text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
         return dataclasses.replace(output, text=text)
 
     def update_params(self, params, filter_types: tuple | None = None) -> None:
-        """Sends the engine the weights of the actor; with LoRA they are more than `params`."""
+        """Sends the engine the actor's weights; with LoRA that's more than `params`."""
         params = nnx.state(self._actor, nnx.Param)
         self._engine.update_params(params, filter_types)
         if self._merge:
@@ -195,7 +195,7 @@ class VllmRollout(BaseRollout):
             self.metrics = {"sync_gain": gain}
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """The trainer computes log-probs; Tunix's engine would return those of the last generation."""
+        """Refused: the trainer computes log-probs; Tunix's engine would return the last generation's."""
         raise NotImplementedError
 
     @property

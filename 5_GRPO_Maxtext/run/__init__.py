@@ -1,1 +1,1 @@
-"""What a run leaves on disk and prints: its folder, log, checkpoints, evaluation and report."""
+"""A run's output: its folder, log, checkpoints, evaluation and report."""

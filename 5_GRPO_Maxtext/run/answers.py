@@ -1,7 +1,7 @@
-"""Every answer of some steps, and what the update did to each of its tokens: RUN_DIR/answers.jsonl.
+"""RUN_DIR/answers.jsonl: every answer of some steps, and how the update changed each token's probability.
 
-One line per question of a kept step; `report.html` shows the same. Where a number has a token's index, it is
-one per token, the end-of-sequence token included:
+One line per question of a kept step; `report.html` shows the same. Log-probs are lists with one number per
+token, including the end-of-sequence token:
 
     {"step": 10, "question": ..., "answer": the right one, "data_source": ..., "beta": 0.08,
      "temperature": 1.0,
@@ -12,7 +12,7 @@ one per token, the end-of-sequence token included:
         "log_prob": before the update, "log_prob_after": after it, "log_prob_reference": (null without KL),
         "correct": ..., "correct_lenient": ..., "format_ok": ..., "cut_off": ..., "counts": in the loss}]}
 
-An episode of ENVIRONMENT also has, per token, "turn" (-1: the world's) and "advantages", and its "rewards".
+An episode of ENVIRONMENT also has "turn" (-1: environment) and "advantages" per token, and its "rewards".
 """
 
 import json
@@ -33,7 +33,7 @@ CONTEXT = 8  # tokens before a token that can change its text: spaces, and the b
 
 # %% Lines of a step ----------------------------------------------------------------------------------------
 def to_lines(rows: Sequence[dict[str, Any]]) -> str:
-    """One JSON line per row. ASCII: no control character of an answer reaches a terminal."""
+    """One JSON line per row, in ASCII, so an answer's control characters never reach a terminal."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -44,7 +44,7 @@ def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def keep_lines(path: Path, last_step: int) -> set[int]:
-    """Drops the rows of later steps, which a kill has undone and the run does again; returns what is left."""
+    """Drops the rows of later steps, which a resumed run repeats; returns the remaining steps."""
     rows = [row for row in read_lines(path) if row["step"] <= last_step]
     if path.exists():
         write_whole(path, to_lines(rows))
@@ -52,10 +52,10 @@ def keep_lines(path: Path, last_step: int) -> set[int]:
 
 
 def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; their sum is the text.
+    """What each token adds to the text; joined, they're the text.
 
-    A token's text can depend on those before it. A token that holds only some bytes of a character adds
-    nothing, the one that completes it adds the character.
+    A token's text can depend on those before it. A token with only some bytes of a character adds nothing;
+    the one that completes it adds the character.
     """
     texts, start, said = [], 0, ""
     for i in range(1, len(tokens) + 1):
@@ -116,7 +116,7 @@ def question_rows(
 
 
 def rounded(value: float) -> float:
-    """As JSON has it; -0.0 becomes 0.0."""
+    """Rounds for JSON; -0.0 becomes 0.0."""
     return round(float(value), DECIMALS) + 0.0
 
 
@@ -130,9 +130,9 @@ def keeps(c, step: int) -> bool:
 def append_step(
     path: Path, c, tokenizer, grader, samples, batch, row: Mapping[str, float], log_prob: Sequence
 ) -> None:
-    """Adds the lines of a step to answers.jsonl: of its `Samples`, the `Batch` made of them, its log's row.
+    """Adds a step's lines to answers.jsonl, from its `Samples`, the `Batch` built from them, and its log row.
 
-    `log_prob` is that before the update, [passes, N / passes, T], and that after it.
+    `log_prob` has those before the update, [passes, N / passes, T], and after it.
     """
 
     def flat(x):  # [passes, n, ...] to NumPy [N, ...]

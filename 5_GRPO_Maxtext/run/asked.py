@@ -1,7 +1,7 @@
 """Answers to questions outside a run, for inference.py: graded, voted, shown, written to a file or a page.
 
-A row is a question as from `questions.read_inputs`, with its completions `after` training. It also has those
-from `before` where the two are compared.
+A row is a question as from `questions.read_inputs`, with its completions `after` training, and those `before`
+if we compare the two.
 """
 
 import json
@@ -32,7 +32,7 @@ def is_right(grader, completion: str, row: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def judged(grader, completion: str, row: dict[str, Any]) -> str:
-    """ " [right]", " [wrong, right: 7]", or nothing where the right answer is not known."""
+    """ " [right]", " [wrong, right: 7]", or nothing if the right answer isn't known."""
     if row["gold"] is None:
         return ""
     return " [right]" if is_right(grader, completion, row)[0] else f" [wrong, right: {row['gold']}]"
@@ -66,9 +66,9 @@ def show(rows: list[dict[str, Any]], grader) -> None:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
-    """Writes OUTPUT: INPUT's columns, less those of an earlier OUTPUT, and those of WRITTEN.
+    """Writes OUTPUT: INPUT's columns, without those of an earlier OUTPUT, and WRITTEN's.
 
-    `completion` is that of the vote; `correct_lenient` goes by its last number.
+    `completion` is the vote's; `correct_lenient` grades its last number.
     """
     lines = []
     for row in rows:
@@ -87,7 +87,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]], grader) -> None:
 
 
 def token_log_probs(c, rollout, output) -> np.ndarray:
-    """Log-probs [N, T] of the tokens that an engine answered with, by another's weights at temperature 1."""
+    """Log-probs [N, T] of one engine's answers under another's weights at temperature 1."""
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, rollout.pad_id(), np.int32)  # [N, T]
     parts = [slice(start, start + c.BATCH_SIZE) for start in range(0, len(tokens), c.BATCH_SIZE)]
     prompts = output.left_padded_prompt_tokens  # [N, P]
@@ -97,7 +97,7 @@ def token_log_probs(c, rollout, output) -> np.ndarray:
 def write_page(c, path: Path, tokenizer, rows, output, log_probs, grader, about: str) -> None:
     """Writes the page: each question with its answers, rewards, advantages and tokens.
 
-    `log_probs` are from `token_log_probs`, before training and after it; or only one where none was trained.
+    `log_probs` are from `token_log_probs`, before and after training; only one for an untrained model.
     """
     tokens = right_padded(output.tokens, c.TOTAL_GENERATION_STEPS, tokenizer.pad_id(), np.int32)  # [N, T]
     groups = []

@@ -1,13 +1,13 @@
-"""A run's checkpoints, written by Orbax's `CheckpointManager`; none of them holds a NaN.
+"""A run's checkpoints, written by Orbax's `CheckpointManager`; refuses to save a NaN.
 
 CHECKPOINT_DIR/<name of RUN_DIR>/, or RUN_DIR/checkpoints/
-    <step>/weights      what is trained: all weights, or LoRA's A and B
+    <step>/weights      the trained weights: all of them, or LoRA's A and B
     <step>/moments      the optimizer's state
-    <step>/loop         JSON: the weight of the KL, and answers that were drawn one step ahead
+    <step>/loop         JSON: the weight of the KL, and answers sampled one step ahead
     run.json ...        in CHECKPOINT_DIR: the files of RUN_DIR as of the newest checkpoint
 
-Orbax writes while the training goes on, under another name until a checkpoint is complete: a kill leaves no
-half-written one. If one can't be read anyway, the run stops and names it; it never skips one silently.
+Orbax writes while training continues, under a temporary name until a checkpoint is complete, so a kill never
+leaves a half-written one. If one can't be read anyway, the run stops and names it; it never skips one.
 """
 
 import copy
@@ -26,9 +26,9 @@ from settings import UserError
 MAX_REASON = 160  # characters of a library's message
 
 
-# %% Where they are -----------------------------------------------------------------------------------------
+# %% Locations ----------------------------------------------------------------------------------------------
 def root_of(checkpoint_dir: str, folder: Path) -> str:
-    """Where checkpoints go: into the run's folder, or under its name in CHECKPOINT_DIR."""
+    """Where to save checkpoints: in the run's folder, or under its name in CHECKPOINT_DIR."""
     if checkpoint_dir.startswith("gs://"):
         return f"{checkpoint_dir.rstrip('/')}/{folder.name}"
     if checkpoint_dir:
@@ -37,7 +37,7 @@ def root_of(checkpoint_dir: str, folder: Path) -> str:
 
 
 def saved(root: str) -> list[int]:
-    """The steps after which there is a checkpoint, the last one at the end."""
+    """The steps that have a checkpoint, in order."""
     place = epath.Path(root)
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdigit()) if place.exists() else []
 
@@ -71,8 +71,8 @@ def root_of_run(checkpoint_dir: str, folder: Path) -> str:
 def copy_files(source: str | Path, target: str | Path, again: bool) -> list[str]:
     """Copies the files of a run, without its checkpoints, from or to a folder or gs:// address.
 
-    Those that `target` has are left alone, or written `again`. Returns the names of those copied; each is
-    whole or not there, as with `settings.write_whole`.
+    Skips files `target` already has, unless `again`. Copies atomically, as `settings.write_whole` does, and
+    returns the names of the files copied.
     """
     source, target, copied = epath.Path(source), epath.Path(target), []
     for path in (*source.glob("*.*"), *source.glob("tensorboard/*")):
@@ -101,11 +101,11 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dict[str, Any], c) -> None:
-    """Saves what a run needs to go on after `step` steps, unless there is such a checkpoint already.
+    """Saves what a run needs to continue after `step` steps, unless that checkpoint already exists.
 
-    `params` are the arrays that are trained, `loop` is what else it carries from step to step, for JSON. A
-    number that isn't finite raises UserError: the optimizer skips a gradient that isn't, but an update can
-    overflow by itself, through the learning rate or Adam's moments.
+    `params` are the trained arrays, `loop` is other state for JSON. Raises UserError if a number isn't
+    finite: the optimizer skips a gradient that isn't, but an update can overflow by itself, through the
+    learning rate or Adam's moments.
     """
     if manager.latest_step() == step:
         return
@@ -118,13 +118,13 @@ def save(manager: ocp.CheckpointManager, step: int, params, opt_state, loop: dic
     items = ocp.args.Composite(
         weights=ocp.args.StandardSave(params),
         moments=ocp.args.StandardSave(jax.tree.leaves(opt_state)),
-        loop=ocp.args.JsonSave(copy.deepcopy(loop)),  # written in a thread, while the loop goes on
+        loop=ocp.args.JsonSave(copy.deepcopy(loop)),  # written in a thread while the loop continues
     )
     manager.save(step, args=items)
 
 
 def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -> tuple[Any, Any, dict]:
-    """Reads params, opt_state and `loop` of checkpoint `step`, with the shapes and shardings of those given.
+    """Reads params, opt_state and `loop` of checkpoint `step`, with the arguments' shapes and shardings.
 
     Without `opt_state` only the params are read. Raises UserError if it can't be read as this model's.
     """
@@ -136,7 +136,7 @@ def restore(manager: ocp.CheckpointManager, step: int, params, opt_state=None) -
         found = manager.restore(step, args=ocp.args.Composite(**items))
     except (MemoryError, jax.errors.JaxRuntimeError):  # too little memory doesn't mean a damaged checkpoint
         raise
-    except Exception as error:  # Orbax, tensorstore, json and the network have no error type in common
+    except Exception as error:  # Orbax, tensorstore, json and the network share no error type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
         others = [str(other) for other in manager.all_steps() if other < step]
         remedy = f"move it away to go on from {others[-1]}" if others else "put a whole one back"

@@ -1,8 +1,7 @@
-"""Refuses constants that would fail later, or teach nothing without saying so.
+"""Refuses constants that would fail later, or silently train nothing.
 
-settings.py checks names, types and ranges when it reads the constants. Nothing here imports jax: a wrong
-setting is refused before the slow imports. What needs the model or the devices is checked where those are
-known.
+settings.py checks names, types and ranges when it reads the constants. Nothing here imports jax, so we refuse
+a wrong setting before the slow imports. Checks that need the model or the devices come later.
 """
 
 import importlib.util
@@ -17,7 +16,7 @@ VLLM_TEMPERATURE = 2  # vLLM 0.32 refuses a request above it
 
 
 def refuse(c) -> None:
-    """Checks every constant that can be judged without the model; raises UserError."""
+    """Checks every constant we can without the model; raises UserError."""
     combinations(c)
     paths(c)
     template(c)
@@ -99,12 +98,12 @@ def combinations(c) -> None:
 
 
 def rewards_of(c) -> str:
-    """REWARDS; where it is empty and there is a world, what the world gives."""
+    """REWARDS, or the environment's rewards if it's empty and there's an ENVIRONMENT."""
     return c.REWARDS or ("episode_return" if c.ENVIRONMENT else "")
 
 
 def paths(c) -> None:
-    """Files and folders, as far as their names tell."""
+    """Checks the names of files and folders."""
     for name in ("MODEL", "DATASET", "TEST_DATASET", "REWARD_FUNC", "ENVIRONMENT", "RUN_DIR"):
         if "gs://" in getattr(c, name):
             raise UserError(
@@ -125,7 +124,7 @@ def paths(c) -> None:
 
 
 def template(c) -> None:
-    """A TEMPLATE that leaves the question out would ask the same of the model every time."""
+    """Refuses a TEMPLATE without the question, which would give the same prompt every time."""
     mark = "the question"
     try:
         fault = "" if mark in c.TEMPLATE.format(question=mark, system_prompt="") else "has no {question}"
@@ -139,7 +138,7 @@ def template(c) -> None:
 
 
 def model(c, hf) -> None:
-    """Refuses what only MODEL's config `hf` can tell: more tokens to choose from than there are."""
+    """Checks constants against MODEL's config `hf`: a TOP_K larger than the vocabulary."""
     if hf.vocab_size < c.TOP_K:
         raise UserError(
             f"TOP_K={c.TOP_K}: MODEL={c.MODEL} has {hf.vocab_size:,} tokens; use fewer, or -1 (off)"
@@ -147,7 +146,7 @@ def model(c, hf) -> None:
 
 
 def rollout_engine(c) -> None:
-    """Refuses vLLM where it isn't installed. Not in `refuse`: a dry run plans for another machine."""
+    """Refuses vLLM if it isn't installed. Not in `refuse`, because a dry run plans for another machine."""
     if c.ROLLOUT_ENGINE == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "ROLLOUT_ENGINE=vllm: the package vllm is not installed; install the TPU packages "

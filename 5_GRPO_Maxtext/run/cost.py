@@ -12,8 +12,8 @@ from run.machine import CHIPS
 Range = tuple[float, float]  # optimistic, pessimistic
 DECODED = 1400  # tokens per second and v6e chip, Llama 3.1 8B: the floor in tpu-inference's own tests
 ANSWER = 200  # tokens: verl's 8 B runs on GSM8K have 154 to 199 on average
-BATCH = 256  # answers that vLLM decodes at a time: its default (max_num_seqs) where it doesn't know the chip
-BYTES = 2  # per weight that is gathered or sent: bfloat16
+BATCH = 256  # answers vLLM decodes at a time: its default (max_num_seqs) for a chip it doesn't know
+BYTES = 2  # per gathered or sent weight: bfloat16
 FLOPS = 8  # per weight and token: forward, recomputation, gradient of the activations, reference; 2 each
 GATHERS = (3, 4)  # of all weights per gradient pass: forward, recomputation, backward; then the reference's
 PEAK_SHARE = (0.45, 0.225)  # of `flops`: MaxText's pre-training of this Llama on v6e; half, for small passes
@@ -24,12 +24,12 @@ START = (20.0, 45.0)  # minutes: packages 3 to 8, download 2 to 7, conversion 3 
 
 
 def hours(c, parameters: int, kind: str, chips: int) -> dict[str, Range]:
-    """Hours by part, on so many `chips` of a `kind` in CHIPS whose speed is known.
+    """Hours by part, on `chips` chips of a `kind` in CHIPS with known speed.
 
-    The formula is for LoRA, with vLLM on the chips that train; `parameters` are the model's.
+    The formula is for LoRA, with vLLM on the training chips; `parameters` is the model's size.
     """
     chip = CHIPS[kind]
-    rate = DECODED * chip.bandwidth / CHIPS["v6e"].bandwidth * chips  # decoding waits for the memory
+    rate = DECODED * chip.bandwidth / CHIPS["v6e"].bandwidth * chips  # decoding is memory-bound
     rate *= 8.03e9 / parameters  # of weights, mostly
 
     def sampling(answers: int) -> Range:

@@ -1,7 +1,7 @@
-"""DRY_RUN=True: will the run start, and will it fit? Checks everything that can be checked without training.
+"""DRY_RUN=True: will the run start, and will it fit? Checks everything it can without training.
 
-That is: versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips against
-the mesh, memory and vLLM's share of it. Nothing is written. The 8 B job can be planned on any machine:
+That covers versions, model, access and tokenizer, data, prompt lengths, rewards, paths, disk, the chips
+against the mesh, memory and vLLM's share of it. It writes nothing. You can plan the 8 B job on any machine:
 
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True
     python 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py DRY_RUN=True MODEL=meta-llama/Llama-3.1-8B-Instruct
@@ -28,10 +28,10 @@ from task import prompts, questions, run_grader, task_rewards, turns
 
 # %% The checks, in the order of the run --------------------------------------------------------------------
 def dry_run(c, course: ModuleType) -> None:
-    """Checks everything that can be checked without training, prints what would happen, and changes nothing.
+    """Checks everything it can without training, prints what would happen, and changes nothing.
 
-    A model of 8 B is planned on any machine. What only the machine that trains can tell (its chips, disk and
-    packages) is then checked against memory.SLICES, or reported as unchecked. `course` is reward_func.py.
+    On a machine that couldn't train the model, it checks chips against memory.SLICES and reports disk and
+    packages as unchecked. `course` is reward_func.py.
     """
     with devices.all_hosts(c):
         if on_target(c):
@@ -68,7 +68,7 @@ def dry_run(c, course: ModuleType) -> None:
 
 
 def say_cost(c, parameters: int, fits: str) -> None:
-    """Prints hours and dollars on the slices of one host that aren't refused in `fits`."""
+    """Prints hours and dollars on the one-host slices that `fits` doesn't refuse."""
     for name, kind, chips in (("v6e-8", "v6e", 8), ("v5p-8", "v5p", 4)):
         if c.LORA_RANK and c.ROLLOUT_ENGINE == "vllm" and name in fits.partition("does not fit")[0]:
             (low, high), (least, most) = cost.total(c, parameters, kind, chips)
@@ -77,15 +77,15 @@ def say_cost(c, parameters: int, fits: str) -> None:
 
 
 def on_target(c) -> bool:
-    """Whether this machine could be the one that trains: any for a small model, else one with TPU or GPU."""
+    """Whether this machine could train the model: any for a small one, else one with a TPU or GPU."""
     return not c.MACHINE and (settings.is_small(c.MODEL) or jax.default_backend() != "cpu")
 
 
 def find_model(model: str, weights: bool):
-    """Finds MODEL's config and tokenizer; its weights stay where they are.
+    """Finds MODEL's config and tokenizer without downloading its weights.
 
-    With `weights` a folder has to hold those and the tokenizer, as it must where the run starts. Returns the
-    folder that holds its tokenizer (None: out of reach), the config, and where that came from.
+    With `weights`, a local folder must contain the weights and the tokenizer, as for a real run. Returns the
+    folder with the tokenizer (None: out of reach), the config, and where that came from.
     """
     folder, source = find_path(model), ""
     if not folder.is_dir():
@@ -110,7 +110,7 @@ def find_model(model: str, weights: bool):
 
 
 def check_data(c, course: ModuleType, tokenizer) -> None:
-    """Checks questions and rewards, and counts the prompts that are short enough."""
+    """Checks questions and rewards, and counts the prompts within the limit."""
     data = {}
     try:
         data = prompts.read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
@@ -140,7 +140,7 @@ def check_data(c, course: ModuleType, tokenizer) -> None:
 
 
 def check_paths(c, trained: int) -> None:
-    """Checks that RUN_DIR and CHECKPOINT_DIR can be written and have room; `trained` numbers are saved."""
+    """Checks that RUN_DIR and CHECKPOINT_DIR are writable and have room for `trained` parameters."""
     folder = Path(c.RUN_DIR or "runs")
     if (folder / "constants.json").exists():
         run_folder.check_same_constants(c, run_files.read_constants(folder), folder)

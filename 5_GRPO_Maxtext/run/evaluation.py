@@ -1,4 +1,4 @@
-"""What an evaluation says: shares of right answers, and each answer for the report."""
+"""Evaluation results: shares of right answers, and each answer for the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from run.health import Sentence
 from task.grading import is_close
 
-ROWS = {  # of the table: figures, and what they are
+ROWS = {  # of the table: metrics and their descriptions
     "answer_accuracy": "answers right", "lenient_accuracy": "right by the last number",
     "partial_accuracy": "within 10 %", "format_accuracy": "format right",
     "greedy_answer_accuracy": "greedy: answers right",
@@ -28,9 +28,9 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
     """Grades an answer (`Answers` of model/llm.py) to each of Q questions.
 
     Returns:
-        Shares `answer_accuracy` (right, and in the form asked for), `lenient_accuracy` (right by the last
-        number, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
-        `completion_length` (tokens) and, where compute_score grades, `mean_score`; if there are several,
+        Shares `answer_accuracy` (right, in the requested format), `lenient_accuracy` (the last number is
+        right, wherever it is), `partial_accuracy` (within 10 %), `format_accuracy`, `cut_off`; means
+        `completion_length` (tokens) and, if compute_score grades, `mean_score`; if there are several,
         `by_data_source`: `questions` and three of the shares. Lists [Q]: `completions`, `correct`,
         `correct_lenient`, `format_ok`.
     """
@@ -64,7 +64,7 @@ def grade(grader, rows: Sequence[Mapping[str, str]], answers) -> dict[str, Any]:
 
 
 def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str, Any]:
-    """Two evaluations as one: the greedy figures and lists as `greedy_...`, and what was `asked`."""
+    """Merges two evaluations: the greedy metrics and lists become `greedy_...`; adds what was `asked`."""
     kept = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "completions", "correct")
     asked = [{name: row[name] for name in ("question", "answer", "data_source")} for row in rows]
     return sampled | {f"greedy_{name}": greedy[name] for name in kept} | {"asked": asked}
@@ -72,7 +72,7 @@ def together(sampled: dict[str, Any], greedy: dict[str, Any], rows) -> dict[str,
 
 def wilson(share: float, n: int) -> tuple[float, float]:
     """95 % interval of a share of n questions (Wilson 1927, JASA 22, p. 209): both ends, from 0 to 1."""
-    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can wait with
+    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can defer
 
     return tuple(binomtest(round(share * n), n).proportion_ci(0.95, "wilson"))
 

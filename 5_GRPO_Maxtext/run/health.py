@@ -1,12 +1,12 @@
 """Health lines: one sentence for each metric of a training log that leaves its healthy range.
 
-Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and nothing is
-learned. So each line says what is seen, the likely cause, and which constant to change. The main script
-prints a line when it begins to hold and repeats all of them in its report; tools/show_run.py prints those of
+Nothing crashes when a GRPO run goes wrong: the loss stays finite, the progress bar advances, and the model
+learns nothing. So each line gives the symptom, the likely cause, and the constant to change. The main script
+prints a line as soon as it applies and repeats all of them in its report; tools/show_run.py prints those of
 any run.
 
-A metric here is the median over WINDOW steps: one odd batch raises no alarm, and the KL estimate (k3) has a
-long tail. "At first" means the first WINDOW steps of the log.
+A metric here is the median over WINDOW steps, because one odd batch shouldn't raise an alarm and the KL
+estimate (k3) has a long tail. "At first" means the first WINDOW steps of the log.
 """
 
 import collections
@@ -25,7 +25,7 @@ ALIKE = 1.5  # distinct answers per group: between one and two
 SOLVED = 0.9  # share of right answers; above it few groups with signal, or little entropy, mean success
 NEVER_STOPS = 0.9  # share of answers cut off at the limit; a model that has learned to stop is far below
 OFTEN_CUT = 0.3  # share of answers cut off at the limit; above it the limit decides many grades
-KL_HIGH = 0.5  # nats per token; an answer of 15 tokens is then e^7.5 times likelier than before training
+KL_HIGH = 0.5  # nats per token; makes an answer of 15 tokens e^7.5 times likelier than before training
 FORMAT_LEARNED, FORMAT_GAIN = 0.9, 0.2  # share of well-formed answers, and its rise since the start
 ACCURACY_GAIN = 0.05  # rise of the share of right answers; two standard errors of 5 x 128 answers are less
 COLLAPSED = 0.1  # of the entropy at first; a healthy run keeps a fifth (assets/train_log.csv)
@@ -45,7 +45,7 @@ WORDS = json.loads((Path(__file__).parent / "web" / "words.json").read_text("utf
 
 
 class Sentence(str):
-    """A sentence of web/words.json in English, which the page can say in Chinese, too."""
+    """An English sentence from web/words.json, which the page can also show in Chinese."""
 
     parts: tuple[str, dict[str, Any]]  # its name, and the text for each place in it, or a sentence's parts
 
@@ -60,23 +60,23 @@ class Sentence(str):
 
 
 def medians(rows: Sequence[Mapping[str, float]]) -> SimpleNamespace:
-    """The median of each column in JUDGED; NaN where half of the rows or more have no number."""
+    """The median of each column in JUDGED; NaN if half or more of the rows have no number."""
     columns = {name: [row[name] for row in rows if not np.isnan(row.get(name, np.nan))] for name in JUDGED}
     known = {name: float(np.median(x)) for name, x in columns.items() if 2 * len(x) > len(rows)}
     return SimpleNamespace(**dict.fromkeys(JUDGED, np.nan) | known)
 
 
 def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> dict[str, Sentence]:
-    """What is wrong at the last of these steps: a sentence for each fault, by its kind.
+    """The faults at the last of these steps: a sentence for each, by kind.
 
-    `rows` are those of `train_log.csv` in the order of the steps; a column that most of them lack isn't
-    judged, and nothing is before there are WINDOW rows.
+    `rows` are those of `train_log.csv` in step order. Skips a column that most of them lack, and everything
+    until there are WINDOW rows.
     """
     if len(rows) < WINDOW:
         return {}
     first, now = medians(rows[:WINDOW]), medians(rows[-WINDOW:])
 
-    # A comparison with NaN is false: what isn't logged isn't judged.
+    # A comparison with NaN is false, so metrics that aren't logged raise no alarm.
     silent = now.zero_variance >= NO_SIGNAL
     solved = silent and now.correct >= SOLVED
     alike = silent and not solved and now.distinct <= ALIKE
@@ -117,7 +117,7 @@ def check(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) 
 
 
 def history(rows: Sequence[Mapping[str, float]], constants: Mapping[str, object]) -> Iterator[Sentence]:
-    """Every line of a log where it begins to hold: "step N: ..."; arguments as in `check`."""
+    """Every line of a log at the step where it first applies: "step N: ..."; arguments as in `check`."""
     before: dict[str, Sentence] = {}
     for i, row in enumerate(rows, start=1):
         # `check` looks at the first rows and the last only

@@ -1,8 +1,8 @@
-"""What a run is made of, by content rather than by name: `of` makes a run's identity, `changes` compares two.
+"""Identifies a run's inputs by content, not by name: `of` computes an identity, `changes` compares two.
 
-run.json holds the identity that a run was started with, one digest per constant. A file that was moved or
-renamed is still the same; one that was edited under its old name isn't. A reward, a METHOD or an ENVIRONMENT
-counts as its code, without comments. What such a file imports or reads isn't looked at.
+run.json holds the identity a run was started with, one digest per constant. A file that was moved or renamed
+is still the same; one that was edited under its old name isn't. Of a reward, a METHOD or an ENVIRONMENT we
+digest the code without comments, but not what it imports or reads.
 """
 
 import ast
@@ -39,9 +39,9 @@ def of(c, rows: Mapping[str, Sequence[Mapping]], names: Sequence[str], course: s
 
 
 def changes(kept: Mapping[str, str], now: Mapping[str, str], c, run: str) -> str:
-    """What isn't as `run`, such as "RUN_DIR=runs/mine", was started with, in a sentence; "" if nothing.
+    """What has changed since `run`, such as "RUN_DIR=runs/mine", was started, in a sentence; "" if nothing.
 
-    Only what both have is compared: a tool has less than the run, and a hub's commit is no folder's digest.
+    Only compares what both have: a tool has less than the run, and a hub's commit isn't a folder's digest.
     """
     names = [name for name in now if len(kept.get(name, "")) == len(now[name]) and kept[name] != now[name]]
     places = ["DATASET" if name == "TEST_DATASET" and not c.TEST_DATASET else name for name in names]

@@ -1,7 +1,7 @@
-"""The machine a run is for, and the default values that follow from it. Nothing here imports jax.
+"""The machine a run is for, and the defaults that depend on it. Nothing here imports jax.
 
-The tpu column of the constants is for a large model on a TPU where vLLM generates. `changes` says what
-another machine, or another engine, makes of it: engine, attention, dtype and batch are decided only here.
+The tpu column of the constants is for a large model on a TPU with vLLM. `changes` adapts it to another
+machine or engine; only this file decides engine, attention, dtype and batch.
 """
 
 import csv
@@ -16,10 +16,10 @@ FLASH_BLOCK = 512  # tokens, of a TPU's flash attention: a longer sequence has t
 
 
 class Machine(NamedTuple):
-    """What a run is planned for, and the default values of a large model are chosen for."""
+    """The machine a run is planned for, which also sets a large model's defaults."""
 
     platform: str  # "cpu", "gpu" or "tpu"
-    name: str  # of a slice or of cards, "v6e-8", "t4", "8xh100"; of another one what jax calls it
+    name: str  # of a slice or of cards, "v6e-8", "t4", "8xh100"; otherwise jax's name
     capability: float = 0.0  # of an NVIDIA card
     kind: str = ""  # key of CHIPS or CARDS
     chips: int = 0
@@ -27,9 +27,9 @@ class Machine(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """A kind of TPU chip that a run can be planned for without having one."""
+    """A kind of TPU chip you can plan a run for without having one."""
 
-    gib: float  # memory that a program may use, as the compiler enforces it
+    gib: float  # memory a program may use, as the compiler enforces it
     kinds: tuple[str, ...]  # jax's device_kind
     counts: int = 1  # how often a slice's name counts a chip: v5p-8 has 8 cores on 4 chips
     flops: float = 0.0  # bfloat16, per second: Google's data sheet
@@ -44,7 +44,7 @@ CHIPS = {
     "v6e": Chip(31.24, ("TPU v6 lite",), 1, 918e12, 1638e9, 448e9, 2.70),
     "v5p": Chip(95.73, ("TPU v5p", "TPU v5"), 2, 459e12, 2765e9, 600e9, 4.20),
 }
-CARD_RESERVE = 1.0  # GiB of a card that no program gets: CUDA's context and libraries, a screen
+CARD_RESERVE = 1.0  # GiB of a card that programs can't use: CUDA's context and libraries, a display
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
@@ -68,7 +68,7 @@ def named(name: str) -> Machine | None:
 
 
 def compiled_for(machine: Machine, model: str, rank: str) -> dict[str, str]:
-    """The constants of the largest batch that FITS says fits `machine`; empty if that wasn't compiled.
+    """The constants of the largest batch that fits `machine` according to FITS; empty if not compiled.
 
     `model` is MODEL without its revision, `rank` LORA_RANK.
     """
@@ -82,9 +82,9 @@ def compiled_for(machine: Machine, model: str, rank: str) -> dict[str, str]:
 
 
 def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """What a machine makes of the tpu column: the value of each constant it changes, and why.
+    """How a machine changes the tpu column: the new value of each changed constant, and why.
 
-    `given` are the constants that were set, as text or as values.
+    `given` are the constants set by the user, as text or as values.
     """
     if machine.platform == "gpu":
         found = {
@@ -105,7 +105,7 @@ def changes(machine: Machine, given: Mapping[str, Any]) -> dict[str, tuple[Any, 
 
 
 def picked(machine: Machine, arguments: list[str]) -> str:
-    """What `changes` decided for a command line, in one line; empty if it decided nothing."""
+    """The `changes` for a command line, in one line; empty if there are none."""
     given = dict(argument.split("=", 1) for argument in arguments)
     found = {name: value for name, value in changes(machine, given).items() if name not in given}
     reasons = ", ".join(f"{name}={value} ({why})" for name, (value, why) in found.items())
@@ -115,9 +115,9 @@ def picked(machine: Machine, arguments: list[str]) -> str:
 def attention_fault(c, machine: Machine) -> str:
     """Why a machine can't run ATTENTION, with the remedy; empty if it can.
 
-    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`, which takes
-    flash attention for sequences of 128 tokens or more. On a TPU `flash` raises when it is to decode; on a
-    GPU it decodes as `dot_product` does.
+    MaxText (0.2.5, layers/attention_op.py) decodes with `dot_product`, and with `autoselected`, which uses
+    flash attention for sequences of 128 tokens or more. On a TPU, decoding with `flash` raises; on a GPU it
+    falls back to `dot_product`.
     """
     flash, may_flash = c.ATTENTION == "flash", c.ATTENTION != "dot_product"
     length = c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS

@@ -1,11 +1,11 @@
-"""Does it fit: a step into a chip's memory, the checkpoints onto a disk.
+"""Checks whether a step fits in a chip's memory, and the checkpoints on the disk.
 
-Nothing here needs the machine. `make fit-check` compiled the programs of a run (FIT_FILES); what it found
-holds for every run of the same kind whose batch is no larger. Of other runs only `estimate` is known: what
-lies in memory whatever the batch, below which a run can't fit.
+Nothing here needs the machine. `make fit-check` compiled the programs of a run (FIT_FILES); its results hold
+for every run of the same kind with the same or a smaller batch. For other runs there's only `estimate`, a
+lower bound from what's in memory whatever the batch.
 
-In every function `c` is the constants of the run, `hf` the checkpoint's config, and `parameters` how many
-numbers the model's weights have.
+In every function `c` is the constants of the run, `hf` the checkpoint's config, and `parameters` the model's
+number of parameters.
 """
 
 import json
@@ -39,7 +39,7 @@ def machine_of(name: str) -> Machine:
 
 
 def machines(c) -> list[Machine]:
-    """MACHINE, or the TPU or GPUs that are here, or else all SLICES."""
+    """MACHINE, or this machine's TPU or GPUs, or else all SLICES."""
     if c.MACHINE:
         return [machine_of(c.MACHINE)]
     here = devices.attached()
@@ -54,19 +54,19 @@ def machines(c) -> list[Machine]:
 
 # %% Models -------------------------------------------------------------------------------------------------
 LLAMA_3_1_8B = "meta-llama/Llama-3.1-8B-Instruct"
-# What the config.json of some models say, by Hugging Face's name, for machines that can't reach the hub.
+# The config.json of some models by Hugging Face name, for machines that can't reach the hub.
 PUBLISHED = json.loads((HERE / "run" / "published_models.json").read_text())
 
 
 def published_config(model: str = LLAMA_3_1_8B):
-    """The config of a model in PUBLISHED (its commit, name@hash, doesn't matter), None of any other."""
+    """The config of a model in PUBLISHED, ignoring the commit in name@hash; None for any other."""
     sizes = PUBLISHED.get(model.partition("@")[0])
     return transformers.AutoConfig.for_model(**sizes) if sizes else None
 
 
 # %% Disk ---------------------------------------------------------------------------------------------------
 def trained_parameters(c, hf, parameters: int) -> int:
-    """How many numbers are trained: LoRA's A and B, or all."""
+    """Number of trained parameters: LoRA's A and B, or all."""
     return lora.count_parameters(hf, c.LORA_RANK, c.LORA_TARGETS) if c.LORA_RANK else parameters
 
 
@@ -98,14 +98,14 @@ def existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-# %% What is known without compiling ------------------------------------------------------------------------
+# %% Estimates without compiling ----------------------------------------------------------------------------
 def has_passes(c) -> bool:
-    """Whether a step has several gradient passes, and so a sum of gradients beside the gradient of one."""
+    """Whether a step has several gradient passes, and so needs a gradient accumulator."""
     return c.TRAIN_MICRO_BATCH_SIZE not in (0, c.BATCH_SIZE)
 
 
 def weight_copies(c) -> int:
-    """Copies of the model in the trainer's memory: 2 if the reference has weights of its own on the chips."""
+    """Copies of the model in the trainer's memory: 2 if the reference has its own weights on the chips."""
     return 2 if c.BETA and not c.LORA_RANK and not c.REFERENCE_OFFLOAD else 1
 
 
@@ -115,27 +115,27 @@ class Estimate(NamedTuple):
     It counts those two against its share, and fills the rest with KV cache, whatever training needs later.
     """
 
-    training: float  # weights, reference, moments: a lower bound, gradients and activations come on top
-    taken: float = 0.0  # weights and reference, where vLLM starts beside them; 0 if it has its own chips
+    training: float  # weights, reference, moments; a lower bound without gradients and activations
+    taken: float = 0.0  # weights and reference, if vLLM shares their chips; 0 if it has its own
     weights: float = 0.0  # vLLM's
     cache: float = 0.0  # vLLM's keys and values of one step's answers at their full length
 
     def shares(self, limit: float, peak: float) -> tuple[float, float]:
-        """What HBM_UTILIZATION_VLLM may be, where a chip has `limit` GiB and training takes `peak` of it."""
+        """The range of HBM_UTILIZATION_VLLM if a chip has `limit` GiB and training takes `peak` of it."""
         least = math.ceil(100 * (self.taken + self.weights + self.cache) / limit) / 100
         return least, math.floor(100 * (self.taken + limit - peak) / limit) / 100 if self.taken else 1.0
 
 
 def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
-    """What a run takes of each chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
+    """A run's memory per chip; `trainer` and `rollout_mesh` come from `devices.plan_devices`."""
     a_number = BYTES[c.WEIGHT_DTYPE] / GIB
-    taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer is there
-    # Each chip has all of LoRA's A and B and of their two moments, and its piece of what is split.
+    taken = weight_copies(c) * parameters * a_number / len(trainer)  # before the optimizer exists
+    # LoRA's A and B and their two moments are replicated on each chip; everything else is sharded.
     moments = (3 if c.LORA_RANK else 2 / len(trainer)) * trained_parameters(c, hf, parameters) * a_number
     if rollout_mesh is None:
         return Estimate(taken + moments)
     tensor, itemsize = rollout_mesh.shape["model"], BYTES[c.DTYPE]
-    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them where chips are more
+    heads = max(1, hf.num_key_value_heads / tensor)  # per chip; vLLM repeats them if there are more chips
     tokens = c.BATCH_SIZE * c.NUM_GENERATIONS * (c.MAX_PROMPT_LENGTH + c.TOTAL_GENERATION_STEPS)
     tokens /= rollout_mesh.shape["data"]
     cache = 2 * hf.num_hidden_layers * heads * hf.head_dim * itemsize * tokens / GIB
@@ -143,8 +143,8 @@ def estimate(c, hf, parameters: int, trainer: list, rollout_mesh) -> Estimate:
     return Estimate(taken + moments, beside, parameters * itemsize / tensor / GIB, cache)
 
 
-# %% What was compiled --------------------------------------------------------------------------------------
-# In assets/, and whether the batch is searched for.
+# %% Compiled results ---------------------------------------------------------------------------------------
+# Files in assets/, and whether their batch came from a search.
 FIT_FILES = {"fit_check.csv": False, "fit_rungs.csv": True, "fit_cards.csv": True}
 MODEL_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
@@ -156,7 +156,7 @@ def fit_rows(file: str) -> Iterator[dict[str, str]]:
 
 
 def kind_of(c) -> tuple:
-    """What a compiled run must have in common with another one to tell of it."""
+    """What two runs must have in common for one's compiled result to apply to the other."""
     return (
         c.BETA > 0, c.NUM_ITERATIONS > 1, c.REFERENCE_OFFLOAD, c.LORA_RANK, c.DTYPE, c.WEIGHT_DTYPE,
         c.SCAN_LAYERS, c.REMAT_POLICY, c.ATTENTION, c.ROLLOUT_ENGINE, c.TRAINER_DEVICES_FRACTION,
@@ -165,7 +165,7 @@ def kind_of(c) -> tuple:
 
 
 def batch_of(c) -> tuple:
-    """What memory grows with."""
+    """The constants that memory grows with."""
     of_pass = c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE
     return (
         c.MAX_PROMPT_LENGTH, c.TOTAL_GENERATION_STEPS, c.BATCH_SIZE, c.BATCH_SIZE * c.NUM_GENERATIONS,
@@ -174,9 +174,9 @@ def batch_of(c) -> tuple:
 
 
 def committed_peaks(c, hf, name: str) -> tuple[float, float]:
-    """GiB per chip of a run's largest program on a machine, by the compiler: at least and at most.
+    """Lower and upper bound of the GiB per chip of a run's largest program on a machine, by the compiler.
 
-    Runs with a batch no larger and no smaller were compiled: 0 and infinity if there is none.
+    They come from compiled runs with a smaller or equal and a larger or equal batch; else 0 and infinity.
     """
     found: dict[str, list[float]] = {}
     for row in (row for file in FIT_FILES for row in fit_rows(file) if row["peak"]):
@@ -197,9 +197,9 @@ def committed_peaks(c, hf, name: str) -> tuple[float, float]:
 
 # %% Will it fit --------------------------------------------------------------------------------------------
 def plan_memory(c, hf, parameters: int) -> str:
-    """Prints who trains and who generates, and whether it fits; returns where, in a sentence.
+    """Prints which devices train and generate, and whether it fits; returns where, in a sentence.
 
-    Raises UserError if it fits none of the machines, for the first one's reason.
+    Raises UserError with the first machine's reason if it fits on none of them.
     """
     if settings.is_small(c.MODEL) and jax.default_backend() == "cpu" and not c.MACHINE:
         trainer, _ = devices.plan_devices(c, hf, jax.devices())
@@ -230,13 +230,13 @@ def planned(c, hf, parameters: int, machine: Machine) -> tuple[str, str]:
     said = "compiled earlier" if least == most else "a smaller batch takes"
     if least < needs.training:
         least, said = needs.training, "not compiled; weights and moments alone take"
-    # What's too much for vLLM beside a lower bound is too much beside the true peak.
+    # If vLLM doesn't fit next to a lower bound, it doesn't fit next to the true peak either.
     verdict(c, machine, len(trainer), needs, least, said)
     return "unknown", "unknown: " + verdict(c, machine, len(trainer), Estimate(least), least, said)
 
 
 def memory_remedy(c) -> str:
-    """The constant to change when memory is short: of those with room left, the least harmful."""
+    """The constant to change when memory is short: the least harmful one with room left."""
     name, change = "BATCH_SIZE" if c.BATCH_SIZE > 1 else "NUM_GENERATIONS", "lower it"
     if has_passes(c) and not c.LORA_RANK and c.BATCH_SIZE * c.NUM_GENERATIONS <= 16:
         name, change = "TRAIN_MICRO_BATCH_SIZE", "set 0 (accumulating costs another gradient)"
@@ -246,9 +246,9 @@ def memory_remedy(c) -> str:
 
 
 def verdict(c, machine: Machine, trains: int, needs: Estimate, peak: float, said: str) -> str:
-    """Says how well a run fits, where `trains` of the chips train; raises UserError if it doesn't.
+    """Says how well a run fits if `trains` of the chips train; raises UserError if it doesn't.
 
-    Training takes `peak` GiB of each; `said` is where that number is from: "compiled earlier".
+    Training takes `peak` GiB of each; `said` is that number's source, such as "compiled earlier".
     """
     limit = f"{machine.gib:.4g} GiB per chip"
     fits = f"{trains} of {machine.chips} chips train, {said} {peak:.1f} of {limit}"

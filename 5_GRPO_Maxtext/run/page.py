@@ -1,9 +1,8 @@
-"""The page of a run: report.html, one file that needs no network and no server.
+"""The page of a run: report.html, one file that needs neither network nor server.
 
-It's made from the text files of a run's folder alone, so it can be made while the run is still going. The
-page itself is in web/, in English and Chinese. What a model wrote is hostile text: here it becomes ASCII
-inside a JSON block that no browser runs, and the page's own policy (CSP) lets only its own script run, by its
-hash.
+It only needs the text files in a run's folder, so you can make it while the run is still going. The page
+itself is in web/, in English and Chinese. A model's output is untrusted: it becomes ASCII in a JSON block
+that no browser executes, and the page's Content-Security-Policy only allows its own script, by hash.
 """
 
 import base64
@@ -24,8 +23,8 @@ from run.run_files import read_constants, read_lines, read_log, read_object
 from settings import HERE, UserError, write_whole
 
 WEB = Path(__file__).resolve().parent / "web"
-MAX_BYTES = 5_000_000  # of the data in a page; beyond it steps, and questions, are left out
-OF_QUESTIONS = MAX_BYTES // 5  # at most, of the evaluations during training; as much of those at its ends
+MAX_BYTES = 5_000_000  # of the data in a page; above it we leave out steps and questions
+OF_QUESTIONS = MAX_BYTES // 5  # for evaluations during training, and as much for those before and after
 PER_EVALUATION = ("step", "completions", "correct", "greedy_completions", "greedy_correct")
 PER_TEST = ("asked", "completions", "correct", "correct_lenient", "format_ok")
 NEEDED_CONSTANTS = (  # by a formula on the page, or by a health rule
@@ -50,24 +49,24 @@ def save(path: Path, data: dict[str, Any]) -> Path:
 
 
 def to_json(data: Any) -> str:
-    """JSON for the page: "<" could end its block early, and no control character may be in the file."""
+    """JSON for the page; escapes "<", which could end its block early, and control characters."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def digest(text: str) -> str:
-    """The hash by which a Content-Security-Policy lets one inline script or style through."""
+    """The hash that allows one inline script or style in a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 # %% The page of a run --------------------------------------------------------------------------------------
 def write(folder: Path, *others: Path) -> Path:
-    """Writes `folder`/report.html from what the run has left there so far, and returns its path.
+    """Writes `folder`/report.html from the run's files so far, and returns its path.
 
-    With another run it's compare.html, which lays the two over each other.
+    With another run it's compare.html, which overlays the two.
 
     Raises:
-        UserError: not the folder of a run, a run of another version, or its constants.json is damaged; the
-            picture of its world is at fault; the two runs were asked different questions.
+        UserError: not the folder of a run, a run of another version, or its constants.json is damaged; its
+            environment's `picture` fails; the two runs were asked different questions.
     """
     try:
         data = compare_data(read(folder), *map(read, others)) if others else run_data(read(folder))
@@ -80,7 +79,7 @@ def write(folder: Path, *others: Path) -> Path:
 
 
 def read(folder: Path) -> SimpleNamespace:
-    """What the run in `folder` has left there so far."""
+    """Reads the files of the run in `folder` so far."""
     constants = read_constants(folder)
     if lacking := [name for name in NEEDED_CONSTANTS if name not in constants]:
         raise UserError(f"RUN_DIR={folder}: another version's run (it has no {lacking[0]}); start a new one")
@@ -95,7 +94,7 @@ def read(folder: Path) -> SimpleNamespace:
 
 
 def run_data(run: SimpleNamespace) -> dict[str, Any]:
-    """What the page of a run shows."""
+    """The data for the page of a run."""
     evaluations, tests, constants = run.evaluations, list(run.tests.values()), run.constants
     tested, asked = run.asked
     questions, *shown = fewer_questions(
@@ -129,7 +128,7 @@ def run_data(run: SimpleNamespace) -> dict[str, Any]:
 
 
 def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
-    """What the page of two runs shows: their curves in one picture, and the constants that differ.
+    """The data for the page of two runs: their curves in one plot, and the constants that differ.
 
     Raises:
         UserError: they were asked different questions, or sampled differently.
@@ -159,7 +158,7 @@ def compare_data(*runs: SimpleNamespace) -> dict[str, Any]:
 
 
 def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None) -> dict[str, Any]:
-    """A line of answers.jsonl as the page has it: with what a world draws of its episodes."""
+    """Converts a line of answers.jsonl for the page, with the environment's picture of each episode."""
     answers = [dict(answer) for answer in row["completions"]]
     for answer in answers:
         text = answer.pop("text")  # the page has the pieces
@@ -170,7 +169,7 @@ def to_group(row: dict[str, Any], draw: Callable[[str, str], str] | None = None)
 
 
 def artist(environment: str) -> Callable[[str, str], str] | None:
-    """The `picture(question, text)` of a world's class, which returns an SVG; None if it has none."""
+    """The `picture(question, text)` of an environment's class, which returns an SVG; None without one."""
     from task import turns  # needs jax, which takes a second to import
 
     picture = getattr(turns.load(environment), "picture", None)
@@ -178,7 +177,7 @@ def artist(environment: str) -> Callable[[str, str], str] | None:
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lists in `results`, one item per question, cut to one in so many as OF_QUESTIONS holds."""
+    """Thins the lists in `results`, one item per question, until they fit in OF_QUESTIONS."""
     every = math.ceil(len(to_json(results)) / OF_QUESTIONS)
     return [
         {name: value[::every] if isinstance(value, list) else value for name, value in result.items()}
@@ -187,7 +186,7 @@ def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Groups of about `limit` bytes: every n-th step and the last, or one question in so many of these."""
+    """Thins groups to about `limit` bytes: every n-th step and the last, or also every n-th question."""
     steps = [list(step) for _, step in itertools.groupby(groups, key=lambda group: group["step"])]
     kept = steps[: -1 : math.ceil(len(to_json(groups)) / max(1, limit))] + steps[-1:]
     every = math.ceil(len(to_json(kept)) / max(1, limit)) if len(kept) < 3 else 1
@@ -195,7 +194,7 @@ def thin(groups: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 
 def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list[float | None]]:
-    """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which loses none by a kill."""
+    """The columns of train_log.csv; the evaluations' from evaluations.jsonl, which a kill can't truncate."""
     rows = {int(row["step"]): dict(row) for row in log}
     for result in evaluations:
         row = rows.setdefault(result["step"], {"step": result["step"]})
@@ -207,9 +206,9 @@ def with_evaluations(log: list[dict], evaluations: list[dict]) -> dict[str, list
 
 # %% The page of some answers -------------------------------------------------------------------------------
 def answers_data(groups: list[dict], about: str, compared: bool, notes: list[str]) -> dict[str, Any]:
-    """What the page of inference.py shows: groups of answers that no update follows, as in answers.jsonl.
+    """The data for inference.py's page: groups of answers as in answers.jsonl, without an update.
 
-    Their `graded` is False where the right answer isn't known. `compared`: they have log-probs of two models.
+    Their `graded` is False if the right answer isn't known. `compared`: they have log-probs of two models.
     """
     return {
         "kind": "questions",

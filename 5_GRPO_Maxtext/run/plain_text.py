@@ -1,27 +1,27 @@
-"""Makes text that a model or a stranger wrote safe to show on the terminal and in Markdown.
+"""Makes untrusted text safe to show on the terminal and in Markdown.
 
-Escape sequences move a terminal's cursor, retitle its window, hide lines. Bidirectional characters make a
-line read differently than it is. A lone surrogate can't be printed at all.
+Escape sequences can move a terminal's cursor, retitle its window, or hide lines. Bidirectional characters
+make a line read differently than it is. A lone surrogate can't be printed at all.
 """
 
 import re
 
-# Control characters but newline and tab, U+2028 and U+2029, which end lines, bidirectional ones, surrogates.
+# Control characters except newline and tab; U+2028 and U+2029, which end lines; bidirectional; surrogates.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
-    r"""`text` with a visible escape, such as \x1b or \u202e, for each character that a terminal obeys."""
+    r"""`text` with visible escapes, such as \x1b or \u202e, for characters that control a terminal."""
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def fenced(text: str) -> str:
-    """`text` as a code block of Markdown that no line of it can end."""
+    """`text` as a Markdown code block that none of its lines can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{shown(text)}\n{fence}"
 
 
 def table_cell(text: str) -> str:
-    """`text` as a cell of a Markdown table: on one line, ending no cell, opening no HTML."""
+    """`text` as a Markdown table cell: on one line, with pipes and HTML escaped."""
     return re.sub(r"[\\|<]", r"\\\g<0>", " ".join(shown(text).split()))

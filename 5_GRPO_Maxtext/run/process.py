@@ -1,4 +1,4 @@
-"""This process: signals, compiled programs that are kept, memory, the profiler, a disk that is full."""
+"""Process-level concerns: signals, the compilation cache, memory, the profiler, a full disk."""
 
 import contextlib
 import errno
@@ -20,13 +20,13 @@ import settings
 from run.plain_text import shown
 from settings import UserError
 
-COMPILED = settings.HERE.parent / "runs" / "compiled"  # programs kept from run to run; safe to delete
-COMPILED_BYTES = 2**30  # beyond it the programs used longest ago are deleted
+COMPILED = settings.HERE.parent / "runs" / "compiled"  # compilation cache shared by runs; safe to delete
+COMPILED_BYTES = 2**30  # above it the least recently used programs are deleted
 PROFILED_STEP = 3  # of a process: the first two compile
 
 
 def keep_compiled() -> None:
-    """Keeps compiled programs from run to run, in COMPILED or where JAX_COMPILATION_CACHE_DIR says."""
+    """Turns on jax's compilation cache, in COMPILED or JAX_COMPILATION_CACHE_DIR."""
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(COMPILED)
     try:
         if "://" not in folder:
@@ -43,7 +43,7 @@ def keep_compiled() -> None:
 
 
 def show_warning(message: Warning, *where: Any, show: Callable = warnings.showwarning) -> None:
-    """Hides one warning: a compiled program that a killed run left half written is deleted instead."""
+    """Hides one warning and deletes its cause, a half-written program left by a killed run."""
     damaged = re.match(r"Error reading persistent compilation cache entry for '(\w+)'", str(message))
     if not damaged:
         return show(message, *where)
@@ -72,10 +72,10 @@ def stop_after_step() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def full_disk(folder) -> Iterator[None]:
-    """Says in one line that no space was left on the disk under RUN_DIR=`folder`; raises UserError then."""
+    """Raises a one-line UserError if the disk under RUN_DIR=`folder` is full."""
     try:
         yield
-    except Exception as error:  # Orbax and tensorstore have types of their own
+    except Exception as error:  # Orbax and tensorstore have their own types
         if "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise UserError(
                 f"RUN_DIR={folder}: the disk is full; earlier checkpoints are whole. Free some space and run "
@@ -95,7 +95,7 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
     except OSError as error:
         raise UserError(f"PROFILE_DIR={folder}: {error.strerror}; choose another folder") from None
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # each Python call would make the file a hundred times as large
+    options.python_tracer_level = 0  # tracing Python calls would make the file a hundred times larger
     for count, step in enumerate(steps, start=1):
         now = folder and count == PROFILED_STEP
         with jax.profiler.trace(folder, profiler_options=options) if now else contextlib.nullcontext():
@@ -105,9 +105,9 @@ def traced(steps: Iterable[Any], folder: str) -> Iterator[Any]:
 def memory_gib() -> dict[str, float]:
     """GiB in use now, by column of train_log.csv: this process on the host, and each of its devices.
 
-    On a TPU or GPU: what the runtime has given out, and its largest value so far. Where the runtime keeps no
-    such count (a CPU's) it is the live arrays, without the temporaries inside a program; NaN, not measured,
-    where it refuses the question: Pathways' devices are on other hosts.
+    On a TPU or GPU: the memory the runtime has allocated, and its peak so far. On a CPU, whose runtime
+    doesn't count it: the live arrays, without a program's temporaries. NaN (not measured) if the runtime
+    can't tell, as with Pathways, whose devices are on other hosts.
     """
     used = {"memory_host_gib": psutil.Process().memory_info().rss / 2**30}
     for device in jax.local_devices():

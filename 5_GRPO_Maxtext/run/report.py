@@ -1,4 +1,4 @@
-"""What a run says at its end: report.md, which is printed, too, report.png, report.html, result.json."""
+"""A run's final report: report.md (also printed), report.png, report.html, result.json."""
 
 import collections
 import json
@@ -82,7 +82,7 @@ def data_source_table(before: Result, after: Result) -> str:
 
 
 def flip_table(before: list[bool], after: list[bool]) -> str:
-    """How many questions changed sides (sampled, first pass)."""
+    """How many questions turned right or wrong (sampled, first pass)."""
     count = collections.Counter(zip(before, after, strict=True))
     return table(
         ("", "right after", "wrong after"),
@@ -103,8 +103,8 @@ def sample_answers(before: Result, after: Result) -> str:
 
 # %% Picture, files -----------------------------------------------------------------------------------------
 def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluations: list[Result], title: str):
-    """Draws learning curves on the left, before and after with intervals on the right."""
-    import matplotlib  # only here: a run that is refused need not wait for it
+    """Plots learning curves on the left, before and after with intervals on the right."""
+    import matplotlib  # here, so that a refused run needn't wait for it
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -155,10 +155,10 @@ def draw_picture(path: Path, log: Log, before: Result, after: Result, evaluation
 def write(
     c, run: Run, before: Result, after: Result, log: Log, source: str, health_lines: Iterable[str], done: int
 ) -> None:
-    """Writes result.json and the reports into the run's folder, and prints what report.md says.
+    """Writes result.json and the reports into the run's folder, and prints report.md.
 
-    The `log` can be lost, if the run was over and only the report is made again. The test questions come from
-    `source`. Of processes that were stopped the total time counts only the `done` steps.
+    The `log` may be missing if the run was over and we only redo the report. The test questions come from
+    `source`. For processes that were stopped, the total time only counts the `done` steps.
     """
     folder = run.logs
     seconds = time.time() - psutil.Process().create_time()  # imports take longer than some runs' steps

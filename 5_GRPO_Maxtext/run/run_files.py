@@ -1,4 +1,4 @@
-"""Reads what a run left on disk, damaged by a kill or a full disk, too. Nothing heavy is imported here."""
+"""Reads a run's files, even if a kill or a full disk damaged them. Imports nothing heavy."""
 
 import contextlib
 import csv
@@ -10,7 +10,7 @@ from settings import UserError
 
 
 def newest_run() -> Path | None:
-    """The run anywhere under runs/ that noted a checkpoint last, wherever that is; None if there is none."""
+    """The run under runs/ with the most recent checkpoint, wherever that's saved; None if there's none."""
     notes = [path.with_name("run.json") for path in Path("runs").rglob("constants.json")]
     first = [path for path in notes if not path.parent.name.startswith("host_")]
     saved = [path for path in first if "saved" in (read_object(path) or {})]
@@ -18,7 +18,7 @@ def newest_run() -> Path | None:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a `train_log.csv`, none without the file; what is cut short or garbage is left out."""
+    """The rows of a `train_log.csv`, none without the file; skips truncated or corrupt ones."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]  # a number that is cut short is another number
     rows = []
@@ -29,7 +29,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of answers.jsonl or evaluations.jsonl; what is cut short or garbage is left out."""
+    """The rows of answers.jsonl or evaluations.jsonl; skips truncated or corrupt ones."""
     rows = []
     for line in path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):
@@ -38,14 +38,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or one in a bucket; None if there is no such file, or no object in it."""
+    """The object in a local or bucket JSON file; None if there's no such file, or no object in it."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else None
 
 
 def read_constants(folder: Path, constant: str = "RUN_DIR") -> dict[str, Any]:
-    """The constants that the run in `folder` was started with; `constant` names the folder in messages."""
+    """The constants the run in `folder` was started with; `constant` names the folder in messages."""
     path = folder / "constants.json"
     if not path.is_file():
         raise UserError(f"{constant}={folder}: no run (no constants.json in it); give the RUN_DIR of one")
@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def note(self) -> dict[str, Any]:
-        """Its run.json; empty if that is lost."""
+        """Its run.json; empty if that's lost."""
         return read_object(self.run / "run.json") or {}
 
 

@@ -1,15 +1,15 @@
-"""The folder of a run: its constants, its lock, what was asked before and after training.
+"""The folder of a run: its constants, its lock, the evaluations before and after training.
 
-RUN_DIR/constants.json    what the run was started with, MODEL with the hub's commit; a resume is compared
+RUN_DIR/constants.json    the run's constants, MODEL with the hub's commit; a resumed run must match them
 RUN_DIR/run.json          its number, command and identity (identity.py), and the newest checkpoint
 RUN_DIR/train_log.csv     one row per step, written at once (train_log.py)
-RUN_DIR/tensorboard/      the same figures
+RUN_DIR/tensorboard/      the same metrics
 RUN_DIR/evaluations.jsonl the evaluations during training, one per line
 RUN_DIR/answers.jsonl     every answer of some steps (answers.py)
 RUN_DIR/before.json       the evaluation before training; after.json the one after it
 RUN_DIR/checkpoints/      Orbax's (checkpoints.py)
 
-With CHECKPOINT_DIR the files are copied there, too, before each checkpoint: a run survives the loss of its
+With CHECKPOINT_DIR the files are also copied there before each checkpoint, so a run survives the loss of its
 machine.
 """
 
@@ -44,7 +44,7 @@ class Run:
     """The folders of a run."""
 
     folder: Path  # RUN_DIR, or one named after the time
-    logs: Path  # where this process writes: `folder`; on all hosts but the first a folder of its own in it
+    logs: Path  # where this process writes: `folder`, or a subfolder on all hosts but the first
     checkpoints: str  # folder or gs:// address
     done: int = 0  # steps by an earlier process
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def copy(self) -> epath.Path:
-        """Where `keep` copies the files to, if there is a CHECKPOINT_DIR."""
+        """Where `keep` copies the files to, if there's a CHECKPOINT_DIR."""
         return epath.Path(self.checkpoints) / self.logs.relative_to(self.folder)
 
     def same(self, now: Mapping[str, str], c) -> None:
@@ -77,7 +77,7 @@ class Run:
     def once(self, name: str, ask: Callable[[], dict[str, Any]], trained: int = 0) -> dict[str, Any]:
         """The evaluation "before" or "after" training: `ask()`, kept in `name`.json for a resumed run.
 
-        Raises UserError if that is lost and the model has been `trained` since for so many steps.
+        Raises UserError if that's lost and the model has been `trained` for that many steps since.
         """
         path = self.logs / f"{name}.json"
         kept = read_object(path)
@@ -100,7 +100,7 @@ class Run:
 def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
     """Makes the folder of a run, or checks that the run in it was started with the same constants.
 
-    Raises UserError if it wasn't, or the folder is no good; Stopped on Ctrl-C in the block.
+    Raises UserError if it wasn't, or the folder is unusable; Stopped on Ctrl-C in the block.
     """
     folder = Path(c.RUN_DIR) if c.RUN_DIR else new_folder("grpo_llama3_1_8b_demo")
     logs = folder if devices.is_first() else folder / f"host_{jax.process_index()}"
@@ -137,14 +137,14 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
                     f"checkpoint after step {note['saved']}; put the checkpoints back, or choose another "
                     "RUN_DIR to start anew"
                 )
-            (logs / "too_long.csv").unlink(missing_ok=True)  # each start writes it anew
+            (logs / "too_long.csv").unlink(missing_ok=True)  # each start rewrites it
         except OSError as error:
             raise UserError(f"{named}: {error.strerror or error}; choose another folder") from None
         saved = read_constants(logs)
         check_same_constants(c, saved, folder)
         if (steps := saved["NUM_BATCHES"]) < c.NUM_BATCHES:
-            # It isn't the run that it would have been with so many steps from the start: its first steps
-            # followed the shorter schedule. The optimizer has counted its updates and goes on from there.
+            # This differs from a run with that many steps from the start, because the first steps followed
+            # the shorter schedule. The optimizer has counted its updates and continues from there.
             print(
                 f"NUM_BATCHES raised from {steps} to {c.NUM_BATCHES}: from the next step on, the learning "
                 f"rate (and TEMPERATURE_END) follows the schedule of {c.NUM_BATCHES} steps; at the old end "
@@ -161,7 +161,7 @@ def open_run(c, arguments: Sequence[str] = ()) -> Iterator[Run]:
 
 
 def kept_constants(c) -> dict[str, Any]:
-    """The constants that a resumed run has to have, too."""
+    """The constants that a resumed run must match."""
     return {name: value for name, value in dataclasses.asdict(c).items() if name not in FREE_TO_CHANGE}
 
 
@@ -171,7 +171,7 @@ def write_constants(logs: Path, constants: Mapping[str, Any]) -> None:
 
 
 def new_folder(script: str) -> Path:
-    """Makes a folder named after the time that no other run has: two may start in the same second."""
+    """Makes a unique folder named after the time; two runs may start in the same second."""
     started = time.localtime(devices.of_first(int(time.time())))
     name, count = time.strftime(f"runs/{script}/%Y-%m-%d_%H-%M-%S", started), 1
     while devices.is_first():
@@ -185,7 +185,7 @@ def new_folder(script: str) -> Path:
 
 @contextlib.contextmanager
 def locked(logs: Path, folder: Path) -> Iterator[None]:
-    """Keeps other processes out of `logs` while the block runs; the kernel drops the lock of a killed one."""
+    """Keeps other processes out of `logs` while the block runs; the kernel releases a killed one's lock."""
     with contextlib.ExitStack() as stack:
         lock = os.open(logs, os.O_RDONLY)
         stack.callback(os.close, lock)
@@ -198,7 +198,7 @@ def locked(logs: Path, folder: Path) -> Iterator[None]:
 
 
 def check_same_constants(c, saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to resume with other constants than the run was `saved` with; NUM_BATCHES may be larger."""
+    """Refuses to resume with constants that differ from `saved`, except for a larger NUM_BATCHES."""
     mine = kept_constants(c)
     if odd := sorted(mine.keys() ^ saved.keys()):
         raise UserError(

@@ -1,4 +1,4 @@
-"""From the constants to a run that can begin: check everything, then load model and data."""
+"""Gets a run ready to start: checks everything, then loads model and data."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from task.task import Task, make_task
 
 
 def prepare(c, tables) -> None:
-    """What comes first, also in a dry run."""
+    """The first steps of a run and of a dry run."""
     checks.refuse(c)
     settings.quiet()
     check_versions()
@@ -31,7 +31,7 @@ def prepare(c, tables) -> None:
 
 
 def dry_run(c, arguments: Sequence[str], course, tables) -> None:
-    """DRY_RUN=True: checks everything that can be checked and says what would happen."""
+    """DRY_RUN=True: checks everything it can and says what would happen."""
     from run import dry_run
 
     try:
@@ -49,14 +49,14 @@ def dry_run(c, arguments: Sequence[str], course, tables) -> None:
 
 
 def read_questions(c):
-    """The questions that the constants `c` of a run name, by split; as from `read_data`."""
+    """The questions of a run with the constants `c`, by split; as from `read_data`."""
     return read_data(c, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
 
 
 def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
-    """The questions with their prompts as a run asks them, and where they came from, by split.
+    """The questions with their prompts as in a run, and where they came from, by split.
 
-    `data` is from `read_questions`, or a part of it; `too_long` a CSV file, as `make_prompts` takes it.
+    `data` is from `read_questions`, or a part of it; `too_long` is a CSV file, as for `make_prompts`.
     """
     limits = {"test": c.NUM_TEST_QUESTIONS}
     rows = {
@@ -72,7 +72,7 @@ def as_asked(c, data, grader: run_grader.Grader, tokenizer, too_long=None):
 
 
 def for_this_machine(c, arguments: Sequence[str]):
-    """The constants with the defaults of MODEL, whose config.json is here now, and of the machine."""
+    """The constants with the defaults for MODEL, once its config.json is here, and for the machine."""
     machine = devices.machine_for(c)
     if (said := picked(machine, arguments)) and not settings.is_small(c.MODEL) and devices.is_first():
         print(said)
@@ -81,7 +81,7 @@ def for_this_machine(c, arguments: Sequence[str]):
 
 @contextlib.contextmanager
 def opened(c, arguments: Sequence[str], course, tables) -> Iterator[tuple[Any, Llm, Task, run_folder.Run]]:
-    """Yields the constants (MODEL with the hub's commit), the language model, the task, the run's folder."""
+    """Yields the constants (MODEL with the hub's commit), the language model, task and run folder."""
     devices.find_devices(c)
     llama.load_hf_config(c.MODEL, weights=False)
     c = for_this_machine(c, arguments)

@@ -23,7 +23,7 @@ from run.run_files import read_log
 from settings import UserError, write_whole
 from task.task import GRADED
 
-COLUMNS = (  # then, in the order in which they turn up: `sync_gain`, `reward_<function>`, `memory_...`
+COLUMNS = (  # then, in order of appearance: `sync_gain`, `reward_<function>`, `memory_...`
     "step", "reward", "reward_std", "correct", "format_ok", "zero_variance", "length", "kl", "entropy",
     "clip_fraction", "loss", "grad_norm", "seconds", "distinct", "cut_off", "tokens_per_second", "beta",
     "temperature", "correct_lenient", *HELD_OUT, "mismatch", "mismatch_max", "answers",
@@ -32,11 +32,11 @@ COLUMNS = (  # then, in the order in which they turn up: `sync_gain`, `reward_<f
 
 # %% Metrics of a step --------------------------------------------------------------------------------------
 def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
-    """What the answers of a step, `Samples`, say, by column; `seconds`: how long the step took.
+    """Metrics of a step's answers, `Samples`, by column; `seconds`: how long the step took.
 
-    `zero_variance`: share of groups whose G rewards are all equal. They have no better and no worse answer,
-    so their advantage is 0 and they give no gradient: time spent generating them is wasted. `distinct`: how
-    many different answers a group has, 1 to G; it tells whether the answers of such a group were all alike.
+    `zero_variance`: share of groups whose G rewards are all equal. Their advantage is 0 and they give no
+    gradient, so the time spent generating them is wasted. `distinct`: how many different answers a group has,
+    1 to G; it tells whether all answers of such a group were alike.
     """
     rewards, flat = samples.rewards, samples.flat()  # [B, G], and arrays [N, ...]
     written = flat.answers
@@ -58,15 +58,15 @@ def answer_metrics(grader, samples, seconds: float) -> dict[str, float]:
 
 
 def in_words(result: Mapping[str, float]) -> str:
-    """The shares of an evaluation that are of interest while a run goes on."""
+    """The shares of an evaluation to show during a run."""
     names = {"answers right": "answer_accuracy", "by the last number": "lenient_accuracy",
              "format right": "format_accuracy", "greedy right": "greedy_answer_accuracy"}  # fmt: skip
     return ", ".join(f"{words} {result[name]:.1%}" for words, name in names.items())
 
 
 def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) -> int:
-    """How many updates in a row were not finite, this one included; raises UserError if too many."""
-    # Both: a loss can be finite while its gradient is not, and every update is skipped in silence.
+    """How many updates in a row weren't finite, including this one; raises UserError if too many."""
+    # Check both: if only the gradient isn't finite, every update would be skipped silently.
     bad = {n: v for n, v in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(v)}
     if bad and before + 1 > c.MAX_NONFINITE_UPDATES:
         name, value = next(iter(bad.items()))
@@ -82,7 +82,7 @@ def count_nonfinite(c, step: int, before: int, loss: float, grad_norm: float) ->
 class TrainingLog:
     """One CSV row per step, the same in TensorBoard, progress bar, health lines, evaluations.
 
-    `first_step` steps are done: what the files in the folder `logs` have of later ones, a kill has undone.
+    `first_step` steps are done; drops later ones from the files in `logs`, because a kill has undone them.
     """
 
     def __init__(self, logs: Path, c, first_step: int):
@@ -93,8 +93,8 @@ class TrainingLog:
         self._write()
         self._evaluated = answers.keep_lines(self._evaluations, first_step)
         (logs / "tensorboard").mkdir(exist_ok=True)
-        # Not tensorboardX's SummaryWriter: a full disk ends its thread without a word. Here the disk's error
-        # reaches the thread that trains.
+        # Not tensorboardX's SummaryWriter, whose thread dies silently when the disk is full. Here the error
+        # reaches the training thread.
         self._events = EventsWriter(str(logs / "tensorboard" / "events"))
         self._unhealthy: dict[str, str] = {}
         self._progress = tqdm(
@@ -102,7 +102,7 @@ class TrainingLog:
         )
 
     def _write(self) -> None:
-        """Writes the whole file: a later step, or more devices after a resume, can bring new columns."""
+        """Rewrites the file, because a later step, or more devices after a resume, can add columns."""
         text = io.StringIO()
         writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(COLUMNS, *self.rows)), restval="nan")
         writer.writeheader()
@@ -111,7 +111,7 @@ class TrainingLog:
         write_whole(self._path, text.getvalue())
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Takes the metrics of a step: they are on the disk when this returns."""
+        """Logs the metrics of a step; they're on the disk when this returns."""
         row = {name: float(value) for name, value in row.items()}
         self.rows.append(row)
         self._write()
@@ -121,7 +121,7 @@ class TrainingLog:
                 self._events.write_event(Event(step=int(row["step"]), wall_time=time.time(), summary=scalar))
         self._events.flush()
         found = health.check(self.rows, dataclasses.asdict(self._c))
-        for kind in found.keys() - self._unhealthy.keys():  # a line is printed when it begins to hold
+        for kind in found.keys() - self._unhealthy.keys():  # print a line when it first applies
             tqdm.write(f"health   step {row['step']:.0f}: {found[kind]}")
         self._unhealthy = found
         shown = {name: f"{row[name]:.2f}" for name in ("reward", "correct", "format_ok", "kl")}

@@ -1,4 +1,4 @@
-"""Loads what a run trained, to ask or export it: its constants, its checkpoint, its weights."""
+"""Loads a trained model for inference or export: its constants, its checkpoint, its weights."""
 
 from types import SimpleNamespace
 
@@ -28,9 +28,9 @@ def place_of(checkpoint: Checkpoint, constant: str = "CHECKPOINT") -> tuple[str,
 
 
 def changed_model(model: str, checkpoint: Checkpoint) -> str:
-    """What of MODEL isn't as the run had it, in a sentence; "" if nothing.
+    """How MODEL has changed since the run, in a sentence; "" if it hasn't.
 
-    Raises UserError where the run's LoRA would be added to other weights.
+    Raises UserError if the run's LoRA would be added to other weights.
     """
     kept, now = checkpoint.note.get("identity", {}), {"MODEL": identity.of_model(model)}
     said = identity.changes(kept, now, SimpleNamespace(MODEL=model), str(checkpoint.run))
@@ -40,9 +40,9 @@ def changed_model(model: str, checkpoint: Checkpoint) -> str:
 
 
 def make_rollout(c, tokenizer, answers: int, checkpoint: Checkpoint | None = None) -> MaxTextRollout:
-    """An engine with MODEL's weights, and LoRA's A and B where the run of `checkpoint` has them.
+    """An engine with MODEL's weights, and LoRA's A and B if the run of `checkpoint` has them.
 
-    `restore` fills these. It decodes so many `answers` in all, at most BATCH_SIZE of them at once.
+    `restore` fills these. It decodes `answers` answers in all, at most BATCH_SIZE of them at once.
     """
     folder, hf = llama.load_hf_config(c.MODEL)
     devices = jax.device_count()

@@ -46,7 +46,7 @@ class TrainingRun:
         return self._stack.__exit__(*error)
 
     def restore(self, optimizer):
-        """params and opt_state of the newest checkpoint; without one, those to start with."""
+        """params and opt_state of the newest checkpoint, or else the initial ones."""
         self._params, self._opt_state = self.llm.params, self.llm.first_opt_state(optimizer)
         if self.start:
             self._params, self._opt_state, self.carried = checkpoints.restore(
@@ -57,7 +57,7 @@ class TrainingRun:
         return self._params, self._opt_state
 
     def save(self, done: int) -> None:
-        """A checkpoint after `done` steps."""
+        """Saves a checkpoint after `done` steps."""
         carried = {name: value() if callable(value) else value for name, value in self.carried.items()}
         carried["beta"] = self.beta
         self.folder.keep()  # before the checkpoint: a log of more steps than it is cut, of fewer has a hole
@@ -66,7 +66,7 @@ class TrainingRun:
     def steps(self, rollouts: Iterable[Any]) -> Iterator[Any]:
         """Yields the rollouts, one per step. Ctrl-C (or SIGTERM) ends them after the current step.
 
-        It saves a checkpoint first, and so does a UserError of theirs: a faulty reward or environment.
+        Either saves a checkpoint first, and so does a UserError from a faulty reward or environment.
         """
         self._held_out(self.start)
         rollouts = iter(rollouts)
@@ -84,12 +84,12 @@ class TrainingRun:
             yield samples
 
     def check_finite(self, step: int, metrics) -> None:
-        """Raises UserError if too many updates in a row weren't finite; none of them was applied."""
+        """Raises UserError if too many updates in a row weren't finite; none of them were applied."""
         loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
         self._nonfinite = train_log.count_nonfinite(self.c, step + 1, self._nonfinite, loss, grad_norm)
 
     def after(self, step: int, samples, batch, params, opt_state, metrics) -> None:
-        """What a step leaves: a row of the log, its answers, held-out metrics, a checkpoint."""
+        """Saves a step's results: a row of the log, its answers, held-out metrics, a checkpoint."""
         c, done = self.c, step + 1
         self._params, self._opt_state = params, opt_state
         old_log_prob = metrics.pop("old_log_prob")

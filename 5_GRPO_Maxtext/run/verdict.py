@@ -1,8 +1,8 @@
-"""What a run's results say in words: did it work, and why. No more than was measured.
+"""Summarizes a run's results in words: did it work, and why. Claims no more than was measured.
 
-Before and after are the same questions, so those that changed sides decide: if training did nothing, about
-as many turn wrong as turn right. A change is clear if chance makes one so lopsided in fewer than 5 % of the
-cases (exact McNemar test).
+Before and after use the same questions, so we compare those that changed: if training did nothing, about as
+many turn wrong as turn right. A change is clear if chance alone would produce one as lopsided in fewer than
+5 % of cases (exact McNemar test).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from run.health import Sentence
 
 type Result = Mapping[str, Any]  # of an evaluation
 
-SEEN = 0.05  # a share of right answers that never gets there isn't what was paid for
+SEEN = 0.05  # if the share of right answers never gets there, the reward was for something else
 
 
 def measured(results: Sequence[Result]) -> tuple[str, str]:
-    """What right means in these: the name of its list and of its share.
+    """Which metric counts as right in these: the name of its list and of its share.
 
-    If answers are paid by their last number, none may be right in the format asked for.
+    If rewards depend on the last number only, no answer may be right in the requested format.
     """
     keys = ("answer_accuracy", "lenient_accuracy")
     in_form, number = (max((result[key] for result in results), default=1) for key in keys)
@@ -28,8 +28,8 @@ def measured(results: Sequence[Result]) -> tuple[str, str]:
 
 
 def change(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int]:
-    """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: can be chance."""
-    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can wait with
+    """How many turned right, how many wrong; and 1: clearly better, -1: clearly worse, 0: may be chance."""
+    from scipy.stats import binomtest  # takes a second to import, which `tool.py show_run` can defer
 
     right = sum(new > old for old, new in zip(before, after, strict=True))
     wrong = sum(new < old for old, new in zip(before, after, strict=True))
@@ -60,7 +60,7 @@ def headline(tests: Sequence[Result], evaluations: Sequence[Result], steps: int)
 
 
 def reasons(before: Result, after: Result) -> list[Sentence]:
-    """Where the change comes from, as far as it can be counted."""
+    """Where the change comes from, as far as we can count it."""
     name, _ = measured((before, after))
     right, wrong, _ = change(before[name], after[name])
     said = [Sentence("turned", right=right, wrong=wrong, all=len(before[name]))]
@@ -72,7 +72,7 @@ def reasons(before: Result, after: Result) -> list[Sentence]:
 
 
 def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
-    """Each fall of the held-out curve: at which step, whether it's clear, and what it is."""
+    """Each drop of the held-out curve: its step, whether it's clear, and a description."""
     found, (name, key) = [], measured(evaluations)
     for old, new in pairwise(evaluations):
         if new[key] < old[key]:

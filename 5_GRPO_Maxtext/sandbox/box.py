@@ -2,10 +2,10 @@
 
     training  --starts-->  warden  --forks-->  init process  --forks-->  `python -I -S`: the program
 
-`bubblewrap` and `namespaces` isolate it, the first by the program `bwrap`, the second by `warden.py` (Linux
-5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each protects
-against, and what not. The warden and the init process hold no secrets. The warden exits once everything it
-started has exited: when the init process of a pid namespace ends, the kernel kills all others in it.
+`bubblewrap` and `namespaces` isolate it, the first with the program `bwrap`, the second with `warden.py`
+(Linux 5.12, user namespaces or real root). `limits` only limits it. `docs/code_answers.md` says what each one
+protects against. The warden and the init process hold no secrets. The warden exits once everything it started
+has exited: when the init process of a pid namespace ends, the kernel kills all others in it.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # 
 
 
 def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """How many processors this process may use: by its affinity, and by the quota of each cgroup around it.
+    """How many processors this process may use, by its affinity and by the quota of each enclosing cgroup.
 
-    `own` is the file that says where in the folder `root` this process is.
+    `own` is the file that has this process's place in the folder `root`.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folders = {Path(root)}
@@ -55,12 +55,11 @@ def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> 
 
 @contextlib.contextmanager
 def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()):
-    """Starts `program` in its own process; nothing of it is left when the block ends.
+    """Starts `program` in its own process, and cleans up everything when the block ends.
 
     It runs as `__main__` in a fresh `python -I -S` (standard library, no packages), under a protection from
     `protection()`; its stderr is discarded. Yields the warden's Popen, whose exit status is the program's,
-    and the file that the program prints to. If it could not be started, the end of the block raises
-    RuntimeError.
+    and the file the program prints to. If it couldn't be started, the end of the block raises RuntimeError.
     """
     limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "NPROC": PROCESSES, "NOFILE": OPEN_FILES, "CORE": 0}
     limits |= {"FSIZE": DISK_BYTES}
@@ -81,7 +80,7 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
         finally:
             process.terminate()  # the warden ends the rest
             try:
-                _, said = process.communicate(timeout=10)  # empty if it was stopped before it began
+                _, said = process.communicate(timeout=10)  # empty if it was stopped before it started
             except subprocess.TimeoutExpired:
                 process.kill()
                 _, said = process.communicate()
@@ -92,10 +91,10 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
 
 def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
     """What a program printed, and whether it ended within OUTPUT_BYTES before `deadline` (monotonic)."""
-    # Its pipe closes when the last of its processes has ended; `wait` would look every 50 ms only.
+    # Its pipe closes when the last of its processes has ended; `wait` would only poll every 50 ms.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-    # A file, so that nobody has to empty a pipe; DISK_BYTES limits it. pread: the program moves our position.
+    # A file, so we needn't drain a pipe; DISK_BYTES limits it. pread, because the program moves our position.
     data = os.pread(stdout.fileno(), OUTPUT_BYTES + 1, 0)
     ended = process.returncode is not None and len(data) <= OUTPUT_BYTES
     return data[:OUTPUT_BYTES].decode(errors="replace"), ended
@@ -103,7 +102,7 @@ def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, boo
 
 @contextlib.contextmanager
 def read_only(data: bytes):
-    """Yields a file with `data` (bytes) that can be read and not written, and has no name."""
+    """Yields an unnamed, read-only file with `data` (bytes)."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -113,10 +112,10 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder with all that an answer left in it under `limits`.
+    """Removes a folder with everything an answer left in it under `limits`.
 
-    `rm` takes any depth, shutil.rmtree of Python 3.12 about a thousand levels. An answer that runs as this
-    user can take away permissions that rm needs.
+    `rm` handles any depth, shutil.rmtree in Python 3.12 only about a thousand levels. An answer that runs as
+    this user can take away permissions that rm needs.
     """
     with contextlib.suppress(OSError):  # it isn't empty
         return os.rmdir(folder)
@@ -134,7 +133,7 @@ SENTENCES = {
 
 
 def describe(kind: str) -> str:
-    """What the protection `kind` gives on this machine; one line."""
+    """Describes the protection `kind` on this machine in one line."""
     unfiltered = "; the network is open, and a process that leaves its group lives on"
     return SENTENCES[kind] + unfiltered * (warden.seccomp_filter() is None)
 
@@ -156,7 +155,7 @@ def _fault(kind: str) -> str:
 
 @functools.cache
 def protection(wanted: str = PROTECTION) -> str:
-    """The protection that programs get: `wanted`, or for "auto" the best that works; else ValueError."""
+    """The protection for programs: `wanted`, or for "auto" the best that works; else ValueError."""
     kinds = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
     if not set(kinds) <= set(SENTENCES):
         raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")

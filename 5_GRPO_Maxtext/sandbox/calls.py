@@ -7,15 +7,15 @@
 `serve`. In the tests `add(1, 2)` sends the arguments to the server and rebuilds the reply from plain data, so
 `add(1, 2) == 3` compares an int with an int, in a process that never runs a line of the answer.
 
-Only plain data cross, by value: None, bool, float, str, the types in TYPES and LIBRARY. A subclass crosses as
-its base. A list, set or dict that a test passes to a function that returns None comes back changed, as after
-`sort`. Whatever else an answer returns could claim to be what the test asks for. So the test fails, even one
-that catches every exception; it fails, too, where the answer lacks a name or its process has ended.
+Only plain data crosses, by value: None, bool, float, str, the types in TYPES and LIBRARY. A subclass crosses
+as its base. If a test passes a list, set or dict to a function that returns None, it comes back changed, as
+after `sort`. Anything else an answer returns could claim to equal what the test expects. So the test fails,
+even one that catches every exception. It also fails if the answer lacks a name or its process has ended.
 
 A test makes an object by calling a class, a name with a capital first letter: `s = Stack()`. The object stays
-in the server; its methods, attributes and OPERATIONS give plain data. It can't be compared or tested for
-truth, because that would be code of the answer. A function or a class can be called. Anything else that a
-test asks of it (`f.__doc__`, `hasattr(f, "args")`) is answered by the answer's own, or fails the test.
+in the server; its methods, attributes and OPERATIONS return plain data. It can't be compared or tested for
+truth, because that would run the answer's code. A function or a class can be called. For anything else
+(`f.__doc__`, `hasattr(f, "args")`) the test gets the answer's own attribute, or fails.
 """
 
 import builtins
@@ -35,7 +35,7 @@ OPERATIONS = (  # of an object, where its class defines them
 
 
 class NotData(BaseException):
-    """What was to cross is no plain data. Not an Exception, because tests catch those."""
+    """A value that should cross isn't plain data. Not an Exception, because tests catch those."""
 
 
 def _items(iterator):
@@ -45,7 +45,7 @@ def _items(iterator):
     return items
 
 
-TYPES = {  # by name: the type, the parts of a value, which are values too, and how to make it of them
+TYPES = {  # by name: the type, how to split a value into parts (values, too), and how to rebuild it
     "int": (int, lambda n: [hex(n)], lambda text: int(text, 16)),  # decimal is quadratic, up to 4300 digits
     "complex": (complex, lambda z: [z.real, z.imag], complex),
     "bytes": (bytes, lambda data: [data.hex()], bytes.fromhex),
@@ -69,7 +69,7 @@ LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), 
 
 
 def encode(value):
-    """Plain data, or an object that a test made, in a form that JSON can hold; raises NotData of all else."""
+    """Encodes plain data, or an object that a test made, for JSON; raises NotData for anything else."""
     if isinstance(value, Remote):
         return ["object", *place_of(value)[0]]
     if value is None or isinstance(value, (bool, float, str)):
@@ -78,7 +78,7 @@ def encode(value):
         if isinstance(value, kind):
             return [name, *map(encode, parts(value))]
     for name, module in LIBRARY.items():
-        # Not imported for it: that takes longer than most tests. Without the import there is no such value.
+        # We don't import it, which takes longer than most tests. Without the import no such value can exist.
         if isinstance(value, getattr(sys.modules.get(module), name, ())):
             return [name, *map(encode, value.__reduce__()[1])]
     raise NotData(type(value).__name__)
@@ -141,13 +141,13 @@ def serve(answer: str, requests: int, replies: int) -> None:
 
 # ---------------------------------------------------------------- the checker: the tests' process
 
-faults = []  # why the statement that runs now must fail, whatever it catches; "" if it is the answer's fault
+faults = []  # why the current statement must fail, whatever it catches; "" if it's the answer's fault
 numbers = itertools.count()  # of the objects that the tests made
 wire = []  # the file of the requests, that of the replies, and how many characters a reply may have
 
 
 def fail(fault=""):
-    """Fails the statement that runs now."""
+    """Fails the current statement."""
     faults.append(fault)
     raise NotData(fault)
 
@@ -175,8 +175,7 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
             value, *rest = map(decode, parts)
             return [verdict, value, *rest]
         kind, text = getattr(builtins, parts[0]), parts[1]
-        # Not SystemExit, which would end the checker, nor StopIteration, which would end a loop of the test
-        # before it has looked at everything.
+        # Not SystemExit, which would end the checker, nor StopIteration, which would end a test's loop early.
         if issubclass(kind, Exception) and (kind is not StopIteration or target[-1] == "__next__"):
             raised = kind.__new__(kind, text)  # calling some kinds takes other arguments
     except Exception:  # cut off, too long, not JSON, no plain data
@@ -187,7 +186,7 @@ def ask(verb: str, target: list, arguments=(), named=()) -> list:
 
 
 def look(target: list, calls: bool = True):
-    """What `target` is to the tests: plain data, a class, or a function, which they may call or not."""
+    """What the tests get for `target`: plain data, a class, or a function, callable if `calls`."""
     verdict, value, *_ = ask("look", target)
     if verdict != "callable":
         return value
@@ -198,7 +197,7 @@ def look(target: list, calls: bool = True):
 def call(target: list, /, *arguments, **named):
     """Calls a function or a method; returns plain data."""
     _, value, *changed = ask("call", target, arguments, named)
-    # A function that returns something changes nothing here: the answer could reply anything.
+    # Only if it returned None: otherwise the answer could send back anything as the changed arguments.
     for argument, new in zip(arguments, changed if value is None else ()):
         if isinstance(new, list) and isinstance(argument, list):
             argument[:] = new
@@ -209,12 +208,12 @@ def call(target: list, /, *arguments, **named):
 
 
 def place_of(remote) -> tuple[list, bool]:
-    """The target that `remote` stands for, and whether tests may call it."""
+    """The target that `remote` refers to, and whether tests may call it."""
     return object.__getattribute__(remote, "_place")
 
 
 class Remote:
-    """Stands for an object that a test made; with its OPERATIONS, a class of its own."""
+    """A proxy for an object that a test made; with its OPERATIONS, a separate class."""
 
     def __init__(self, target: list, calls: bool = True):
         object.__setattr__(self, "_place", (target, calls))
@@ -234,13 +233,13 @@ _refuse = _failing("asks the answer's function or class for more than its attrib
 
 
 class Closed(type):
-    """The class of Function and Class: what a test would see of those two is ours."""
+    """The metaclass of Function and Class, so a test doesn't see our attributes."""
 
     __getattribute__ = __eq__ = __hash__ = __repr__ = _refuse
 
 
 class Function(Remote, metaclass=Closed):
-    """Stands for a function of the answer's, or a method. The answer gives its attributes, which are data."""
+    """A proxy for one of the answer's functions or methods. Its attributes come from the answer, as data."""
 
     def __getattribute__(self, name):
         if name != "__class__":
@@ -257,7 +256,7 @@ class Function(Remote, metaclass=Closed):
 
 
 class Class(Function):
-    """Stands for a class of the answer's; or, by its name, what should be one."""
+    """A proxy for one of the answer's classes, or for a name that should be one."""
 
     def __call__(self, /, *arguments, **named):
         target, _ = place_of(self)
@@ -273,16 +272,16 @@ class Class(Function):
 
 
 class Builtins(dict):
-    """The builtins, without those whose names are the answer's."""
+    """The builtins, except names the answer defines."""
 
     def __missing__(self, name):
-        fail()  # a NameError would pass for the error that a test expects
+        fail()  # a NameError could pass for the error a test expects
 
 
 def check(tests, names, helpers, requests: int, replies: int, most: int) -> None:
     """Runs the statements and prints a line for each: "1" (a test that passed), "0" (failed), "-" (no test).
 
-    The line also says why no answer could pass. For an answer that defines none of the names there are none.
+    The line also says if no answer could pass. If the answer defines none of the names, nothing is printed.
     A preparing statement that fails ends the run, since later tests would see stale values. `tests`, `names`
     and `helpers` are from `code_grading.read_statements`; a reply has at most `most` characters.
     """

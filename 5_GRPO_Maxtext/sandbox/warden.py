@@ -1,7 +1,7 @@
 """The warden of `box.py`: isolates a program, starts it, and ends all of its processes.
 
-It runs in an interpreter of its own, as a script that gets its settings as an argument, because it enters
-namespaces and adopts orphans. It imports little: to start a program is most of the cost of a short test.
+It runs in a separate interpreter, as a script with its settings as an argument, because it enters namespaces
+and adopts orphans. It imports little, because start-up is most of the cost of a short test.
 """
 
 import ctypes
@@ -53,8 +53,8 @@ def seccomp_filter() -> bytes | None:
 
 READY = b"ready\n"
 
-# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't bind root,
-# so root becomes a user that nobody else has.
+# Runs in the fresh interpreter, which is isolated by then. RLIMIT_NPROC and file permissions don't apply to
+# root, so root becomes an otherwise unused user.
 _INSIDE = """
 import os, resource, sys
 if os.geteuid() == 0:
@@ -95,7 +95,7 @@ def _python(settings: dict) -> list[str]:
 
 # ---------------------------------------------------------------- isolation
 
-HOME = "/.answer"  # the one folder that the program can write; no interpreter lies under this name
+HOME = "/.answer"  # the only folder the program can write to; no interpreter is installed under this name
 
 # linux/prctl.h, linux/mount.h
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
@@ -121,7 +121,7 @@ def _read_only_paths(python: str) -> list[str]:
 
 
 def _own_mounts(more: int = 0) -> None:
-    """Gives this process a mount namespace of its own, and the namespaces of the CLONE_* flags in `more`."""
+    """Gives this process its own mount namespace, and the namespaces of the CLONE_* flags in `more`."""
     uid, gid = os.geteuid(), os.getegid()
     os.unshare(os.CLONE_NEWNS | more | (os.CLONE_NEWUSER if uid else 0))
     maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"} if uid else {}
@@ -132,7 +132,7 @@ def _own_mounts(more: int = 0) -> None:
 
 
 def _mount_in_memory(folder: str, size: int) -> None:
-    """A folder of `size` bytes and 1,024 files: empty ones without end would fill the kernel's memory."""
+    """A folder of `size` bytes and 1,024 files; unlimited empty ones would fill the kernel's memory."""
     options = f"size={size},nr_inodes=1024,mode=777"
     _call("mount", "tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
@@ -160,11 +160,11 @@ def _make_root(folder: str, size: int, python: str) -> None:
 
 
 def _bubblewrap(settings: dict) -> list[str]:
-    """The command that isolates by `bwrap` what `_make_root` isolates by itself, and starts the program."""
+    """The command that does with `bwrap` what `_make_root` does itself, and starts the program."""
     filter_fd, end = os.pipe()
     os.write(end, seccomp_filter())
     os.set_inheritable(filter_fd, True)
-    # Real root needs no user namespace and must not have one: its processes would not be counted in it.
+    # Real root doesn't need a user namespace, and in one its processes wouldn't be counted.
     capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     user = ["--unshare-user"] if os.geteuid() else capabilities
     command = ["bwrap", *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -178,7 +178,7 @@ def _bubblewrap(settings: dict) -> list[str]:
         _own_mounts()
         _mount_in_memory(settings["folder"], settings["disk"])
         command += ["--bind", settings["folder"], HOME]
-    except OSError:  # a machine where bwrap may make namespaces, and others may not
+    except OSError:  # on this machine bwrap may create namespaces, but we may not
         command += ["--perms", "0777", "--size", str(settings["disk"]), "--tmpfs", HOME]
     return [*command, "--chdir", HOME, "--remount-ro", "/", "--", *_python(settings)]
 
@@ -204,7 +204,7 @@ def _become_the_program(settings: dict) -> None:
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if settings["protection"] == "namespaces":
         _make_root(settings["folder"], settings["disk"], settings["python"])
-        # Process 1 stays ours: no process inside can kill it, and all others end with it.
+        # Process 1 stays ours. No process inside can kill it, and all others end with it.
         if child := os.fork():
             while (ended := os.wait())[0] != child:
                 pass
@@ -222,7 +222,7 @@ def guard(settings: dict) -> int:
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held until sigwait below
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, the default, it is lost on some systems
-    settings["uid"] = (1 << 30) + os.getpid()  # used by nobody else, different for every answer
+    settings["uid"] = (1 << 30) + os.getpid()  # otherwise unused, and different for every answer
     if settings["protection"] == "namespaces":
         _own_mounts(os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
     if sys.platform == "linux":

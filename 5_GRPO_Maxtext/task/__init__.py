@@ -1,1 +1,1 @@
-"""Questions and what an answer earns: reading data, prompts, rewards, graders."""
+"""Questions and rewards: reading data, prompts, reward functions, graders."""

@@ -1,13 +1,13 @@
-r"""Grading of answers that are programs: the share of the tests that they pass.
+r"""Grades answers that are programs by the share of tests they pass.
 
     score = compute_score("```python\ndef add(a, b):\n    return a + b\n```", "assert add(1, 2) == 3")  # 1.0
 
 The answer runs in a sandbox (`sandbox/box.py`), and the expected values never enter it:
   * input and output: the program gets its input, and this process compares what it printed;
   * assert statements: they run in a second sandbox and call the answer over pipes (`sandbox/calls.py`).
-The answer's process does not decide the verdict, so no exit status, printed mark or patched checker counts.
-
-No sandbox fixes a weak test: `assert is_prime(7)` holds for a program that says yes to everything.
+The answer's process doesn't decide the verdict, so it can't cheat with an exit status, a printed mark or a
+patched checker. A sandbox doesn't fix a weak test, though: a program that always says yes passes
+`assert is_prime(7)`.
 """
 
 import ast
@@ -32,21 +32,21 @@ from sandbox import box
 from task.grading import extract_answer
 
 ANSWER_SECONDS = 30.0  # wall-clock time for all tests of one answer; tests not reached by then fail
-BATCH_SECONDS = 300.0  # for the answers of one step together; those not begun by then score 0
-AT_ONCE = box.processors()  # answers; more would share processors, and lose by the clock
+BATCH_SECONDS = 300.0  # for all answers of a step; those not started by then score 0
+AT_ONCE = box.processors()  # answers in parallel; more would share processors and run into time limits
 
-# Whose names tests may use without an import. Not operator: its `add` would be the library's.
+# Modules whose names tests may use without an import. Not operator, or `add` would mean the library's.
 HELPERS = (
     *("math", "collections", "itertools", "functools", "string", "heapq", "bisect", "copy"),
     *("fractions", "decimal", "datetime", "statistics", "typing"),
 )
-OF_PACKAGES = {"approx", "np", "pd", "pytest", "raises", "torch"}  # never the answer's; not installed here
+OF_PACKAGES = {"approx", "np", "pd", "pytest", "raises", "torch"}  # packages' names; not installed here
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(completion: str) -> str:
-    """The program: the last ``` block in the last answer pair, or in the text; without one, all of that."""
+    """The program: the last ``` block in the last answer pair, or else in the text, or else all of it."""
     text = extract_answer(completion)
     text = completion if text is None else text
     return [text, *_FENCED.findall(text)][-1]
@@ -57,7 +57,7 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
 
     `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
     {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
-    ValueError if it is none of these, or contains no test.
+    ValueError if it's none of these, or contains no test.
     """
     tests = ground_truth
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
@@ -93,15 +93,15 @@ def _named(node: ast.AST) -> set[str]:
 
 
 def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, dict, dict]:
-    """Splits tests into statements, so that each test passes or fails by itself.
+    """Splits tests into statements, so each test passes or fails by itself.
 
     A test is a top-level statement that asserts, itself or through a function defined in `tests`, and uses
-    something of the answer's: `assert True` is none. Two forms are unfolded: the body of HumanEval's
+    something from the answer (`assert True` isn't one). Two formats are unfolded: the body of HumanEval's
     `check(candidate)` (https://arxiv.org/abs/2107.03374) and pytest's `def test_...():`.
 
     The answer's names are those in `entry_point` ("encode, decode"; for `check` an expression,
-    "Solution().add") and those that `tests` import from `solution` or `answer`; without either, the one name
-    that is neither defined in `tests` nor Python's or its library's.
+    "Solution().add") and those that `tests` import from `solution` or `answer`. Without either, it's the one
+    name that neither `tests` nor Python nor its library defines.
 
     Returns:
         (statements, names, library): list of (text, is_test) in order; names in the tests that are the
@@ -153,10 +153,10 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
 
 
 def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, names: dict) -> list[ast.stmt]:
-    """The statements with the body of `check` in its place; adds to `names` what check is called with."""
+    """Inlines the body of `check`; adds its arguments to `names`."""
     check = functions.get("check")
     if check and len(check.args.args) == 1 and not _parts(check, (ast.Return, ast.Yield, ast.Await)):
-        calls = {}  # by statement: what it calls check with
+        calls = {}  # by statement: the arguments of its call to check
         for statement in body:
             match statement:
                 case ast.Expr(ast.Call(ast.Name("check"), [given])):
@@ -177,7 +177,7 @@ def _unfolded(body: list[ast.stmt], functions: dict, entry: ast.expr | None, nam
 
 
 def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[dict, dict]:
-    """Whose the names are that the statements use and do not define: the answer's, and the library's."""
+    """Sorts the names that the statements use without defining them into the answer's and the library's."""
     _, used = _globals(body)
     places = {name: _place(name, body) for name in sorted(used - names.keys() - set(dir(builtins)))}
     unknown = [name for name, place in places.items() if place is None]
@@ -198,7 +198,7 @@ def _owners(body: list[ast.stmt], names: dict[str, str], start: str) -> tuple[di
 
 
 def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
-    """The standard library's module, and name in it, that tests mean by `name`; None if it has no such name.
+    """The standard library's module, and its name there, that tests mean by `name`; None if there's none.
 
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
@@ -211,7 +211,7 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
 
 @functools.cache
 def library_functions() -> dict[str, str]:
-    """The module of each name in HELPERS; of two that have the same name, the first."""
+    """The module of each name in HELPERS; if two share a name, the first."""
     found = {}
     for module in map(importlib.import_module, reversed(HELPERS)):
         found |= dict.fromkeys(getattr(module, "__all__", vars(module)), module.__name__)
@@ -219,7 +219,7 @@ def library_functions() -> dict[str, str]:
 
 
 def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-    """The global names that statements define, and those that they use without defining them."""
+    """The global names that statements define, and those they use without defining them."""
     top = symtable.symtable(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))), "tests.py", "exec")
     defined, used, tables = set(), set(), [top]
     for table in tables:  # grows while it runs
@@ -233,14 +233,14 @@ def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
 
 
 def readable_tests(ground_truth, extra_info):
-    """The input and output pairs, or what `read_statements` gives; ValueError if nobody could pass them."""
+    """The input and output pairs, or `read_statements`' result; ValueError if no answer could pass them."""
     tests = read_tests(ground_truth)
     entry_point = extra_info.get("entry_point") if isinstance(extra_info, dict) else None
     return read_statements(tests, entry_point) if isinstance(tests, str) else tests
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether two outputs agree, apart from white space at line ends and empty lines at the end."""
+    """Whether two outputs agree, ignoring trailing whitespace and trailing empty lines."""
     first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
     return first == second
 
@@ -257,12 +257,12 @@ def _passes(code: str, given: str, expected: str, protection: str, deadline: flo
 
 @functools.cache
 def say_once(text: str) -> None:
-    """A fault of the tests, which must not stop a training."""
+    """Prints a fault in the tests once, without stopping the training."""
     print(shown(text), file=sys.stderr)
 
 
 def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadline: float) -> list[bool]:
-    """Which assert statements, from `read_statements`, hold: False for those that were not reached."""
+    """Which assert statements, from `read_statements`, hold; False for those not reached."""
     source = Path(box.__file__).with_name("calls.py").read_text()
     asked, asks = os.pipe()
     replies, replied = os.pipe()
@@ -271,7 +271,7 @@ def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadlin
     with contextlib.ExitStack() as stack:
         with contextlib.ExitStack() as ends:
             for end in (asked, asks, replies, replied):
-                ends.callback(os.close, end)  # ours would hide the end of a process that exits
+                ends.callback(os.close, end)  # our copy would hide that a process has exited
             running = stack.enter_context(box.started(checker, protection, pass_fds=(asks, replies)))
             stack.enter_context(box.started(server, protection, pass_fds=(asked, replied)))
         printed, _ = box.output(*running, deadline)
@@ -285,13 +285,13 @@ def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadlin
 
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
-    """The share of the tests that the program in a completion passes; see `verdicts`."""
+    """The share of tests that the program in a completion passes; see `verdicts`."""
     passed = verdicts(solution_str, ground_truth, extra_info)
     return sum(passed) / len(passed)
 
 
 def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
-    """Which tests the program in a completion passes: one bool each, False for those that were not reached.
+    """Which tests the program in a completion passes: one bool each, False for those not reached.
 
     "entry_point" in `extra_info` names the function under test, see `read_statements`.
 
@@ -312,9 +312,9 @@ def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) ->
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
-    """`score` of each answer, in `at_once` threads (1 stays in this one), with a progress bar after 5 s.
+    """Scores the answers in `at_once` threads (1 uses this one), with a progress bar after 5 s.
 
-    Those that had not begun after `seconds`, a limit for all of them together, score 0.0; that is said.
+    `seconds` limits all of them together. Answers not started by then score 0.0, with a message.
     """
     end = time.monotonic() + seconds
     late = []

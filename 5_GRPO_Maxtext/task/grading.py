@@ -1,9 +1,9 @@
-"""Grading of one completion: the tags, the number in the answer, the form. Standard library only.
+"""Grades one completion: the tags, the number in the answer, the format. Standard library only.
 
-A policy finds whatever a grader gets wrong, so this one
+A policy exploits whatever a grader gets wrong, so this one
   * compares exactly: as floats, 18.00000000000000001 would equal 18;
-  * does not guess: "5 boxes of 12" is no answer, although one of its numbers is right;
-  * takes linear time in the length of the completion: 100 kB of commas must not stall the training.
+  * doesn't guess: "5 boxes of 12" isn't an answer, although one of its numbers is right;
+  * takes linear time in the length of the completion, so 100 kB of commas can't stall the training.
 """
 
 import ast
@@ -18,8 +18,8 @@ SOLUTION_START = "<answer>"
 SOLUTION_END = "</answer>"
 TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
 
-MAX_LENGTH = 4300  # characters of an answer; also the most digits that int(), which is quadratic, accepts
-MAX_EQUATION = 200  # characters; longer ones are not calculated
+MAX_LENGTH = 4300  # characters of an answer; also the most digits int() accepts, since it's quadratic
+MAX_EQUATION = 200  # characters; longer ones aren't evaluated
 MAX_EXPONENT = 308  # the range of a double; "1e999999999", 11 characters, would be an integer of 400 MB
 
 # %% Reading one number ----------------------------------------------------------------------------------
@@ -43,11 +43,11 @@ _NUMBER = re.compile(
 _POWER_OF_UNIT = re.compile(r"(?<![A-Za-z])(?:[ckm]?m|ft|in|yd|mi)\^?[23²³](?!\w|[.,/:]\d)")  # m^2
 _LATEX = re.compile(r"\\(?:(?:text|textbf|mathrm|mathbf|boxed|left|right|quad)(?![A-Za-z])|[,;:!()\[\] ])")
 
-# What may stand beside the number: letters of any script, blanks, and these. Not "|", "\pm", "≤", "‰".
+# Allowed next to the number: letters of any script, blanks, and these. Not "|", "\pm", "≤", "‰".
 _BESIDE = re.compile(r"(?:[^\W\d_]|[\s.,:;'\"“”‘’«»()\[\]{}*_`#$€£¥₹¢%°℃=/?!…。、「」—-])*+")
 _OPENING = " \t\n'\"“‘«([{*_`#「$€£¥₹"  # between a sign and its number: "-(5)"
-# And of that, what makes it another number, or none. Before: "x5", "-(5)", "/5", "more than 5". After: "5k",
-# "5bn", "5j", "5!", "5-", "5 - tax", "5 and a quarter". On either side: "minus five", "2 million", "twice 5".
+# Of these, the ones that change the number or make it invalid. Before: "x5", "-(5)", "/5", "more than 5".
+# After: "5k", "5bn", "5!", "5 - tax", "5 and a quarter". Either side: "minus five", "2 million", "twice 5".
 _SPOILT_BEFORE = re.compile(
     r"""(?:[-—/] | != | \b(?:than|least|most|over|under|below|above|times|not)
     | \b(?:sqrt|root|log|ln|exp|sin|cos|tan|abs)(?:\ of)?)\Z""",
@@ -80,12 +80,12 @@ _OPERATIONS = {
 
 @functools.lru_cache(maxsize=8192)  # several rewards and the log read the same answer
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of the one number in `text`; None if there is none, or any doubt.
+    """The exact value of the one number in `text`; None if there's none, or any doubt.
 
     Reads "1,080", "$18.00", "-$5", "1/2", "1.8E+1", "18 apples", "x = 18", "The answer is 18.", "50%" (as
-    50), and "6 * 3 = 18" (as 18), because it holds. Refuses two numbers, wrong grouping ("1,5", "1,00"), a
-    time ("10:30"), "0x12", "2 million", "twice 5", "|-5|", "1/0", any sign that it does not know, exponents
-    beyond MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
+    50), and "6 * 3 = 18" (as 18, because it's true). Refuses two numbers, wrong grouping ("1,5", "1,00"), a
+    time ("10:30"), "0x12", "2 million", "twice 5", "|-5|", "1/0", unknown signs, exponents beyond
+    MAX_EXPONENT, and texts longer than MAX_LENGTH after stripping.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:
@@ -143,26 +143,26 @@ def arithmetic(text: str) -> Fraction | None:
 
 
 def extract_answer(completion: str) -> str | None:
-    """The text, not stripped, of the last complete <answer>...</answer> in `completion`; None without one.
+    """The unstripped text of the last complete <answer>...</answer> in `completion`; None without one.
 
-    A second <answer> starts anew, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
+    A second <answer> starts over, so a tag mentioned in prose ("I will use <answer> tags") captures nothing.
     """
-    # Searched from the right: on "<answer><answer>..." a lazy regex takes quadratic time.
+    # Search from the right, because a lazy regex takes quadratic time on "<answer><answer>...".
     before, _, _ = completion.rpartition(SOLUTION_END)
     _, opened, text = before.rpartition(SOLUTION_START)
     return text.partition(SOLUTION_END)[0] if opened else None
 
 
 def extract_hash_answer(answer: str) -> str | None:
-    """GSM8K's gold answer: the stripped text after the last "####" of a solution; None if it is no number."""
+    """GSM8K's gold answer: the stripped text after a solution's last "####"; None if it isn't a number."""
     _, marker, gold = answer.rpartition("####")
     return gold.strip() if marker and parse_number(gold) is not None else None
 
 
 def is_close(completion: str, gold: str, ratio: float | str) -> bool:
-    """Whether the last answer / gold lies between 1 - ratio and 1 + ratio, both included.
+    """Whether the last answer / gold is in [1 - ratio, 1 + ratio].
 
-    0.1 and "0.1" both mean exactly one tenth. False if a number cannot be read; only 0 is close to 0.
+    0.1 and "0.1" both mean exactly one tenth. False if a number can't be parsed; only 0 is close to 0.
     """
     guess, target = parse_number(extract_answer(completion) or ""), parse_number(gold)
     if guess is None or target is None:
@@ -176,9 +176,9 @@ def grade(completion: str, gold: str) -> bool:
 
 
 def last_number(completion: str) -> Fraction | None:
-    """The last number in `completion`, wherever it stands; None if there is none.
+    """The last number anywhere in `completion`; None if there's none.
 
-    A minus sign counts unless it is an operation: the last number of "16-9" is 9.
+    A minus sign counts unless it's an operation: the last number of "16-9" is 9.
     """
     text = _DIGIT_SPACE.sub(",", completion.translate(_PLAIN))
     numbers = list(_NUMBER.finditer(text))
@@ -199,7 +199,7 @@ def grade_lenient(completion: str, gold: str) -> bool:
 
 @functools.cache
 def _form(tags: tuple[str, str, str, str]) -> re.Pattern:
-    # `format_ok` has counted the tags, so each lazy group can stop in one place only: linear time.
+    # `format_ok` has counted the tags, so each lazy group can only stop in one place, in linear time.
     return re.compile(
         r"\s*{}(.*?){}\s*{}(.*?){}\s*".format(*tags)
         + r"(?:<\|\w+\|>\s*)*",  # samplers may leave stop and padding tokens, such as <|eot_id|>

@@ -1,4 +1,4 @@
-"""Questions become prompts: read, put into the template and the tokenizer's chat template, cut to a limit."""
+"""Turns questions into prompts: reads them, applies the templates, and drops those over the limit."""
 
 import csv
 import datetime
@@ -82,7 +82,7 @@ def as_letters(tokenizer, text: str) -> str:
 
 
 def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-    """`messages` in the tokenizer's chat template, on DAY: the same tomorrow, and after a resume."""
+    """`messages` in the tokenizer's chat template, dated DAY so that a resumed run gets the same prompts."""
     return tokenizer.apply_chat_template(
         messages, add_generation_prompt=add_generation_prompt, tokenize=False, strftime_now=DAY.strftime
     )
@@ -91,8 +91,8 @@ def chat(tokenizer, messages: Sequence[Mapping[str, str]], add_generation_prompt
 def to_prompt(tokenizer, question: str, *, template: str, system_prompt: str) -> str:
     """The text the model is asked to continue: `template` inside the tokenizer's own chat template.
 
-    The question is text: control tokens in it are not obeyed, TEMPLATE's and SYSTEM_PROMPT's are. UserError
-    if the chat template, a program that comes with MODEL, fails, or drops the question.
+    Control tokens are plain text in the question, but work in TEMPLATE and SYSTEM_PROMPT. UserError if the
+    chat template, a program that comes with MODEL, fails or drops the question.
     """
     question = as_letters(tokenizer, question)
     content = template.format(system_prompt=system_prompt, question=question)
@@ -125,11 +125,11 @@ def with_prompts(
 
 
 def check_form(c, tokenizer, grader) -> None:
-    """Whether an answer in the right form is still paid after MODEL's tokenizer and chat template.
+    """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
-    Formats one prompt, writes the answer "1" in the rewards' form behind it, encodes, decodes and grades it.
-    UserError if a built-in reward of `grader` gives less than for the same answer as it was written. Prints
-    what else looks wrong: a turn that ends with another token, a text that begins without one.
+    Formats one prompt, appends the answer "1" in the rewards' format, encodes, decodes and grades it.
+    UserError if a built-in reward of `grader` gives less than for the original text. Prints what else looks
+    wrong, such as an unexpected end-of-turn token or a missing first token.
     """
     tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
@@ -155,7 +155,7 @@ def check_form(c, tokenizer, grader) -> None:
 
 
 def oddities(tokenizer, prompt: str) -> list[str]:
-    """What in tokenizer and chat template is unusual and need not be wrong; `prompt` is a formatted one."""
+    """Unusual but possibly correct things in the tokenizer and chat template; `prompt` is formatted."""
     notes, special = [], tokenizer.added_tokens_decoder
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     try:

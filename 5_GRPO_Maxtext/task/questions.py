@@ -1,12 +1,12 @@
-"""Questions: from JSON, JSON lines, Parquet or tensorflow-datasets, put into prompts, mixed into batches.
+"""Reads questions from JSON, JSON lines, Parquet or tensorflow-datasets, and mixes them into batches.
 
 A row is a question and its right answer, with either set of columns:
 
     {"question": "...", "answer": "16 - 7 = 9\\n#### 9"}                                       as in GSM8K
     {"prompt": "...", "ground_truth": "9", "data_source": "math_reasoning", "extra_info": {...}}
 
-`data_source` names the task, which decides who grades (see task_rewards.py). It is optional beside GSM8K's
-columns and defaults to "gsm8k". `extra_info` is optional and is passed to the reward as it is.
+`data_source` names the task and so selects the grader (see task_rewards.py). With GSM8K's columns it's
+optional and defaults to "gsm8k". `extra_info` is optional and is passed to the reward unchanged.
 
 A DATASET is one source, or several with their shares of the training questions:
 
@@ -31,31 +31,31 @@ from task.grading import extract_hash_answer
 if TYPE_CHECKING:
     import grain
 
-EPOCHS = 10**6  # of each source; endless ones have a length that Python's len() cannot return
+EPOCHS = 10**6  # of each source; an infinite one would have a length that len() can't return
 NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
-SHOWN_BAD_ROWS = 5  # in a message; the others are counted
-MAX_BYTES = 2**30  # of a file as it is read, by its own figures
+SHOWN_BAD_ROWS = 5  # in a message; the others are only counted
+MAX_BYTES = 2**30  # of an uncompressed file, by its own metadata
 TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
 Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 
 
 class OutOfReach(UserError):
-    """A data set that another machine may reach: a dry run says so and goes on."""
+    """A data set that another machine may be able to reach; a dry run says so and goes on."""
 
 
 # %% Sources ---------------------------------------------------------------------------------------------
 def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float]]:
     """(name, weight) of each source in `spec`, the value of `constant`: a.jsonl:0.7,b.jsonl:0.3.
 
-    Weights stand behind all names or behind none, and are relative: 7 and 3 mean the same as 0.7 and 0.3.
+    Give weights for all names or for none. They're relative: 7 and 3 mean the same as 0.7 and 0.3.
     """
     sources, weighted = [], 0
     for part in spec.split(","):
         name, colon, text = part.strip().rpartition(":")
         try:
             weight = float(text) if colon else None
-        except ValueError:  # the colon belongs to the name
+        except ValueError:  # the colon is part of the name
             weight = None
         if weight is None:
             name, weight = part.strip(), 1.0
@@ -76,8 +76,8 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
 def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     """Rows of a JSON array, a JSON-lines or a Parquet file, which `constant` names, numbered from 1.
 
-    In a JSON-lines file the number is that of the line, empty lines included. A line that is not JSON is
-    returned as the exception that says why: a bad row. UserError if the file can't be read at all.
+    In a JSON-lines file that's the line number, counting empty lines. A line that isn't JSON is a bad row,
+    returned as the exception that says why. UserError if the file can't be read at all.
     """
     try:
         if path.suffix == ".parquet":
@@ -104,7 +104,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a Parquet file; ValueError if it is none, or too large."""
+    """Rows of a Parquet file; ValueError if it isn't one, or is too large."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
@@ -115,9 +115,9 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def checked_object(row: Any) -> dict[str, Any]:
-    """A row from `read_file` without its nulls, None or NaN: Parquet has one where a row lacks a column.
+    """A row from `read_file` without its nulls, None or NaN, which Parquet has where a column is missing.
 
-    ValueError if it is no object, or holds half a character ("\\ud800"), which has no encoding.
+    ValueError if it isn't an object, or contains half a character ("\\ud800"), which has no encoding.
     """
     if isinstance(row, Exception):
         raise ValueError(f"not JSON ({row})")
@@ -128,7 +128,7 @@ def checked_object(row: Any) -> dict[str, Any]:
 
 
 def checked_text(row: dict[str, Any], column: str) -> str:
-    """The text in a column of a row; ValueError if there is none."""
+    """The text in a column of a row; ValueError if there's none."""
     if column not in row:
         raise ValueError(f"no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})")
     if not isinstance(row[column], str) or not row[column].strip():
@@ -137,12 +137,12 @@ def checked_text(row: dict[str, Any], column: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, "" for None: columns of all sources are texts, and so stack into one batch."""
+    """A value as JSON, "" for None, so that columns of all sources are texts and stack into one batch."""
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def truth_text(value: Any) -> str:
-    """A ground truth as text: bytes decoded, 3.0 as 3 (pandas writes whole numbers so), lists as JSON."""
+    """A ground truth as text: bytes decoded, 3.0 as 3 (pandas turns integers into floats), lists as JSON."""
 
     def plain(value):
         if isinstance(value, list):
@@ -180,7 +180,7 @@ def to_question(row: Any) -> dict[str, str]:
 
 
 def to_questions(rows: list[tuple[int, Any]], source: str, fault: Fault | None) -> tuple[list, list[str]]:
-    """Sorts rows of `read_file` into questions, with `source` and `line` added, and faults, in words."""
+    """Splits rows of `read_file` into questions, with `source` and `line` added, and error messages."""
     good, bad = [], []
     for number, row in rows:
         try:
@@ -195,7 +195,7 @@ def to_questions(rows: list[tuple[int, Any]], source: str, fault: Fault | None) 
 
 
 def interleave(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
-    """One row of each part in turn until all are used, so that the top of the list holds every source."""
+    """Takes a row from each part in turn until all are used, so the list's top covers every source."""
     longest = max(map(len, parts), default=0)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]
 
@@ -217,8 +217,8 @@ def read_questions(
         fault: says what is wrong with a ground truth; None accepts all.
 
     Returns:
-        Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, one row of
-        each source in turn; and the names of the sources.
+        Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
+        sources interleaved; and the names of the sources.
     """
     parts, names, bad, total = [], [], [], 0
     for name, weight in parse_sources(dataset, constant):
@@ -248,7 +248,7 @@ def read_questions(
 
 
 def source_file(name: str, split: str) -> Path:
-    """The file of a source: itself, or the one that a folder has for `split`."""
+    """The file of a source: itself, or a folder's file for `split`."""
     path = find_path(name)
     if path.is_dir():
         files = [path / f"{split}.{kind}" for kind in ("jsonl", "json", "parquet")]
@@ -274,7 +274,7 @@ def read_tfds_gsm8k(split: str, constant: str) -> tuple[list[tuple[int, Any]], s
 
 
 def say_overlap(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """Prints how many questions of a set stand in another one that should have none of them."""
+    """Prints how many questions two sets share that should have none in common."""
     texts = {use: [row["question"].strip() for row in rows.get(use, ())] for use in NAMES}
     for use, other, harm in (
         ("test", "train", "the test flatters a model that was trained on them"),
@@ -311,7 +311,7 @@ def by_file(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
 
 
 def group_of(row: Mapping[str, str]) -> str:
-    """What questions that ask the same have in common: `group` in their `extra_info`, or else their words."""
+    """A key shared by questions that ask the same: `group` in `extra_info`, or else their words."""
     extra_info = json.loads(row.get("extra_info") or "null")
     group = extra_info.get("group") if isinstance(extra_info, dict) else None
     return " ".join(row["question"].split()).casefold() if group is None else as_json([group])
@@ -320,14 +320,14 @@ def group_of(row: Mapping[str, str]) -> str:
 def hold_out(
     rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
-    """`count` questions to ask while training goes on, as many of each source.
+    """Holds out `count` questions to ask during training, equally many from each source.
 
-    A source that has none in `validation`, from `read_validation`, gives some of its training questions
-    `rows`, drawn by a fixed seed, at most a tenth of them, which are then not trained on. Questions of the
-    same words stay together, and those of one `group` in `extra_info`.
+    A source without any in `validation`, from `read_validation`, holds out some of its training questions
+    `rows`, at most a tenth, sampled with a fixed seed. Questions with the same words, or the same `group` in
+    `extra_info`, stay together.
 
     Returns:
-        These questions; the training questions that are left; and where the former came from, in words.
+        The held-out questions; the remaining training questions; and where the former came from, in words.
     """
     by_source, read = by_file(rows), by_file(validation)
     share = -(-count // len(by_source))
@@ -352,7 +352,7 @@ def hold_out(
 
 
 def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
-    """Questions to ask a model, from a JSON, JSONL or Parquet file; a right answer is optional.
+    """Questions for a model, from a JSON, JSONL or Parquet file; right answers are optional.
 
     Returns:
         Rows with `question`; `gold`, the right answer as text or None, and the same as `answer`;
@@ -369,7 +369,7 @@ def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
                 truth_text(given.get("ground_truth", "")),
                 extract_hash_answer(str(given.get("answer", ""))),
             )
-            # Where a row has both, the one that a run with this row would take.
+            # If a row has both, take the one a run would take.
             gold = next(filter(None, reversed(golds) if given.get("question") else golds), None)
             extra_info = as_json(given.get("extra_info"))
             if reason := gold and task and fault and fault(task, gold, extra_info):
@@ -386,11 +386,10 @@ def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
 
 # %% Batches ---------------------------------------------------------------------------------------------
 def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "grain.MapDataset":
-    """Batches of questions, more than any run asks for, the sources mixed by their weights.
+    """Batches of questions, more than any run needs, with the sources mixed by weight.
 
-    Each source is shuffled anew each time it is used up. Grain deals the sources out evenly: after any number
-    of questions each source has had its share, to within one question. A batch has each column of `rows` as
-    an array of str [B].
+    Each source is reshuffled every epoch. Grain interleaves the sources evenly: after any number of questions
+    each has had its share, to within one question. A batch has each column of `rows` as an array of str [B].
     """
     import grain
 

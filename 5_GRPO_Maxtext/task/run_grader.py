@@ -1,8 +1,8 @@
 """Which rewards a run uses, and the `Grader` that its log and its reports share.
 
 REWARDS names them: the course's four (reward_func.py), `compute_score` (task_rewards.py), the four below, and
-what a file of your own has (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in reward_func.py.
-examples/my_reward.py shows both. The four below look at <think>...</think><answer>...</answer>.
+those in your own file (REWARD_FUNC=my_reward.py): a `compute_score`, or functions as in reward_func.py.
+examples/my_reward.py shows both. The four below expect <think>...</think><answer>...</answer>.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from settings import UserError, find_path
 from task import code_grading, task_rewards
 from task.grading import TAGS, extract_answer, format_ok, grade, grade_lenient, parse_number
 
-Reward = Callable[..., list[float]]  # Tunix's form: f(prompts, completions, **columns)
+Reward = Callable[..., list[float]]  # Tunix's signature: f(prompts, completions, **columns)
 
 THINK_TAGS = ("<think>", "</think>", *TAGS[2:])
 POINTS_CORRECT = 2.0
@@ -36,7 +36,7 @@ SCORE_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info") 
 WANT_REASONING_TAGS = frozenset({"match_format_exactly", "match_format_approximately"})
 WANT_THINK_TAGS = frozenset({"hard_format_reward", "mark_reward"})
 
-MAX_REWARD = 1e15  # either sign: sums and squares of it stay within float32
+MAX_REWARD = 1e15  # either sign, so sums and squares stay within float32
 KEPT_SCORES = 8192  # of `compute_score`; more than the answers of one step
 IN_TIME = (  # graders that may take long; how many answers at once, and seconds for those of one step
     (code_grading.compute_score, code_grading.AT_ONCE, code_grading.BATCH_SECONDS),
@@ -50,7 +50,7 @@ def reward_names(rewards: str) -> list[str]:
 
 
 def built_in_rewards(rewards: str) -> str:
-    """Those of REWARDS that need no REWARD_FUNC; a `compute_score` named beside one is that file's."""
+    """The REWARDS that don't come from REWARD_FUNC; with a REWARD_FUNC, `compute_score` is that file's."""
     return ",".join(name for name in reward_names(rewards) if name in (*COURSE_REWARDS, *THINK_REWARDS))
 
 
@@ -59,7 +59,7 @@ def built_in_rewards(rewards: str) -> str:
 
 
 def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
-    """POINTS_CORRECT for the right number, or the right text where the ground truth is not a number."""
+    """POINTS_CORRECT for the right number, or the right text if the ground truth isn't a number."""
 
     def right(completion: str, gold: str) -> bool:
         if parse_number(gold) is not None:
@@ -83,7 +83,7 @@ def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
 
 
 def mark_reward(prompts, completions, **kwargs) -> list[float]:
-    """POINTS_MARK per tag that occurs exactly once: partial credit to learn from."""
+    """Partial credit: POINTS_MARK per tag that occurs exactly once."""
     return [POINTS_MARK * sum(completion.count(tag) == 1 for tag in THINK_TAGS) for completion in completions]
 
 
@@ -91,7 +91,7 @@ THINK_REWARDS = {f.__name__: f for f in (correctness_reward, digit_reward, hard_
 
 
 def episode_return(prompts, completions, **kwargs) -> list[float]:
-    """What ENVIRONMENT gave: the rewards of an episode, discounted by GAMMA."""
+    """The discounted return of an ENVIRONMENT episode, with GAMMA."""
     return [episode.to_go[0] for episode in completions]
 
 
@@ -105,19 +105,19 @@ class Grader:
     functions: list[Reward]  # each raises UserError if it fails or doesn't return one float per completion
 
     def __str__(self) -> str:
-        """Which rewards are in force, for the start of a run."""
+        """The rewards in use, printed when a run starts."""
         return ", ".join(f"{name} ({file})" for name, file in zip(self.names, self.files, strict=True))
 
     @property
     def think_tags(self) -> bool:
-        """Whether the rewards want <think> where the course writes <reasoning>."""
+        """Whether the rewards want <think> instead of the course's <reasoning>."""
         return not WANT_THINK_TAGS.isdisjoint(self.names)
 
     def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
         """One score per completion, float [N]; 1 or more counts as right.
 
-        The score is that of `compute_score` if it is among the rewards; else 1 for exactly the right number
-        in the answer tags, and 0 for anything else.
+        Uses `compute_score` if it's one of the rewards; else 1 for exactly the right number in the answer
+        tags, and 0 for anything else.
         """
         if "compute_score" in self.names:
             function = self.functions[self.names.index("compute_score")]
@@ -126,7 +126,7 @@ class Grader:
         return np.array([float(grade(*pair)) for pair in zip(completions, answer, strict=True)])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Whether each is right by its last number, or as `score` says where the gold is none: bool [N]."""
+        """Whether each one's last number is right, or `score` if the gold isn't a number: bool [N]."""
         by_number = [parse_number(str(gold)) is not None for gold in answer]
         lenient = [grade_lenient(text, str(gold)) for text, gold in zip(completions, answer, strict=True)]
         if all(by_number):  # nothing to grade a second time
@@ -134,14 +134,14 @@ class Grader:
         return np.where(by_number, lenient, self.score(completions, answer, data_source, extra_info) >= 1)
 
     def format_right(self, completion: str) -> bool:
-        """Whether the completion has the form that the prompt asks for."""
+        """Whether the completion has the format the prompt asks for."""
         return format_ok(completion, THINK_TAGS if self.think_tags else TAGS)
 
     def votes(self, completions: Sequence[str], data_source: str | None = None) -> list[str | None]:
-        """The answer of each completion as the first wrote it that gives the same answer; None without one.
+        """Each completion's answer, as the first completion with the same answer spelled it; None without.
 
-        Two answers are the same if each would be right were the other the ground truth. Where `compute_score`
-        grades, that is by `data_source` (one it doesn't know, or code: as a number or else as a text).
+        Two answers are the same if each would be right with the other as ground truth. If `compute_score`
+        grades, it compares by `data_source` (unknown ones and code: as a number or else as text).
         """
         by_task, tasks = "compute_score" in self.names, ("gsm8k",)
         if by_task:
@@ -156,33 +156,33 @@ class Grader:
         return votes
 
     def majority(self, completions: Sequence[str], data_source: str | None = None) -> int:
-        """Index of the first completion that gives the most frequent answer; 0 if none gives one."""
+        """Index of the first completion with the most frequent answer; 0 if there are no answers."""
         cast = self.votes(completions, data_source)
         given = [vote for vote in cast if vote is not None]
         return cast.index(max(given, key=given.count)) if given else 0
 
 
 class WorldGrader(Grader):
-    """A grader where nobody but the world pays: what it ended with a reward above 0 is right."""
+    """A grader for rewards that only the environment gives: ending with a reward above 0 is right."""
 
     def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """1 for each `Episode` that is right, else 0."""
+        """1 for each right `Episode`, else 0."""
         return np.array([float(episode.right) for episode in completions])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """As `score`."""
+        """Same as `score`."""
         return self.score(completions, answer, data_source, extra_info) >= 1
 
     def format_right(self, completion) -> bool:
-        """Whether the world ended it: it was not cut off."""
+        """Whether the environment ended it, so it wasn't cut off."""
         return completion.terminated
 
 
 def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequence[Mapping]) -> Grader:
     """Finds the rewards of REWARDS and REWARD_FUNC, and checks that they can grade all questions of the run.
 
-    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, and `compute_score`
-    grades where `reward_file` is given or the data name another task.
+    `course` is reward_func.py. If REWARDS is empty, its four grade GSM8K's columns, or `compute_score` if
+    there's a `reward_file` or the data names another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
     own = {name: value for name, value in own.items() if name[0] != "_"}
@@ -221,14 +221,14 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
 
 
 def place_of(error: BaseException) -> str:
-    """ " (my_reward.py, line 7)": where it was raised, or where the library was called that raised it."""
+    """Where it was raised, or where the library that raised it was called: " (my_reward.py, line 7)"."""
     ours = str(Path(__file__).parent), sys.prefix, sys.base_prefix
     places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*ours, "<"))]
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
 def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
-    """Runs a reader's own file, which `constant` names, as a module; UserError if it can't, or raises."""
+    """Loads the user's file, which `constant` names, as a module; UserError if that fails."""
     spec = importlib.util.spec_from_file_location(f"own_{constant}", path)
     if spec is None or not path.is_file():
         raise UserError(f"{constant}={path}: not a Python file; give the path of one that ends in .py")
@@ -244,9 +244,9 @@ def load_file(path: Path, constant: str = "REWARD_FUNC") -> ModuleType:
 
 
 def by_row(score: Callable[..., float], reward_file: str) -> Reward:
-    """A `compute_score` in Tunix's form, if it takes SCORE_ARGUMENTS (else UserError).
+    """Wraps a `compute_score` in Tunix's signature; UserError unless it takes SCORE_ARGUMENTS.
 
-    The same answer to the same question is scored once: the log of a step asks for its scores again.
+    Caches scores, because a step's log asks for them again.
     """
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
@@ -280,7 +280,7 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
 
 
 def guarded(name: str, reward_fn: Reward) -> Reward:
-    """`reward_fn` under its name in REWARDS, its faults turned into UserError."""
+    """Wraps `reward_fn` under its name in REWARDS and turns its errors into UserError."""
 
     @functools.wraps(reward_fn)
     def checked(prompts, completions, **columns):

@@ -1,4 +1,4 @@
-"""The task of a run: which questions are asked, and what an answer earns."""
+"""The task of a run: its questions and rewards."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
@@ -9,7 +9,7 @@ import numpy as np
 from grpo_variants import overlong_penalty
 from task.questions import mixed_batches
 
-GRADED = ("answer", "data_source", "extra_info")  # columns that a grader sees beside the answer
+GRADED = ("answer", "data_source", "extra_info")  # columns a grader gets along with the answer
 
 
 class Samples(NamedTuple):
@@ -20,14 +20,14 @@ class Samples(NamedTuple):
     reward_parts: dict[str, np.ndarray]  # by reward function, float [B, G]
     rewards: np.ndarray  # their sum, float [B, G]
     mask: np.ndarray  # the tokens to train, bool [B, G, T]: the model's own, not an environment's or padding
-    sampled: Optional["Samples"] = None  # all that were sampled, if some groups were replaced; for the log
+    sampled: Optional["Samples"] = None  # all sampled groups, if some were replaced; for the log
 
     def groups(self, chosen: np.ndarray) -> "Samples":
         """The groups with these indices."""
         return each(lambda x: x[chosen], self)
 
     def flat(self) -> "Samples":
-        """The same as arrays [N, ...], the G answers to a question side by side."""
+        """The same as arrays [N, ...], with the G answers to a question adjacent."""
         return each(lambda x: x.reshape(-1, *x.shape[2:]), self._replace(sampled=None))
 
     def joined(self, more: "Samples") -> "Samples":
@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
 
 def each(function: Callable[..., np.ndarray], *samples: Samples) -> Samples:
-    """`jax.tree.map`, but the reward functions keep their order, which the log's columns have."""
+    """`jax.tree.map` that keeps the order of the reward functions, for the log's columns."""
     mapped = jax.tree.map(function, *samples)
     in_order = {name: mapped.reward_parts[name] for name in samples[0].reward_parts}
     return mapped._replace(reward_parts=in_order)
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     """Questions and rewards of a run."""
 
     batches: Any  # by step: columns, str [B]
-    train: list[dict[str, str]]  # the questions that batches are made of
+    train: list[dict[str, str]]  # the questions in the batches
     test: Sequence[dict[str, str]]  # asked before and after training
     held_out: Sequence[dict[str, str]]  # asked during training
     grader: Any  # of run_grader.py
@@ -59,7 +59,7 @@ class Task(NamedTuple):
         return {name: column.repeat(self.num_generations) for name, column in questions.items()}
 
     def grade(self, questions: dict[str, np.ndarray], answers) -> Samples:
-        """What each answer earns: the sum over the rewards. Both arguments hold arrays [B * G, ...]."""
+        """Grades the answers, summing over the rewards. Both arguments hold arrays [B * G, ...]."""
         ids = [row[:n] for row, n in zip(answers.completion_ids, answers.lengths, strict=True)]
         given = dict(completions=answers.texts.tolist(), completion_ids=ids, **questions)
         parts = {reward.__name__: np.array(reward(**given)) for reward in self.rewards}  # [B * G] each

@@ -1,7 +1,6 @@
 r"""Rewards by task: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`.
 
-It gives 1.0 to a right answer and 0.0 to any other (code: the share of the tests that pass, see
-code_grading.py):
+Returns 1.0 for a right answer, else 0.0 (for code, the share of tests that pass, see code_grading.py):
 
 | data_source              | what counts as right                                                         |
 |--------------------------|------------------------------------------------------------------------------|
@@ -12,8 +11,8 @@ code_grading.py):
 |                          | case, punctuation, and a, an, the, unless nothing else is left               |
 | classification           | the label, without case and surrounding punctuation                          |
 
-The last <answer>...</answer> is graded; without one the last \boxed{...}; without that the text after the
-last "####". Without any of these the whole text is graded, so it has to be the answer and nothing else.
+It grades the last <answer>...</answer>, or else the last \boxed{...}, or else the text after the last "####".
+Without any of these it grades the whole text, which then has to be the answer and nothing else.
 """
 
 import contextlib
@@ -30,18 +29,18 @@ from task.grading import MAX_EQUATION, MAX_LENGTH, arithmetic, extract_answer, p
 
 # %% Finding the answer ----------------------------------------------------------------------------------
 BOXED = r"\boxed{"
-_STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # of a text that is read backwards
+_STOP_TOKENS = re.compile(r"(?:\s*+>\|\w++\|<)*+\s*+")  # matches reversed text
 
 
 def without_stop_tokens(text: str) -> str:
-    """`text` without the stop tokens, such as <|eot_id|>, and blanks that samplers may leave at its end."""
+    """`text` without trailing blanks and stop tokens, such as <|eot_id|>, which samplers may leave."""
     return text[: len(text) - _STOP_TOKENS.match(text[::-1]).end()]
 
 
 def marked_answer(text: str) -> str | None:
     r"""The stripped answer in <answer>, else in \boxed{}, else after ####; None if `text` marks none.
 
-    A \boxed{ that is never closed is an empty answer: it was cut off.
+    A \boxed{ that's never closed was cut off, and counts as an empty answer.
     """
     answer = extract_answer(text)
     if answer is None and BOXED in text:
@@ -78,17 +77,17 @@ def number_score(solution_str: str, ground_truth: str) -> float:
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
-_KEPT = re.compile(  # punctuation without which it is another answer: -5, 3.5, 1/2, 10:30, 2010-2012, C#, C++
+_KEPT = re.compile(  # punctuation that changes the answer: -5, 3.5, 1/2, 10:30, 2010-2012, C#, C++
     r"(?<![\w)])-(?=\.?\d)|(?<=\d)[-./:](?=\d)|(?<!\w)\.(?=\d)|(?<=\b[a-z])(?:#|\+\+)(?!\w)"
 )
 
 
 def normalize_text(text: str) -> str:
-    """SQuAD's normal form (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
+    """SQuAD's normalization (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces.
 
-    Other than there, _KEPT stays, and so does what would leave nothing: the answers "A" and "?". Text longer
-    than MAX_LENGTH, which is no short answer, becomes empty (to normalize a long run of combining marks takes
-    quadratic time).
+    Unlike SQuAD, it keeps _KEPT, and answers that would become empty, such as "A" and "?". Text longer than
+    MAX_LENGTH isn't a short answer and becomes empty, because normalizing a long run of combining marks takes
+    quadratic time.
     """
     if len(text) > MAX_LENGTH:
         return ""
@@ -104,13 +103,13 @@ def normalize_text(text: str) -> str:
 
 
 def text_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if the normalized answer is `ground_truth`, or one of its texts where it is a JSON list."""
+    """1.0 if the normalized answer is `ground_truth`, or one of its texts if it's a JSON list."""
     answer = normalize_text(final_answer(solution_str))
     return float(bool(answer) and answer in map(normalize_text, aliases(ground_truth)))
 
 
 def aliases(ground_truth: str) -> list[str]:
-    """The right texts: the items of `ground_truth` if it is a JSON list, else itself.
+    """The right texts: the items of `ground_truth` if it's a JSON list, else itself.
 
     None for an object, and for a list of anything but texts and numbers.
     """
@@ -124,9 +123,9 @@ def aliases(ground_truth: str) -> list[str]:
 
 
 def label_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if the answer is the label and nothing else: an answer that names two labels is wrong.
+    """1.0 if the answer is the label and nothing else; an answer that names two labels is wrong.
 
-    Quotes, brackets, stars and full stops around it do not count; signs such as those of -1, C# and A+ do.
+    Ignores quotes, brackets, stars and full stops around it, but not signs such as in -1, C# and A+.
     """
 
     def normal(label):
@@ -136,17 +135,17 @@ def label_score(solution_str: str, ground_truth: str) -> float:
 
 
 def may_hold(equation: str) -> bool:
-    """False for "17 = 18", of which math-verify would take the last side for the answer."""
+    """False for "17 = 18", where math-verify would take the last side as the answer."""
     values = set(map(arithmetic, equation.split("="))) if len(equation) <= MAX_EQUATION else set()
     return len(values) < 2 or None in values
 
 
-MATH_SECONDS = 3  # to read an expression, and as much again to compare it; a signal, so in the main thread
+MATH_SECONDS = 3  # to parse an expression, and again to compare; uses a signal, so main thread only
 
 
 @contextlib.contextmanager
 def no_garbage_collection():
-    """Collects nothing meanwhile: a timeout that is raised inside jax's callback for it would be lost."""
+    """Pauses garbage collection, because a timeout raised inside jax's gc callback would be lost."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -158,7 +157,7 @@ def no_garbage_collection():
 
 @no_garbage_collection()
 def read_math(text: str) -> list:
-    r"""What math-verify reads in `text`, nothing after MATH_SECONDS; `\$` is money, no mark of LaTeX."""
+    r"""What math-verify parses from `text`, nothing after MATH_SECONDS; `\$` is money, not LaTeX."""
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it reports each answer that it cannot read
@@ -172,13 +171,13 @@ def read_gold(text: str) -> list:
     """`read_math` of a right answer, once for all answers to a question."""
     from sympy.core.cache import clear_cache
 
-    clear_cache()  # of former questions: it grows without limit
+    clear_cache()  # it grows without limit
     return read_math(text)
 
 
 @no_garbage_collection()
 def math_score(solution_str: str, ground_truth: str) -> float:
-    """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't read it."""
+    """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't parse it."""
     answer = marked_answer(solution_str)
     if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
         return 0.0
@@ -203,7 +202,7 @@ NEEDED = {
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info=None) -> float:
     """Grades what the model wrote by its task, from 0.0 to 1.0; see the table at the top.
 
-    ValueError for a data_source that is none of GRADERS, or a ground truth that cannot be read.
+    ValueError for a data_source that isn't in GRADERS, or a ground truth that can't be parsed.
     """
     if data_source not in GRADERS:
         raise ValueError(unknown_data_source(data_source))
@@ -213,7 +212,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def unknown_data_source(data_source: str) -> str:
-    """The message for a data_source that `compute_score` does not know."""
+    """The message for a data_source that `compute_score` doesn't know."""
     return (
         f"data_source {data_source!r} is none that compute_score knows ({', '.join(GRADERS)}); rename it, or "
         "give REWARD_FUNC a file with a compute_score of your own"
@@ -221,14 +220,14 @@ def unknown_data_source(data_source: str) -> str:
 
 
 def same_answer(data_source: str, answer: str, ground_truth: str) -> bool:
-    """Whether `answer` is right, by the data_source's own comparison, if `ground_truth` is."""
+    """Whether `answer` equals `ground_truth`, by the data_source's own comparison."""
     with contextlib.suppress(ValueError):  # math-verify cannot read it
         return compute_score(data_source, f"<answer>{answer}</answer>", ground_truth) == 1
     return False
 
 
 def ground_truth_fault(data_source: str, ground_truth: str, extra_info: str = "") -> str | None:
-    """Why `ground_truth` given as the answer is not paid, or None; for code, why its tests grade nothing."""
+    """Why `ground_truth` as the answer isn't rewarded, or None; for code, why its tests grade nothing."""
     grader = GRADERS.get(data_source)
     if grader is code_grading.compute_score:
         try:

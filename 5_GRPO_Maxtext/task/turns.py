@@ -1,22 +1,22 @@
 """Turns: the model acts, an environment answers, the model acts again; an episode is one row of tokens.
 
     prompt | down <end> | row 2 column 1 | right <end> | row 2 column 2 | ...
-             the model's  the world's      the model's   the world's
+             model        environment      model         environment
 
-The world's tokens go into the KV cache: the model reads them and isn't trained on them. A row has no padding
-between turns, so one pass over it gives the log-probs of all its tokens. Sampled tokens are never turned into
-text and back, which could give other tokens.
+The environment's tokens go into the KV cache: the model reads them but isn't trained on them. A row has no
+padding between turns, so one pass gives the log-probs of all its tokens. Sampled tokens are never decoded and
+re-encoded, which could change them.
 
-ENVIRONMENT names a Python file with a class `Environment`; each answer gets one of its own, made without
-arguments. It speaks Gymnasium's interface in text:
+ENVIRONMENT names a Python file with a class `Environment`; each answer gets a new instance, created without
+arguments. It has Gymnasium's interface, in text:
 
     reset(question, rng) -> observation                          what follows the prompt (usually nothing)
     step(action) -> observation, reward, terminated, truncated
     STOP = ""                                                    where an action ends
 
-`rng` is a NumPy generator for this answer alone: a resumed run samples the same. If STOP is empty, an action
+`rng` is a separate NumPy generator per answer, so a resumed run samples the same. If STOP is empty, an action
 ends with the end-of-sequence token, and the observation is the user's next message in the tokenizer's chat
-template. With a STOP such as "</calc>" an action also ends there, and the observation follows as it is, in
+template. With a STOP such as "</calc>" an action also ends there, and the observation follows unchanged in
 the same message; the end-of-sequence token then ends the episode.
 """
 
@@ -37,17 +37,17 @@ from settings import UserError, find_path
 from task.prompts import as_letters, chat
 from task.run_grader import MAX_REWARD, load_file, place_of
 
-WORLD_SECONDS = 10  # that a world may take for one answer
+WORLD_SECONDS = 10  # time limit of an environment for one answer
 WORDS = "<first>", "<action>", "<observation>"  # placeholders for messages in a chat template
 
 
 class Episode(str):
-    """The text of an episode, the world's words included, and what it earned."""
+    """The text of an episode, including the environment's, and its rewards."""
 
-    turn: list[int]  # of each token, counted from 0; -1 for the world's tokens
+    turn: list[int]  # of each token, counted from 0; -1 for the environment's tokens
     to_go: list[float]  # return-to-go of each turn; at least one turn
-    rewards: list[float]  # of each action that the world answered
-    terminated: bool  # the world ended it; otherwise it was cut off
+    rewards: list[float]  # of each action the environment answered
+    terminated: bool  # the environment ended it; otherwise it was cut off
 
     def __new__(cls, text: str, **told):
         episode = super().__new__(cls, text)
@@ -56,11 +56,11 @@ class Episode(str):
 
     @property
     def right(self) -> bool:
-        """Whether the world ended it with a reward above 0."""
+        """Whether the environment ended it with a reward above 0."""
         return self.terminated and self.rewards[-1] > 0
 
 
-# %% The world ----------------------------------------------------------------------------------------------
+# %% The environment ----------------------------------------------------------------------------------------
 @functools.cache
 def load(environment: str) -> type:
     """The class `Environment` of a file; UserError without one."""
@@ -76,7 +76,7 @@ def load(environment: str) -> type:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in a block of the main thread that takes longer, by a Unix signal."""
+    """Raises TimeoutError if a block in the main thread takes longer, using a Unix signal."""
 
     def end(number, frame):
         raise TimeoutError(f"took more than {seconds:g} s")
@@ -92,7 +92,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded(environment: str, call: str) -> Iterator[None]:
-    """What a world raises, or does not answer in time, as one line of UserError."""
+    """Turns an environment's exception or timeout into a one-line UserError."""
     try:
         with time_limit(WORLD_SECONDS):
             yield
@@ -105,7 +105,7 @@ def guarded(environment: str, call: str) -> Iterator[None]:
 
 
 def ask_world(environment: str, call: str, answer):
-    """What `answer()`, a world's `reset` or `step`, gives, if it keeps to the interface."""
+    """Calls `answer()`, an environment's `reset` or `step`, and checks that it follows the interface."""
     with guarded(environment, call):
         given = answer()
     faulty = f"ENVIRONMENT={environment}: {call} returned"
@@ -126,7 +126,7 @@ def ask_world(environment: str, call: str, answer):
 
 
 def around_observation(tokenizer) -> tuple[str, str]:
-    """What the chat template writes before and after an observation that stands between two actions."""
+    """What the chat template writes before and after an observation between two actions."""
     said = [dict(role=role, content=word) for role, word in zip(("user", "assistant", "user"), WORDS)]
     text = chat(tokenizer, said)
     if not all(word in text for word in WORDS):
@@ -136,10 +136,10 @@ def around_observation(tokenizer) -> tuple[str, str]:
         )
     before, _, after = text.partition(WORDS[1])[2].partition(WORDS[2])
     end = tokenizer.decode([tokenizer.eos_id()])
-    return before.removeprefix(end), after  # the end is the model's own token, and already there
+    return before.removeprefix(end), after  # the model has already written the end token
 
 
-# %% Walking ------------------------------------------------------------------------------------------------
+# %% Episodes -----------------------------------------------------------------------------------------------
 class Walker:
     """An episode in progress: takes the token sampled for each column, returns the one the row gets.
 
@@ -162,7 +162,7 @@ class Walker:
             )
 
     def take(self, token: int, log_prob: float) -> int:
-        """The token of the next column: the sampled one, or what the world says; padding after the end."""
+        """The next column's token: the sampled one or the environment's; padding after the end."""
         if self.over:
             return self.tokenizer.pad_id()
         mine = not self.fed
@@ -180,7 +180,7 @@ class Walker:
         return token
 
     def act(self, ends: bool) -> None:
-        """The world answers the action; `ends` says that it ended with the end-of-sequence token."""
+        """Lets the environment answer; `ends`: the action ended with the end-of-sequence token."""
         text = self.tokenizer.decode(self.action, skip_special_tokens=True)
         self.said.append(text)
         self.action = []
@@ -195,7 +195,7 @@ class Walker:
             self.hear(observation, text)
 
     def hear(self, observation: str, text: str) -> None:
-        """Queues the world's tokens; one too many for the row cuts the episode off."""
+        """Queues the observation's tokens; cuts the episode off if they don't fit in the row."""
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         if self.tokenizer.pad_id() in tokens:
             raise UserError(
@@ -209,8 +209,8 @@ class Walker:
         self.fed.extend(tokens)
 
     def episode(self) -> Episode:
-        """What has come of it."""
-        if self.action:  # cut off in the middle
+        """The finished episode."""
+        if self.action:  # cut off in the middle of an action
             self.said.append(self.tokenizer.decode(self.action, skip_special_tokens=True))
         rewards = self.rewards + [0.0] * (len(self.rewards) == max(self.turn))  # of that action: none
         to_go = [*itertools.accumulate(reversed(rewards), lambda later, now: now + self.c.GAMMA * later)]
@@ -223,9 +223,9 @@ class Walker:
 def walk(
     c, rollout, prompts: Sequence[str], questions: Sequence[str], config: RolloutConfig
 ) -> RolloutOutput:
-    """Walks an episode of ENVIRONMENT from each prompt; each question goes to its `reset`.
+    """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
 
-    Takes a `MaxTextRollout` and returns what its `generate` returns, with the world's tokens among `tokens`
+    Takes a `MaxTextRollout` and returns the same as its `generate`, with the environment's tokens in `tokens`
     (their `logprobs` are 0) and an `Episode` for each text.
     """
     tokenizer, limit = rollout.tokenizer, config.max_tokens_to_generate
@@ -255,9 +255,9 @@ def walk(
     )
 
 
-# %% What a step knows of its answers -----------------------------------------------------------------------
+# %% Turns and ends -----------------------------------------------------------------------------------------
 def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
-    """The turn of each token, int32 [N, width]: -1 for the world's and for padding; 0 without a world."""
+    """The turn of each token, int32 [N, width]; -1: environment or padding. All 0 without ENVIRONMENT."""
     turns = np.full((len(output.text), width), -1, np.int32)
     for row, text, tokens in zip(turns, output.text, output.tokens, strict=True):
         row[: len(tokens)] = getattr(text, "turn", 0)
@@ -265,6 +265,6 @@ def turns_of(output: RolloutOutput, width: int) -> np.ndarray:
 
 
 def ended(output: RolloutOutput, eos_ids: Sequence[int]) -> np.ndarray:
-    """Whether the world ended an episode, or an answer has an end-of-sequence token: bool [N]."""
+    """Whether the environment ended an episode, or an answer has an end-of-sequence token: bool [N]."""
     pairs = zip(output.text, output.tokens, strict=True)
     return np.array([getattr(text, "terminated", np.isin(eos_ids, tokens).any()) for text, tokens in pairs])

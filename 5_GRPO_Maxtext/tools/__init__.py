@@ -1,1 +1,1 @@
-"""What a first reading does not need; `python tool.py` lists it."""
+"""Tools you can skip on a first reading; `python tool.py` lists them."""

@@ -1,6 +1,6 @@
-"""Scores an answer that is a program by the share of the tests that it passes, in a sandbox.
+"""Scores a program by the share of tests it passes, in a sandbox.
 
-    python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine gives
+    python 5_GRPO_Maxtext/tool.py code_reward                     # which protection this machine offers
     python 5_GRPO_Maxtext/tool.py code_reward ANSWER=answer.py TESTS=tests.py
 
 `task/code_grading.py` explains the grading, `sandbox/box.py` the protection. A file of assert

@@ -34,7 +34,7 @@ from typing import Literal
 import settings
 from settings import UserError
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # host memory, also on a TPU VM: nothing is computed here
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # use host memory even on a TPU VM; we compute nothing here
 
 
 # %% Constants ----------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Constants:
 
 
 def refuse(c: Constants) -> None:
-    """Checks what can be checked without looking into SOURCE; raises UserError."""
+    """Checks everything it can without reading SOURCE; raises UserError."""
     for name in ("SOURCE", "TARGET"):
         if not getattr(c, name):
             raise UserError(f"{name} is empty; give it on the command line: {name}=folder")
@@ -59,7 +59,7 @@ def refuse(c: Constants) -> None:
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
-if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants, refuse)
 
 import huggingface_hub
@@ -80,17 +80,17 @@ from run.plain_text import shown
 from tools import model_card
 
 SHARD = "2GB"  # of one *.safetensors file
-CHUNK = 2**28  # bytes per stored piece of a MaxText array; a chip reads only those it needs
+CHUNK = 2**28  # bytes per chunk of a MaxText array; a chip only reads the ones it needs
 
 
 def to_config(hf, dtype: str, scan_layers: bool = False):
-    """The MaxText config of a model that isn't run here: its rows and lengths don't matter."""
+    """The MaxText config of a model; we don't run it, so rows and lengths don't matter."""
     sizes = dict(rows=1, prompt_tokens=1, new_tokens=1)
     return llama.to_maxtext_config(hf, **sizes, weight_dtype=dtype, scan_layers=scan_layers)
 
 
 def check_disk(c: Constants, hf, config) -> dict[str, int]:
-    """Bytes of each weight by Hugging Face's name; raises UserError if the disk under TARGET is too small."""
+    """Bytes of each weight by Hugging Face name; raises UserError if the disk under TARGET is too small."""
     itemsize = jnp.dtype(config.weight_dtype).itemsize
     sizes = {name: math.prod(shape) * itemsize for name, shape in llama.hf_shapes(hf, config).items()}
     remedy = "free some space, choose another disk, or write WEIGHT_DTYPE=bfloat16"
@@ -98,7 +98,7 @@ def check_disk(c: Constants, hf, config) -> dict[str, int]:
     return sizes
 
 
-# %% Reading: arrays by MaxText's name ----------------------------------------------------------------------
+# %% Reading: arrays by MaxText name ------------------------------------------------------------------------
 def from_huggingface(folder: Path, hf, config) -> dict[str, np.ndarray]:
     """The weights of a Hugging Face folder in the layout and dtype of `config`."""
     return llama.named_weights(llama.load_llama(folder, hf, config, pad_id=0)[0])
@@ -123,7 +123,7 @@ def from_orbax(checkpoint: Path) -> dict[str, np.ndarray]:
 def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path) -> None:
     """Writes a Hugging Face model's *.safetensors, and their index if there are several.
 
-    `weights` gives names and arrays in the order of `llama.hf_shapes`, one at a time.
+    `weights` yields names and arrays in the order of `llama.hf_shapes`.
     """
     plan = huggingface_hub.split_state_dict_into_shards_factory(
         check_disk(c, hf, config), get_storage_size=int, max_shard_size=SHARD,
@@ -141,7 +141,7 @@ def write_safetensors(c: Constants, hf, config, weights: Iterator, target: Path)
 
 @contextlib.contextmanager
 def made_whole(c: Constants) -> Iterator[Path]:
-    """A folder that becomes TARGET at the end of the block, and is gone if the block fails."""
+    """A temporary folder that becomes TARGET when the block ends, and is deleted if the block fails."""
     target = Path(c.TARGET).resolve()  # without a slash at the end
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
@@ -242,7 +242,7 @@ def to_huggingface(c: Constants, checkpoint: Path, run: run_files.Checkpoint | N
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def find_weights(source: Path) -> tuple[Path | None, run_files.Checkpoint | None]:
-    """The newest weights that Orbax wrote under `source`, if any; and the run's checkpoint that they are."""
+    """The newest Orbax weights under `source`, if any, and the run's checkpoint they belong to."""
     if run := run_files.checkpoint_at(source, "SOURCE"):
         root, step = trained.place_of(run, "SOURCE")
         return epath.Path(root) / str(step) / "weights", run._replace(step=step)

@@ -1,7 +1,7 @@
-"""Will it fit, before you rent it: compiles every program of a run for a TPU or a GPU that isn't here.
+"""Will it fit? Compiles every program of a run for a TPU or a GPU you don't have yet.
 
-The TPU's compiler (libtpu) and XLA's for NVIDIA cards are Python packages that run on any Linux machine and
-say how much memory of a chip a program takes. They compile what the main script runs, with its constants:
+The TPU compiler (libtpu) and XLA's for NVIDIA cards are Python packages that run on any Linux machine and
+report how much of a chip's memory a program needs. They compile what the main script runs:
 
     prefill     the prompts through the model; with ROLLOUT_ENGINE=maxtext, as the next three
     spread      the prompts' KV cache, a row for each answer; on one chip
@@ -13,9 +13,9 @@ say how much memory of a chip a program takes. They compile what the main script
     sync        the new weights in vLLM's layout and dtype (Tunix does it op by op: a lower bound)
     vllm        a step of vLLM's engine, where it's installed; in its own share of the chip
 
-Each is compiled beside whatever else then lies in memory: optimizer, reference, merged weights. The compiler
-doesn't tell speed, numerics, or what the runtime itself takes. ALGORITHM=PPO adds a critic as large as the
-actor, and its optimizer, to what is in memory beside the update: what GRPO saves.
+Each counts whatever else is in memory at the time: optimizer, reference, merged weights. The compiler doesn't
+report speed, numerics, or the runtime's own memory. ALGORITHM=PPO adds the memory GRPO saves: a critic as
+large as the actor, and its optimizer.
 
     make fit-setup                              # .venv-fit and .venv-fit-cards, with the two compilers
     make fit-check                              # the three files in assets/ anew
@@ -81,7 +81,7 @@ from settings import UserError
 # %% Constants ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Constants(demo.Constants):
-    """This tool's own; it takes all of the main script's, too."""
+    """This tool's constants, in addition to the main script's."""
 
     MODEL: str = memory.LLAMA_3_1_8B  # Hugging Face name or folder; those in memory.PUBLISHED need no network
     TOPOLOGIES: str = "v5p-8,v6e-8"  # Google's names; v5p counts two cores per chip: v5p-8 has 4 chips
@@ -94,8 +94,8 @@ class Constants(demo.Constants):
 
 OWN = ("TOPOLOGIES=", "CARDS=", "ALGORITHM=", "LARGEST=", "WRITE=", "SINCE=")
 SEARCHED = ("BATCH_SIZE=", "NUM_GENERATIONS=")  # by `largest`
-BEFORE = {"decode": ("prefill", "spread")}  # whose results are its arguments
-MOST_PER_CHIP = 64  # answers of a pass with which the search begins on a TPU
+BEFORE = {"decode": ("prefill", "spread")}  # programs whose results are its arguments
+MOST_PER_CHIP = 64  # answers of a pass where the search starts on a TPU
 MOST_QUESTIONS = 64  # of a step, on a card
 IDS = types.SimpleNamespace(pad_id=lambda: 128_004, eos_id=lambda: 128_009)  # Llama 3.1's; any take as much
 COLUMNS = ("machine", "algorithm", "constants", "program", "chips", "arguments", "temporaries", "peak",
@@ -148,7 +148,8 @@ def page_programs(c, policy, plain, mesh, config, pad_id: int):
 def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
     """`prefill`, `spread` (None on several chips), `decode` of rollout.py: each a function and its arguments.
 
-    The last two make them from the programs compiled so far: their KV cache lies where `prefill` put it.
+    The last two build theirs from the programs compiled so far, because `prefill` decides the KV cache's
+    sharding.
     """
     single = mesh.size == 1
     rollout = MaxTextRollout(
@@ -184,7 +185,7 @@ def sampler_programs(c, hf, plain, mesh, config, **machine: Any):
 
 
 def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO", **machine: Any):
-    """What a run executes on the chips that train, of a topology or real ones.
+    """The programs a run executes on the training chips, of a topology or real ones.
 
     `machine` has MaxText's settings for the machine to compile for; none for this one.
 
@@ -280,7 +281,7 @@ def abstract_vllm_state(model, mesh, dtype) -> nnx.State:
     return nnx.State.from_flat_path(flat)
 
 
-# %% Compiling, and what the compiler says ------------------------------------------------------------------
+# %% Compiling ----------------------------------------------------------------------------------------------
 TARGET = """gpu_device_info {{
  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -292,7 +293,7 @@ device_description_str: "{name}"
 
 
 def devices_of(machine: memory.Machine) -> list:
-    """The devices of a TPU slice or of NVIDIA cards that are not here; UserError without their compiler."""
+    """The devices of a TPU slice or NVIDIA cards we don't have; UserError without their compiler."""
     if card := memory.CARDS.get(machine.kind):
         major, minor = card["capability"].split(".")
         numbers = " ".join(f"{name}: {card[name]}" for name in list(card)[3:-1])
@@ -404,7 +405,7 @@ def check(name: str, algorithm: str, arguments: Sequence[str], only: str = "") -
 
 
 def pins(card: bool) -> str:
-    """The versions that a row holds for."""
+    """The versions a row is valid for."""
     packages = ("jax", "jax-cuda13-plugin" if card else "libtpu")
     return " ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 

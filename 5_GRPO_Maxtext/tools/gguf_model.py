@@ -1,8 +1,8 @@
 """Reads a Llama from a GGUF file, llama.cpp's format, as Hugging Face has it: config, tokenizer, weights.
 
-Three things differ. The names of the weights; the package gguf knows both. The weights are quantized in
-blocks; they become float32 again, which doesn't bring back what was lost. And the rows of q and k are in
-another order: llama.cpp rotates neighbors, (0, 1), (2, 3) ..., Hugging Face rows that are half a head apart,
+Three things differ. The weights have other names; the package gguf knows both. The weights are quantized in
+blocks; we convert them to float32, which doesn't restore the lost precision. And the rows of q and k are in
+another order: llama.cpp rotates neighbors, (0, 1), (2, 3) ..., Hugging Face rotates rows half a head apart,
 (0, d/2), (1, d/2 + 1) ...
 """
 
@@ -45,12 +45,12 @@ class GGUFLlama:
             raise UserError(f"SOURCE={path}: there is no such file; give a GGUF file or a folder") from None
         except UserError:
             raise
-        except Exception as error:  # the reader looks past the end of the file; fields are missing, or odd
+        except Exception as error:  # the reader runs past the end of the file; fields are missing or odd
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"SOURCE={path}: not a whole GGUF file ({reason}); fetch it again") from None
 
     def fault(self) -> str:
-        """What about the file isn't supported, and what to do about it; empty if nothing."""
+        """What isn't supported in the file, and the remedy; empty if it's fine."""
         if (found := self.field("general.architecture")) != "llama":
             return f"architecture {found!r} is not supported; llama is"
         if "rope_freqs.weight" in self.tensors or self.field("llama.rope.scaling.type", "none") != "none":
@@ -107,8 +107,8 @@ class GGUFLlama:
     def make_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
         """Its byte-level BPE tokenizer with the chat template.
 
-        The padding token is the file's own, unless that is the end-of-sequence token, which training must not
-        mask. Then it is the one for unknown texts, which a byte-level tokenizer never needs.
+        The padding token is the file's own, unless that's the end-of-sequence token, which training must not
+        mask. Then it's the unknown token, which a byte-level tokenizer never needs.
         """
         tokens, kinds = self.field("tokenizer.ggml.tokens"), self.field("tokenizer.ggml.token_type")
         merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]

@@ -1,22 +1,20 @@
-"""Makes `tiny_llama/` and `tiny_gsm8k/`: a base model that *can* do the task and often doesn't.
+"""Makes `tiny_llama/` and `tiny_gsm8k/`: a base model that *can* do the task but often doesn't.
 
-Reinforcement learning chooses among what a model already does now and then; it teaches nothing that never
-occurs. So this model is trained, by plain next-token prediction, on demonstrations that are imperfect in two
-systematic ways:
+Reinforcement learning can only reinforce what a model already does now and then. So we train this model, by
+plain next-token prediction, on demonstrations that are imperfect in two systematic ways:
 
     reading    most demonstrations of some kinds of problem misread the operation (subtract -> add ...)
     format     many forget a tag, with some objects more often than not
 
-About every second time its most likely answer is therefore wrong or badly formed, while a right one is within
-reach of sampling. Were the demonstrations clean, all answers to a question would agree, and GRPO would have
-nothing to choose.
+So its most likely answer is wrong or badly formatted about half the time, but sampling can still find a right
+one. With clean demonstrations all answers to a question would agree, and GRPO would have no signal.
 
     python 5_GRPO_Maxtext/tool.py make_tiny_llama     # rewrites both folders and tiny.sha256, bit for bit
     python 5_GRPO_Maxtext/tool.py make_tiny_llama FOLDER=runs/other SEED=1    # another, elsewhere
     python 5_GRPO_Maxtext/tool.py make_tiny_llama TASK=grid                   # tiny_grid/, tiny_grid.sha256
 
-About 6 minutes on 2 cores. With TASK=grid, a smaller model for examples/grid, in one: it has seen wanderers,
-who know the four moves and not the goal, tend to go on as they came, and now and then write "wait".
+Takes about 6 minutes on 2 cores. TASK=grid makes a smaller model for examples/grid in one minute. It has seen
+random walks that know the four moves but not the goal, tend to repeat a move, and sometimes write "wait".
 """
 
 import hashlib
@@ -44,14 +42,14 @@ class Constants:
     SEED: Seed = 0  # of the questions, the demonstrations and the first weights
 
 
-# Questions by split, in the order drawn; no demonstration uses the test's. `make_problem` knows about 59,000.
+# Questions by split, in sampling order; no demonstration uses the test's. `make_problem` has about 59,000.
 QUESTIONS = {"test": 512, "train": 4_000, "validation": 128}
 HEADS, KV_HEADS = 4, 2  # query heads of hidden / HEADS dimensions; key/value heads, each shared by two
 TRAINING_BATCH = 64  # new demonstrations per step
 
 
 class Recipe(NamedTuple):
-    """What the models of the two tasks differ in."""
+    """How the models of the two tasks differ."""
 
     hidden: int  # width of the residual stream
     layers: int  # transformer blocks
@@ -69,7 +67,7 @@ RECIPES = {
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
-if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
 import jax
@@ -136,7 +134,7 @@ def work_out(steps: list[tuple[str, int]]) -> tuple[str, int]:
 
 def demonstrate(steps: list[tuple[str, int]], kind: int, thing: str, rng: random.Random) -> str:
     """One imperfect demonstration, as text."""
-    if rng.random() < MISREADS[kind]:  # the first operation is taken for another, always the same one
+    if rng.random() < MISREADS[kind]:  # misreads the first operation, always as the same other one
         first, (operator, operand), *rest = steps
         steps = [first, ({"+": "*", "-": "+", "*": "+"}[operator], operand), *rest]
     work, result = work_out(steps)
@@ -164,7 +162,7 @@ MOVES_OF_A_WALK = 12
 
 
 def wander(rng: random.Random) -> list[tuple[str, bool]]:
-    """A walk in one of the three worlds: texts, and whether a wanderer said them."""
+    """A random walk on one of the three grids: texts, and whether the walker wrote them."""
     world = load_file(find_path("examples/grid/grid_world.py"), "ENVIRONMENT")
     kind = rng.choice(WORLDS)
     question = f"{kind} {world.in_words(rng.choice(world.starts(kind)))}".strip()
@@ -191,7 +189,7 @@ def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
         words |= {"up", "down", "left", "right", "wait"}
     else:
         rng = random.Random(c.SEED)
-        for _ in range(5_000):  # far more than it takes to see every word
+        for _ in range(5_000):  # far more than it needs to see every word
             words.update(re.findall(WORD, make_problem(rng)[0]))
     vocabulary = [PAD, BOS, EOS, UNKNOWN, ASSISTANT, *tags, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
@@ -208,7 +206,7 @@ def make_tokenizer(c: Constants) -> transformers.PreTrainedTokenizerFast:
 
 # %% Training by next-token prediction ----------------------------------------------------------------------
 def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of demonstrations, int32 [B, L], and 1 where they are learned, else 0, float32 [B, L]."""
+    """Token ids of demonstrations, int32 [B, L], and the loss mask, float32 [B, L]."""
     limit = RECIPES[c.TASK].max_tokens
     ids = np.full((TRAINING_BATCH, limit), tokenizer.pad_token_id, np.int32)
     learned = np.zeros(ids.shape, np.float32)
@@ -224,7 +222,7 @@ def make_batch(c: Constants, tokenizer, test: set[str], rng: random.Random) -> t
 
 
 def solve(test: set[str], rng: random.Random) -> list[tuple[str, bool]]:
-    """A question that is not in `test`, and a demonstration: texts, and whether they are to be learned."""
+    """A question that isn't in `test`, and a demonstration: texts, and whether to train on them."""
     question = None
     while question is None or question in test:
         question, steps, kind, thing = make_problem(rng)
@@ -260,7 +258,7 @@ def train(c: Constants, adapter, mesh, tokenizer, test: set[str], rng: random.Ra
 
 # %% Writing it down ----------------------------------------------------------------------------------------
 def make_config(c: Constants, tokenizer) -> transformers.LlamaConfig:
-    """Llama 3.1 8B's config with sizes of our own."""
+    """Llama 3.1 8B's config with our sizes."""
     recipe = RECIPES[c.TASK]
     return transformers.LlamaConfig(**memory.PUBLISHED[memory.LLAMA_3_1_8B] | dict(
         vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,

@@ -39,15 +39,15 @@ def licence_of(folder: Path) -> dict[str, str]:
 
 
 def code(text: str) -> str:
-    """`text` as inline code on one line, whatever is in it."""
+    """`text` as inline code on one line, whatever it contains."""
     return f"`{' '.join(shown(text).split()).replace('`', chr(39))}`"
 
 
 def model_card(checkpoint: Checkpoint, model: str, folder: Path) -> ModelCard:
     """The README.md for the folder to which a run's checkpoint, with its step, is exported.
 
-    Only the last one of a finished run has metrics, from result.json. The licence comes from the files of
-    MODEL in `folder`. Nothing that comes from outside can end its header, a table or a block.
+    Only the last one of a finished run has metrics, from result.json. The licence comes from MODEL's files
+    in `folder`. Untrusted text can't end the header, a table or a block.
     """
     run, step, c = checkpoint
     result = read_object(run / "result.json") or {}

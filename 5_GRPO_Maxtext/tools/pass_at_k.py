@@ -1,12 +1,12 @@
 """pass@k: how often at least one of k answers is right, for the untrained model and for the trained one.
 
-Pass@1 rises with reinforcement learning. Does the model also solve questions that it couldn't solve before,
-or did it only learn to choose? At large k many untrained models overtake the trained ones (arXiv 2504.13837).
+Reinforcement learning raises pass@1. Does the model also solve new questions, or does it only find known
+answers more often? At large k many untrained models overtake the trained ones (arXiv 2504.13837).
 
     python 5_GRPO_Maxtext/tool.py pass_at_k CHECKPOINT=runs/seed_0,runs/seed_1,runs/seed_2
 
 Writes pass_at_k.csv and pass_at_k.png. The answers are sampled from the policy itself, at temperature 1.
-Counts are kept, so the same command goes on after a stop.
+It saves the counts, so the same command continues after a stop.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ READINGS = {"strict": "right, in the form asked for", "lenient": "right by the l
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
-if __name__ == "__main__":  # a constant that is wrong is refused here, before seconds of imports
+if __name__ == "__main__":  # refuses a wrong constant now, before seconds of imports
     settings.refuse_early(Constants)
 
 import jax
@@ -84,7 +84,7 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 # %% Answers ------------------------------------------------------------------------------------------------
 def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenizer) -> dict[str, list[int]]:
-    """How many of n answers to each question are right, by reading; step 0 asks the untrained model."""
+    """How many of n answers to each question are right, strict and lenient; step 0: the untrained model."""
     rollout = runs.make_rollout(ask, tokenizer, c.SAMPLES * len(rows), checkpoint)
     if step:
         runs.restore(rollout, *runs.place_of(checkpoint))
@@ -103,7 +103,7 @@ def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenize
 
 
 def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
-    """`count_right`, kept in RUN_DIR in a file that is named after all that the counts depend on."""
+    """`count_right`, cached in RUN_DIR in a file named after everything the counts depend on."""
     rows = min(c.BATCH_SIZE, c.SAMPLES * c.NUM_QUESTIONS)
     arguments = [f"CHECKPOINT={run}", f"REWARD_FUNC={c.REWARD_FUNC}", f"BATCH_SIZE={rows}"]
     ask, _, checkpoint = inference.read_arguments(arguments)
@@ -151,7 +151,7 @@ def table(c: Constants, counts: dict[str, dict[str, list[int]]]) -> pd.DataFrame
 
 
 def draw(path: Path, rows: pd.DataFrame) -> None:
-    """The curves: untrained against trained, strict on the left, lenient on the right."""
+    """Plots untrained against trained, strict on the left, lenient on the right."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, facecolor="white", layout="constrained")
     for panel, (reading, words) in zip(panels, READINGS.items(), strict=True):
         for model, mine in rows[rows.reading == reading].groupby("model", sort=False):

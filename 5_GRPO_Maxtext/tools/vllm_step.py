@@ -1,7 +1,7 @@
 """A step of vLLM's engine for TPUs (tpu-inference 0.32.0), for fit_check in the TPU's environment.
 
-That is its Llama with the paged attention kernel (Pallas), the sampler and the log-probs. The engine makes a
-program of each; here they are one.
+That's its Llama with the paged attention kernel (Pallas), the sampler and the log-probs. The engine compiles
+them separately; here they're one program.
 """
 
 import types
@@ -31,7 +31,7 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         chip: "v5e", "v5p" or "v6e"; the kernel asks jax for the one that's attached.
 
     Returns:
-        The function, to be compiled inside of `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
+        The function, to be compiled inside `jax.set_mesh(mesh)`, and its arguments: weights, KV cache of
         SEQUENCES whole answers, the rest.
     """
     for module in (kernel, block_sizes):
@@ -59,7 +59,7 @@ def step_program(c, hf, mesh: Mesh, chip: str):
         model = nnx.merge(graphdef, weights)
         caches, hidden, *_ = model(caches, tokens, metadata)
         logits = model.compute_logits(hidden[last]).astype(jnp.float32)  # [SEQUENCES, V]
-        draw = sampling.sample.__wrapped__  # a jit with options of its own can't be in another one
+        draw = sampling.sample.__wrapped__  # a jit with its own options can't be nested in another one
         sampled, drawn_from = draw(key, mesh, logits, how, allow_distributed_sampling=False)
         return caches, sampling.gather_logprobs(sampling.compute_logprobs(drawn_from), sampled, 1)
 

@@ -1,8 +1,8 @@
-"""Chapter 1's grid as a world for a language model: ENVIRONMENT=examples/grid/grid_world.py.
+"""Chapter 1's grid as an environment for a language model: ENVIRONMENT=examples/grid/grid_world.py.
 
 The question names the start, "row 2 column 3"; "slippery row 2 column 3" and "walls row 2 column 3" are two
-harder worlds. The model writes up, down, left or right and reads where it is. Any other word is a move that
-leads nowhere. Every move costs 1; the one that reaches row 4 column 4 earns 100 instead.
+harder grids. The model writes up, down, left or right and reads where it is. After any other word it stays
+put. Every move costs 1; the one that reaches row 4 column 4 earns 100 instead.
 """
 
 import functools
@@ -13,12 +13,12 @@ SIZE = 4
 GOAL = (SIZE - 1, SIZE - 1)
 GOAL_REWARD, STEP_REWARD = 100.0, -1.0
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # (rows, columns)
-SLIP = {"slippery": 0.2}  # by world, the probability that the move is a random one
-BLOCKED = {"walls": {(1, 1), (1, 3), (2, 2)}}  # by world, cells that cannot be entered
+SLIP = {"slippery": 0.2}  # by grid, the probability of a random move
+BLOCKED = {"walls": {(1, 1), (1, 3), (2, 2)}}  # by grid, cells you can't enter
 
 
 def moved(world: str, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
-    """Where a move leads; the edge and the walls keep the walker where it is."""
+    """Where a move leads; at the edge or a wall you stay put."""
     row, column = place[0] + move[0], place[1] + move[1]
     inside = 0 <= row < SIZE and 0 <= column < SIZE
     return (row, column) if inside and (row, column) not in BLOCKED.get(world, ()) else place
@@ -30,22 +30,22 @@ def in_words(place: tuple[int, int]) -> str:
 
 
 def read(words: str) -> tuple[str, tuple[int, int]]:
-    """The world, empty for the plain one, and the cell of such words."""
+    """Parses a question: the grid ("" for the plain one) and the cell."""
     *world, _, row, _, column = words.split()
     return " ".join(world), (int(row) - 1, int(column) - 1)
 
 
 class Environment:
-    """One walk."""
+    """One episode."""
 
     def reset(self, question: str, rng: np.random.Generator) -> str:
-        """Puts the walker where the question says; there is nothing to add to it."""
+        """Starts at the question's cell; adds nothing to the prompt."""
         self.world, self.place = read(question)
         self.rng = rng
         return ""
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
-        """One move: where it led, what it earned, whether that is the goal, and never a cut."""
+        """One move: the new cell, its reward, whether it's the goal; never truncated."""
         move = MOVES.get(action.strip(), (0, 0))
         if self.rng.random() < SLIP.get(self.world, 0.0):
             move = list(MOVES.values())[self.rng.integers(len(MOVES))]
@@ -55,11 +55,11 @@ class Environment:
 
     @staticmethod
     def picture(question: str, text: str) -> str:
-        """The path of an episode on the grid, as an SVG; in each cell V*, at chapter 1's discount of 0.99."""
+        """An episode's path on the grid, as an SVG; each cell shows V* at chapter 1's discount of 0.99."""
         world, start = read(question)
         moves, heard = text.split("\n")[::2], text.split("\n")[1::2]
         values, places = q_star(world, 0.99), [start, *(read(said)[1] for said in heard)]
-        if len(moves) > len(heard):  # after the last move nothing was said
+        if len(moves) > len(heard):  # there's no observation after the last move
             places.append(moved(world, places[-1], MOVES.get(moves[-1], (0, 0))))
         cells = []
         for row, column in (divmod(i, SIZE) for i in range(SIZE**2)):
@@ -80,7 +80,7 @@ class Environment:
 
 # %% Its optimum, which the model never sees ----------------------------------------------------------------
 def starts(world: str) -> list[tuple[int, int]]:
-    """Every cell but the goal and the walls."""
+    """Every cell except the goal and the walls."""
     cells = [divmod(i, SIZE) for i in range(SIZE**2)]
     return [cell for cell in cells if cell != GOAL and cell not in BLOCKED.get(world, ())]
 
@@ -89,7 +89,7 @@ def starts(world: str) -> list[tuple[int, int]]:
 def q_star(world: str, gamma: float) -> dict[tuple[tuple[int, int], str], float]:
     """The optimal value of each move from each cell (Sutton & Barto, eq. 4.2's fixed point).
 
-    Of a move that is none, such as "wait", it is that of staying: move (0, 0), here under "".
+    An invalid move such as "wait" has the value of staying put, move (0, 0), here under "".
     """
     slip, moves = SLIP.get(world, 0.0), MOVES | {"": (0, 0)}
     value = dict.fromkeys([*starts(world), GOAL], 0.0)
@@ -102,6 +102,6 @@ def q_star(world: str, gamma: float) -> dict[tuple[tuple[int, int], str], float]
         slipped = sum(worth(cell, other) for other in MOVES.values()) / len(MOVES)
         return (1 - slip) * worth(cell, move) + slip * slipped
 
-    for _ in range(1_000):  # far more sweeps than it takes
+    for _ in range(1_000):  # far more sweeps than it needs
         value |= {cell: max(q(cell, move) for move in MOVES.values()) for cell in starts(world)}
     return {(cell, name): q(cell, move) for cell in starts(world) for name, move in moves.items()}

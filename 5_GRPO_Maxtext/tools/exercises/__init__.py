@@ -1,1 +1,1 @@
-"""What stands beside exercises.py: the grader, the usual mistakes, a training with your functions."""
+"""Support for exercises.py: the grader, the usual mistakes, a training run with your functions."""

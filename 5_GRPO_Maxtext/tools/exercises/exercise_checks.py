@@ -1,4 +1,4 @@
-"""Beside exercises.py: numbers to try the functions on, the usual mistakes, the training with them."""
+"""Support for exercises.py: test inputs, the usual mistakes, and training with the functions."""
 
 import functools
 import inspect
@@ -26,7 +26,7 @@ def look_at_group_advantage(function: Callable) -> dict[str, jax.Array]:
 
 
 def advantage_as(name: str) -> Callable:
-    """An advantage of `which_loss` as a function of the exercise's arguments."""
+    """An advantage from `which_loss` with the exercise's signature."""
     return lambda rewards, G: which_loss.advantage(name, rewards, G)
 
 
@@ -47,14 +47,14 @@ GROUP_ADVANTAGE = Exercise(
 COMPLETIONS = np.int32([
     [5, 6, 1, 0, 0, 0],
     [1, 0, 0, 0, 0, 0],  # an empty answer: its end-of-sequence token still counts
-    [5, 0, 6, 1, 0, 0],  # token 0 was drawn: no padding yet
+    [5, 0, 6, 1, 0, 0],  # token 0 was sampled, so it isn't padding
     [5, 1, 7, 1, 0, 0],  # the sampler went on after the end
     [5, 6, 7, 8, 9, 5],  # cut off
 ])  # fmt: skip
 
 
 def look_at_mask(function: Callable) -> dict[str, jax.Array]:
-    """Each row is a check of its own: the first one that is wrong is shown."""
+    """Checks each row separately and shows the first wrong one."""
     mask = grader.numbers(function(jnp.asarray(COMPLETIONS), 1))
     if mask.shape != COMPLETIONS.shape:
         raise grader.Unusable(f"its shape is {list(mask.shape)}; expected {list(COMPLETIONS.shape)}")
@@ -67,7 +67,7 @@ def ended_before(c: jax.Array, eos_id: int) -> jax.Array:
 
 
 def up_to_last(c: jax.Array, eos_id: int) -> jax.Array:
-    """Which tokens have an end-of-sequence token at or after their place; all of an answer without one."""
+    """Tokens up to the last end-of-sequence token; all of an answer without one."""
     is_eos = c == eos_id
     return (is_eos[:, ::-1].cumsum(axis=1)[:, ::-1] > 0) | ~is_eos.any(axis=1, keepdims=True)
 
@@ -117,7 +117,7 @@ def look_at_loss(function: Callable) -> dict[str, jax.Array]:
 
 
 def loss_from(pieces: which_loss.Pieces) -> Callable:
-    """A loss of `which_loss` as a function of the exercise's arguments."""
+    """A loss from `which_loss` with the exercise's signature."""
     return lambda log_prob, old, ref, advantage, *_: which_loss.loss(pieces, BATCH, log_prob, advantage)
 
 
@@ -169,7 +169,7 @@ def as_method(written: dict[str, Callable]) -> tuple[Callable, Callable]:
         loss = written["grpo_loss"](
             pi.log_prob, batch.old_log_prob, ref, batch.advantage[:, 0], mask, c.EPSILON, batch.beta[0, 0]
         )  # []
-        # The page subtracts the KL once more, so it's added here: the reader's loss has its own.
+        # The page subtracts the KL again, so we add it here; the reader's loss has its own.
         kl = script.k3((ref - pi.log_prob) * batch.mask)
         return batch.beta * kl - loss, script.clipped_objective(pi, batch, c)[1]  # [N, T] each
 
@@ -178,7 +178,7 @@ def as_method(written: dict[str, Callable]) -> tuple[Callable, Callable]:
 
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(*functions: Callable) -> None:
-    """Judges the reader's three functions, or the loss in the file that the command line names.
+    """Checks the reader's three functions, or the loss in the file on the command line.
 
     Exit code 0: all right, or the loss is one of the six; 1: not yet; 2: the file can't be used.
     """

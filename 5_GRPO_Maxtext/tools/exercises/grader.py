@@ -1,7 +1,7 @@
-"""Judges functions that a reader writes: not begun, right, or wrong, and how.
+"""Grades the reader's functions: not begun, right, or wrong, and how.
 
-A mistake is recognised by its numbers: each usual mistake is tried on the reader's input, and the one that
-gives exactly the same is named.
+It recognizes a mistake by its numbers: it tries each usual mistake on the same input, and names the one that
+gives exactly the reader's result.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ ROUNDING = 1e-5  # largest difference, absolute or relative
 
 
 class Exercise(NamedTuple):
-    """What is known of a function left to the reader."""
+    """A function for the reader to write, and how to check it."""
 
     look: Callable[[Callable], dict[str, Any]]  # calls a function on fixed numbers: {input: result}
     right: Callable  # the function as it should be
@@ -25,7 +25,7 @@ class Exercise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is said of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
+    """The grade of a function: "not begun", "right" or "wrong", and how; whose numbers it gives."""
 
     status: str
     lines: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Unusable(Exception):
 
 
 def run(exercises: Mapping[str, Exercise], functions: Iterable[Callable]) -> bool:
-    """Judges every function by its name and prints the verdicts; True if all are right."""
+    """Grades every function by its name and prints the verdicts; True if all are right."""
     verdicts = {f.__name__: judge(f, exercises[f.__name__]) for f in functions}
     for name, verdict in verdicts.items():
         lines = ["    " + line.replace("\n", "\n" + " " * 14) for line in verdict.lines]
@@ -69,7 +69,7 @@ def judge(function: Callable, exercise: Exercise) -> Verdict:
 
 
 def numbers(result: Any) -> np.ndarray:
-    """A result as an array. Raises Unusable if it is none."""
+    """A result as an array. Raises Unusable if it can't be one."""
     if result is None:
         raise Unusable("it returns None; is the `return` missing?")
     with contextlib.suppress(ValueError):
@@ -79,7 +79,7 @@ def numbers(result: Any) -> np.ndarray:
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
-    """How the results differ, by input. nan equals nan; where bools are expected, 0 and 1 are as good."""
+    """How the results differ, by input. nan equals nan; 0 and 1 pass for bools."""
     how = {}
     for given in expected:
         a, b = np.asarray(found[given]), np.asarray(expected[given])
@@ -93,7 +93,7 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[s
 
 
 def text(array: Any) -> str:
-    """Numbers for a message; of a large array the corners."""
+    """Numbers for a message; only the corners of a large array."""
     return np.array2string(np.asarray(array), 90, 5, suppress_small=True, threshold=64, edgeitems=2)
 
 

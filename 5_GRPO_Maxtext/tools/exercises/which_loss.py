@@ -1,10 +1,10 @@
 """Which loss is this? Compares a function with six published ones, and with the usual mistakes in each.
 
-A loss for groups of answers is put together from pieces: an advantage, a ratio, a clip, a KL, a mean. The
-six methods are six choices (`METHODS`), a usual mistake is another choice of one piece (`PIECES`). What a
-function gives on the golden batch, value and gradient, tells which choices it has made.
+A loss for groups of answers has five pieces: an advantage, a ratio, a clip, a KL, a mean. The six methods are
+six choices (`METHODS`), a usual mistake is a different choice of one piece (`PIECES`). A function's value and
+gradient on the golden batch reveal its choices.
 
-The six values in golden.npz don't come from here: `tests/make_golden_batch.py` has them from the papers, one
+The six values in golden.npz are independent: `tests/make_golden_batch.py` computes them from the papers, one
 token at a time.
 """
 
@@ -32,7 +32,7 @@ def golden_batch() -> dict[str, np.ndarray]:
     """The arrays of golden.npz, N = 12 answers of at most T = 12 tokens, in groups of 4.
 
     Returns:
-        log_prob, old_log_prob, ref_log_prob: float32 [N, T], with numbers that mean nothing in the padding.
+        log_prob, old_log_prob, ref_log_prob: float32 [N, T], with arbitrary numbers in the padding.
         mask: bool [N, T]. rewards: float32 [N]. num_generations, max_tokens, epsilon, epsilon_high, beta.
         For each method METHOD_advantage [N], METHOD_loss [], METHOD_gradient [N, T]: float64.
     """
@@ -173,7 +173,7 @@ def advantage(name: str, rewards, num_generations: int):
 
 
 def loss(pieces: Pieces, b: dict[str, Any], log_prob: jax.Array, given=None) -> jax.Array:
-    """The loss that the pieces make, float32 []; an advantage [N] that's `given` replaces the first piece."""
+    """The loss from these pieces, float32 []; a `given` advantage [N] replaces the first piece."""
     if given is None:
         given = advantage(pieces.advantage, b["rewards"], b["num_generations"])
     x = SimpleNamespace(
@@ -190,7 +190,7 @@ def loss(pieces: Pieces, b: dict[str, Any], log_prob: jax.Array, given=None) -> 
 
 
 def changed(method: str, number: int = 1) -> Iterator[tuple[tuple[str, ...], Pieces]]:
-    """A method with so many other pieces: the words for each, and the pieces."""
+    """Variants of a method with `number` pieces replaced: the words for each, and the pieces."""
     own = METHODS[method]
     others = [(field, name) for field in PIECES for name in PIECES[field] if name != getattr(own, field)]
     for chosen in itertools.combinations(others, number):
@@ -205,13 +205,13 @@ Findings = dict[str, tuple[float, Any]]  # by method: of the value, and of the g
 
 
 def read_loss(path: str) -> Callable:
-    """The function `loss` of a file; raises UserError if there is none that takes the golden batch."""
+    """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
     file = Path(path)
     if not file.is_file() or file.suffix != ".py":
         raise UserError(f"{path}: no such Python file; give the file that holds your loss")
     try:
         function = runpy.run_path(path).get("loss")
-    except Exception as error:  # the file's own, of whatever kind
+    except Exception as error:  # from the file, of any kind
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise UserError(f"{path}: {reason}; mend the file") from None
     if not callable(function):
@@ -225,10 +225,10 @@ def read_loss(path: str) -> Callable:
 
 
 def value_and_gradient(function: Callable, b: dict[str, Any], method: str) -> tuple[float, np.ndarray]:
-    """What a reader's loss gives on the golden batch, with the advantages of a method if it wants any.
+    """Value and gradient of a reader's loss on the golden batch, with a method's advantages if it takes any.
 
     Raises:
-        UserError: it gives no single number, or can't be differentiated.
+        UserError: it doesn't return a single number, or can't be differentiated.
     """
     b = b | {"advantage": b[f"{method}_advantage"].astype(np.float32)}
     given = {name: jnp.asarray(b[name]) for name in ARRAYS} | {name: b[name].item() for name in NUMBERS}
@@ -249,7 +249,7 @@ def equal(found: tuple[float, np.ndarray], expected: tuple[float, np.ndarray]) -
 
 
 def looks_like(found: Findings, number: int, takes_advantage: bool) -> list[tuple[str, ...]]:
-    """Which method with so many other pieces gives what was `found`, by method: (method, words ...)."""
+    """Methods with `number` pieces replaced that give what was `found`: (method, words ...)."""
     b, same = golden_batch(), []
     for method, (value, gradient) in found.items():
         given = b[f"{method}_advantage"] if takes_advantage else None
