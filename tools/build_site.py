@@ -92,10 +92,7 @@ def code(text: str, lexer, anchors: str = "") -> str:
 
 def fence(self, tokens, i, options, env) -> str:
     """A block of code in a page."""
-    try:
-        return code(tokens[i].content, get_lexer_by_name(tokens[i].info))
-    except ClassNotFound:
-        return code(tokens[i].content, TextLexer())
+    return code(tokens[i].content, get_lexer_by_name(tokens[i].info or "text"))
 
 
 def formula(content: str, _: dict) -> str:
@@ -148,8 +145,8 @@ def with_hints(paragraph: str, left: dict, address: str) -> str:
         return f'<a class="term" href="{address}#{anchor}" title="{title}">{match[0]}</a>'
 
     words = "|".join(re.escape(word) for word in sorted(left, key=len, reverse=True))
-    skipped = r"<a .*?</a>|<code>.*?</code>|<[^>]*>"
-    return re.sub(rf"{skipped}|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])", hint, paragraph, flags=re.S)
+    wanted = rf"<a .*?</a>|<code>.*?</code>|<[^>]*>|(?<![A-Za-z-])(?:{words})(?![A-Za-z-])"
+    return re.sub(wanted, hint, paragraph, flags=re.S)
 
 
 def film(image: re.Match, path: Path) -> str:
@@ -281,10 +278,8 @@ def on_files(files, config):
             BODIES[uri] = body
             files.append(add(uri, content=""))
     for path in filter(is_copied, wanted) if LANGUAGE == "en" else ():
-        if path in (PLAYGROUND, REPORT):
-            files.append(add(str(place(path)), content=at_home(path)))
-        else:
-            files.append(add(str(place(path)), abs_src_path=str(path)))
+        source = {"abs_src_path": str(path)} if path.suffix != ".html" else {"content": at_home(path)}
+        files.append(add(str(place(path)), **source))
         if path.suffix == ".gif":
             for i, frame in enumerate(ImageSequence.Iterator(Image.open(path))):
                 frame.convert("RGBA").save(data := io.BytesIO(), "webp", lossless=True)

@@ -7,6 +7,7 @@ the cell it quotes; what comes after the last of these stands after the run.
 """
 
 import base64
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -81,13 +82,12 @@ def prose(text: str, page: Path):
     pictures = {}
 
     def carried(match: re.Match) -> str:
-        path = (page.parent / (match["src"] or match["plain"])).resolve()
-        kind = {".svg": "svg+xml"}.get(path.suffix, path.suffix[1:])
+        path = (page.parent / match[2]).resolve()
+        kind = path.suffix[1:].replace("svg", "svg+xml")
         pictures[path.name] = {f"image/{kind}": base64.b64encode(path.read_bytes()).decode()}
-        return f"![{match['alt'] or match['text']}](attachment:{path.name})"
+        return f"![{match[1]}](attachment:{path.name})"
 
-    picture = r'<picture>[^"]*"[^"]*"[^"]*"[^"]*"[^"]*alt="(?P<alt>[^"]*)" src="(?P<src>[^"]*)">\s*</picture>'
-    text = re.sub(rf"{picture}|!\[(?P<text>[^]]*)\]\((?P<plain>[^)]*)\)", carried, text)
+    text = re.sub(r"!\[([^]]*)\]\(([^)]*)\)", carried, text)
     here = page.parent.relative_to(ROOT)
     text = re.sub(r"\]\((?!attachment:|[a-z]+:|#)", f"](../{here}/", text)
     return new_markdown_cell(text.strip(), attachments=pictures)
@@ -105,9 +105,8 @@ def notebook(script: str, language: str = ""):
     def quoted(section: str) -> int:
         """The first cell of which a section quotes a line, or which defines a name that it gives."""
         code = [f"def {text}(" if text.isidentifier() else text for text in re.findall(quotes, section)]
-        return next(
-            (i for i, cell in enumerate(cells) if i and any(text in cell for text in code)), len(cells)
-        )
+        found = (i for i, cell in enumerate(cells) if i and any(text in cell for text in code))
+        return next(found, len(cells))
 
     places = [quoted(section) for section in sections]
     opening = next((i for i, place in enumerate(places) if place < len(cells)), 0)
@@ -120,18 +119,15 @@ def notebook(script: str, language: str = ""):
             made.append(new_markdown_cell(f"### {heading[1]}"))
         made.append(new_code_cell(cell[heading.end() if heading else 0 :].strip()))
     made += [prose(section, page) for section, place in zip(sections, places) if place == len(cells)]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return new_notebook(cells=made, metadata={"kernelspec": kernel})
+    return new_notebook(cells=made, metadata={"kernelspec": {"display_name": "Python 3", "name": "python3"}})
 
 
 def make(target: Path) -> None:
     """Writes every notebook into the folder `target`."""
     target.mkdir(exist_ok=True)
-    for script in PAGES:
-        for language in ABOUT:
-            path = target / f"{Path(script).stem}{language}.ipynb"
-            nbformat.write(notebook(script, language), path)
-            sys.stdout.write(f"{path}\n")
+    for script, language in itertools.product(PAGES, ABOUT):
+        nbformat.write(notebook(script, language), target / f"{Path(script).stem}{language}.ipynb")
+    sys.stdout.write(f"{len(PAGES) * len(ABOUT)} notebooks in {target}\n")
 
 
 if __name__ == "__main__":
