@@ -19,7 +19,7 @@ This page is plain GRPO, complete. Read it from top to bottom; you only need to 
     c       the constants
     llm     the language model on its devices: generate, log_probs, reference_log_probs, load
     task    the questions, and what an answer earns
-    run     this training: restores its checkpoint, runs the steps that are left, logs and saves each one
+    run     this training: resume, logging, held-out evaluation, periodic checkpoints
 
 Every option (DAPO, GSPO, Dr. GRPO, ...) is a complete function in grpo_variants.py that takes the place of
 one on this page. The packages model/, task/ and run/ serve the run.
@@ -48,7 +48,7 @@ from settings import BelowOne, Count, CountOrOff, NonNegative, Positive, Seed, T
 class Constants(Variants, Extras, Machine):
     """Edit a value here, or change it for one run with NAME=value. constants.py has the other blocks.
 
-    laptop: MODEL's hidden size is below 1,024 (tiny Llama, CPU); tpu: Llama 3.1 8B on a TPU VM.
+    pair(laptop=..., tpu=...): the defaults for a hidden size below 1,024 (tiny Llama) and for larger models.
     """
 
     # --- the task
@@ -224,7 +224,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     objective, clipped = use.objective(pi, batch)  # [N, T] each
     kl = jnp.zeros_like(objective)
     if batch.ref_log_prob is not None:
-        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)  # [N, T]; the mask: exp may overflow
+        kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)  # [N, T]; exp could overflow on padding
     J = (batch.weight * (objective - batch.beta * kl)).sum()  # []
     return -J, token_metrics(batch, kl=kl, clip_fraction=clipped, entropy=pi.entropy)
 
@@ -237,7 +237,7 @@ def update(params, opt_state, model: Model, batch: Batch, use: variants.Method, 
         The new params and opt_state; the metrics: loss, grad_norm, and those of the passes.
     """
     one_pass = jax.value_and_grad(loss, has_aux=True)
-    (value, metrics), gradient = sum_of_passes(one_pass, params, model, batch, use)
+    (value, metrics), gradient = sum_of_passes(one_pass, params, model, batch, use)  # gradient accumulation
     changes, opt_state = optimizer.update(gradient, opt_state, params)
     metrics |= {"loss": value, "grad_norm": optax.global_norm(gradient)}
     return optax.apply_updates(params, changes), opt_state, metrics
@@ -289,7 +289,7 @@ def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str
     params, opt_state = run.restore(optimizer)
     for step, samples in run.steps(use.rollouts(c, llm, task, run)):
         batch = to_batch(llm, samples, run.beta, use)
-        if c.BETA:
+        if c.BETA:  # else there's no reference model
             batch = batch._replace(ref_log_prob=llm.reference_log_probs(batch))
         if c.NUM_ITERATIONS > 1:
             batch = batch._replace(old_log_prob=llm.log_probs(batch))
