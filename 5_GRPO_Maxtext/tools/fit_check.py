@@ -229,7 +229,8 @@ def make_programs(c, hf, trainer: Sequence, pad_id: int, algorithm: str = "GRPO"
     params, opt_state, update, log_probs, old = page_programs(c, model, plain, mesh, config, pad_id)
     weights, everything = nnx.to_pure_dict(nnx.state(plain, nnx.Param)), nnx.state(model, nnx.Param)
     reference = weights if memory.weight_copies(c) > 1 else ()
-    critic = (weights, params, opt_state) if algorithm == "PPO" else ()
+    frozen = weights if c.LORA_RANK else ()
+    critic = (frozen, params, opt_state) if algorithm == "PPO" else ()
     add("update", update, reference, critic, donated=(1, 2))  # params, opt_state
     if algorithm == "GRPO":
         if c.BETA:  # LoRA's frozen weights are the reference's own
