@@ -211,9 +211,6 @@ def test_gsm8k_without_a_network_is_refused(data_dir):
         read("gsm8k", "train", constant="TEST_DATASET")
 
 
-# ---------------------------------------------------------------- questions for inference.py
-
-
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_inputs_come_from_every_kind_of_file_with_and_without_an_answer(kind):
     rows = [ROWS[0], {"prompt": "1 + 3?"}, {"question": "?", "answer": "2 * 2 = 4\n#### 4"}]
@@ -239,10 +236,13 @@ def test_an_input_that_cannot_be_read_is_one_line(name, text, words):
 TWO = {"answer": "#### 5", "ground_truth": 7.0, "data_source": "qa"}
 
 
-@pytest.mark.parametrize("row", [*ROWS, TWO | {"question": "?"}, TWO | {"prompt": "?"}], ids=range(4))
-def test_inference_takes_the_right_answer_that_a_run_takes(row):
+@pytest.mark.parametrize("row", [*ROWS, TWO | {"question": "?"}, TWO | {"prompt": "?", "question": None}])
+def test_inference_takes_the_question_and_the_right_answer_that_a_run_takes(row):
     [asked] = questions.read_inputs(write("in.jsonl", [row]))
-    assert asked["gold"] == questions.to_question(row)["answer"]
+    assert [asked["question"], asked["gold"]] == [*questions.to_question(row).values()][:2]
+    for reader in (questions.to_question, lambda row: questions.read_inputs(write("in.jsonl", [row]))):
+        with pytest.raises((ValueError, UserError), match="question is ''"):
+            reader(row | {"question": ""})
 
 
 # ---------------------------------------------------------------- bad rows

@@ -163,7 +163,7 @@ def to_question(row: Any) -> dict[str, str]:
     `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it.
     """
     row = checked_object(row)
-    if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
+    if row.get("question") is not None or not row.keys() & {"prompt", "ground_truth"}:
         question, answer = checked_text(row, "question"), extract_hash_answer(checked_text(row, "answer"))
         if answer is None:
             raise ValueError("the answer does not end in '#### N'")
@@ -363,14 +363,12 @@ def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
     for number, row in read_file(find_path(name), "INPUT"):
         try:
             given = checked_object(row)
-            question = checked_text(given, "question" if given.get("question") else "prompt")
+            key = "prompt" if given.get("question") is None else "question"  # as in `to_question`
+            question = checked_text(given, key)
             task = checked_text(given, "data_source") if "data_source" in given else None
-            golds = (
-                truth_text(given.get("ground_truth", "")),
-                extract_hash_answer(str(given.get("answer", ""))),
-            )
-            # If a row has both, take the one a run would take.
-            gold = next(filter(None, reversed(golds) if given.get("question") else golds), None)
+            truth = truth_text(given.get("ground_truth", ""))
+            answer = extract_hash_answer(str(given.get("answer", "")))
+            gold = (answer or truth if key == "question" else truth or answer) or None
             extra_info = as_json(given.get("extra_info"))
             if reason := gold and task and fault and fault(task, gold, extra_info):
                 raise ValueError(reason)
