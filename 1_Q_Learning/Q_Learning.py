@@ -49,7 +49,7 @@ class Constants:
     EPSILON_END: Probability = 0.01  # 0: no exploration any more
     DECAY_EPISODES: Count = 10_000  # episodes from EPSILON_START to EPSILON_END
     # --- the run
-    SEED: Seed = 0  # draws the exploration, the only chance in this world
+    SEED: Seed = 0  # draws the exploration, the only randomness here
     LOG_EVERY: Count = 50  # episodes averaged into one row of log.csv
     PRINT_EVERY: CountOrOff = 40  # rows of log.csv per printed line; 0: prints none
     RUN_DIR: str = ""  # empty: runs/Q_Learning/<time>
@@ -149,7 +149,7 @@ def q_update(
             world would have gone on, so the value of next_state still counts.
         alpha, gamma: step size and discount.
     """
-    # Bootstrapping: the table's own estimate stands in for the rest of the return. Its max over a', whatever
+    # Bootstrapping: the table's own estimate replaces the rest of the return. Its max over a', whatever
     # action is taken next, makes the method off-policy. (1 - terminated): nothing comes after the goal,
     # whatever the table holds in that row.
     td_target = reward + gamma * (1 - terminated) * Q[next_state].max()

@@ -1,4 +1,4 @@
-"""What belongs to exercises.py: numbers to try the functions on, the usual mistakes, the training."""
+"""Behind exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
 from collections.abc import Callable

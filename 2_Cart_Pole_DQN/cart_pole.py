@@ -35,7 +35,7 @@ class Transition(NamedTuple):
     reward: jax.Array  # float32 []
     next_obs: jax.Array  # float32 [4], the true one, not the first of the next episode
     terminated: jax.Array  # bool [], the pole fell or the cart left the track
-    truncated: jax.Array  # bool [], the 500 steps are over; the pole still stands
+    truncated: jax.Array  # bool [], the 500 steps are over; the pole is still up
 
 
 def reset(rng: jax.Array) -> EnvState:

@@ -48,7 +48,7 @@ class Constants:
     NUM_STEPS: Count = 50_000  # environment steps of each seed
     LEARNING_STARTS: Count = 1_000  # steps played before the first gradient step: else a batch is one episode
     TRAIN_INTERVAL: Count = 2  # environment steps between gradient steps; 1 makes twice as many of them
-    BATCH_SIZE: Size = 64  # windows of N_STEPS transitions drawn from the buffer
+    BATCH_SIZE: Size = 64  # windows of N_STEPS transitions sampled from the buffer
     REPLAY_CAPACITY: Count = 10_000  # transitions kept; the oldest is overwritten
     GAMMA: BelowOne = 0.99  # discount; horizon 1 / (1 - GAMMA), about 100 steps
     LEARNING_RATE: Positive = 1e-3  # Adam's, at the first gradient step
@@ -287,7 +287,7 @@ def add(buffer: ReplayBuffer, transition: env.Transition) -> ReplayBuffer:
 
 
 def sample(buffer: ReplayBuffer, rng: jax.Array, batch_size: int, n_steps: int) -> env.Transition:
-    """Windows of consecutive transitions, drawn uniformly with replacement: each field [B, n, ...].
+    """Windows of consecutive transitions, sampled uniformly with replacement: each field [B, n, ...].
 
     A window may run over the end of an episode; `n_step` stops there. At least n_steps transitions must have
     been added.

@@ -36,7 +36,7 @@ def n_step(batch: Any, gamma: float) -> tuple[jax.Array, jax.Array, Any]:
         sum = r_0 + gamma * r_1 + ... + gamma^(m-1) * r_{m-1}
 
     m is n, or less where the episode ends within the window, by terminated or by truncated: the step that
-    ends it is the last one that counts. What stands behind it belongs to the next episode.
+    ends it is the last one that counts. What comes after it is the next episode's.
 
     Args:
         batch: windows, a NamedTuple of arrays [B, n, ...]. You need batch.reward, float32 [B, n], and
@@ -51,7 +51,7 @@ def n_step(batch: Any, gamma: float) -> tuple[jax.Array, jax.Array, Any]:
 
 
 def sample(buffer: Any, rng: jax.Array, batch_size: int, n_steps: int) -> Any:
-    """Windows of consecutive transitions from a ring, drawn uniformly with replacement.
+    """Windows of consecutive transitions from a ring, sampled uniformly with replacement.
 
     Transition number i, counted from 0, was written into row i % capacity, over what stood there. Still
     there are the last `capacity` of them. A window begins with any of these after which n_steps - 1 more have

@@ -53,9 +53,9 @@ class Environment:
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Transition]:
         """One step, the time limit included; action []. The state that follows is never one of a new episode.
 
-        Pendulum cuts the torque at its limits: action 3.7 does what action 2 does. So the cut belongs to the
-        world, not to the policy, and the log-prob to train on is that of the action as drawn. (The log-prob
-        of the cut action would be of an action that the policy did not draw: a bias, for nothing.)
+        Pendulum cuts the torque at its limits: action 3.7 does what action 2 does. So the clipping is
+        part of the environment, not of the policy, and we train on the log-prob of the action as sampled.
+        (The clipped action's log-prob would be that of an action the policy didn't sample: a bias.)
         """
         shaped = jnp.reshape(action, self.action_shape)
         physical = self.functional.transition(state.physical, shaped, None, self.params)

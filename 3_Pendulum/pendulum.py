@@ -1,4 +1,4 @@
-"""PPO on Pendulum: ppo.py with a torque, any real number, drawn from a normal distribution.
+"""PPO on Pendulum: ppo.py with a torque, any real number, sampled from a normal distribution.
 
 The objective of the actor, to be maximized, is the clipped surrogate objective (Schulman et al. 2017, eq. 7),
 with an optional penalty that acts as a trust region (eq. 8):
@@ -12,7 +12,7 @@ with the advantage of GAE (Schulman et al. 2016, eq. 16), cut at the end of an e
     delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
 
 Pendulum never terminates, its episodes are truncated after 200 steps. So delta_t always bootstraps: V of the
-true last observation stands for the rewards that were not seen.
+true last observation estimates the rewards after the cut.
 
 Read first: `policy`, the normal distribution; `policy_loss`, the KL penalty; `adam`. The rest is ppo.py.
 
@@ -133,7 +133,7 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Normal:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V stands for the rest."""
+    """V(s): observations [..., 3] to values [...]. No clock: at the time limit V estimates the rest."""
     return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
@@ -166,7 +166,7 @@ class Batch(NamedTuple):
     """Steps to learn from, in any order."""
 
     obs: jax.Array  # float32 [B, 3]
-    action: jax.Array  # float32 [B], as drawn: may lie beyond the torque limits
+    action: jax.Array  # float32 [B], as sampled: may be beyond the torque limits
     log_prob: jax.Array  # float32 [B], of the old policy
     mean: jax.Array  # float32 [B], of the old policy
     sigma: jax.Array  # float32 [B], of the old policy
@@ -188,7 +188,7 @@ class Log(NamedTuple):
     entropy: jax.Array  # nats, of the new policy
     sigma: jax.Array  # newton metres, of the same
     kl: jax.Array  # KL(old || new), exact
-    approx_kl: jax.Array  # the same, estimated from the drawn actions (k3)
+    approx_kl: jax.Array  # the same, estimated from the sampled actions (k3)
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 

@@ -115,7 +115,7 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
 
 
 def value(critic: MLP, obs: jax.Array) -> jax.Array:
-    """V(s): observations [..., 4] to values [...]. No clock: at the time limit V stands for the rest."""
+    """V(s): observations [..., 4] to values [...]. No clock: at the time limit V estimates the rest."""
     return critic(obs)[..., 0]  # drop the last axis, else [B, 1] - [B] broadcasts to [B, B]
 
 
@@ -164,7 +164,7 @@ class Log(NamedTuple):
     value_loss: jax.Array
     # after the last epoch, new policy against old on the whole rollout:
     entropy: jax.Array  # nats, of the new policy; ln 2 = 0.69 is a coin
-    approx_kl: jax.Array  # KL(old || new), estimated from the drawn actions (k3)
+    approx_kl: jax.Array  # KL(old || new), estimated from the sampled actions (k3)
     clip_fraction: jax.Array  # share of ratios outside 1 +- CLIP_EPSILON
 
 

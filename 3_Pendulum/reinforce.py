@@ -57,7 +57,7 @@ class Constants:
     ACTOR_LEARNING_RATE: Positive = 1e-2  # Adam's
     CRITIC_LEARNING_RATE: Positive = 3e-3  # Adam's
     CRITIC_STEPS: Size = 20  # gradient steps of the critic for each one of the actor
-    MINIBATCH_SIZE: Size = 256  # time steps in each of them, drawn from the episodes just played
+    MINIBATCH_SIZE: Size = 256  # time steps in each of them, sampled from the episodes just played
     # --- networks
     HIDDEN_SIZE: Size = 64  # width of the two hidden layers of each network
     SCALE_OBSERVATIONS: bool = True  # divide by ENV.observation_scale: all numbers reach about 1
@@ -112,7 +112,7 @@ def policy(actor: MLP, obs: jax.Array) -> tfd.Categorical:
 def value(critic: MLP, obs: jax.Array, t: jax.Array) -> jax.Array:
     """V(s, t): observations [..., 4] and their steps in the episode [...] to values [...].
 
-    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however well the pole stands,
+    Why the clock: nothing is bootstrapped, so the return from step 499 is 1 however upright the pole is,
     while the same upright pole is worth 99 at step 0. A critic that cannot see the time is wrong about both.
     A baseline may depend on anything but the action; the actor, which has to play CartPole-v1, sees no clock.
     """

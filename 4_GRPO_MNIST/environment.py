@@ -45,7 +45,7 @@ def shuffled(c: Any, rng: jax.Array, num_images: int) -> tuple[jax.Array, jax.Ar
 def evaluate(
     policy: Callable, actor: Any, images: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Accuracy of the likeliest digit, and of a drawn one (the expectation: computed, not drawn)."""
+    """Accuracy of the likeliest digit, and of a sampled one (its expectation, without sampling)."""
     guess = policy(actor, pixels(images))
     right = jnp.take_along_axis(guess.probs_parameter(), labels[:, None], axis=1)  # [N, 1]
     return (guess.mode() == labels).mean(), right.mean()

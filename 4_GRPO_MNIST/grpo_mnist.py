@@ -1,8 +1,8 @@
 """GRPO on MNIST: guess each digit G times, and compare the guesses with each other. No critic.
 
 An image is the observation, a guessed digit the action, 1 the reward of the right digit, 0 of every other;
-the episode is over after one guess. For each image G guesses are drawn. To be maximized is PPO's clipped
-surrogate objective, with an advantage counted inside the group (DeepSeekMath, arXiv 2402.03300, eq. 3):
+the episode is over after one guess. We sample G guesses per image and maximize PPO's clipped surrogate
+objective, with an advantage computed within the group (DeepSeekMath, arXiv 2402.03300, eq. 3):
 
     A_i = (R_i - mean(R_1 ... R_G)) / std(R_1 ... R_G)
     J   = mean [ min(ratio_i * A_i, clip(ratio_i, 1 - epsilon, 1 + epsilon_high) * A_i) - beta * KL_i ]
@@ -17,7 +17,7 @@ critic, GAE and mini-batches taken out; `diff 3_Pendulum/ppo.py 4_GRPO_MNIST/grp
 What is *not* here, and why: no tokens (one guess is a whole answer, so length normalization has nothing to
 do), no discount, GAE or bootstrapping (an episode has one step), no reward model (the label is the judge), no
 entropy bonus (the KL to the untrained network keeps the entropy up). Other advantages, other estimators of
-the KL, and three twins (PPO with a critic, REINFORCE, cross-entropy) are in variants.py.
+the KL, and three baselines (PPO with a critic, REINFORCE, cross-entropy) are in variants.py.
 
     python 4_GRPO_MNIST/grpo_mnist.py MNIST_PATH=subset      # packaged subset: about 10 seconds
     python 4_GRPO_MNIST/grpo_mnist.py NUM_GENERATIONS=2 BETA=0.0
@@ -136,7 +136,7 @@ class Log(NamedTuple):
 
     images: jax.Array  # int32, seen so far
     validation_accuracy: jax.Array  # of the likeliest digit: greedy
-    validation_sampled_accuracy: jax.Array  # of a drawn digit
+    validation_sampled_accuracy: jax.Array  # of a sampled digit
     # means over the rollouts of the interval:
     reward: jax.Array  # share of right guesses
     advantage_std: jax.Array
@@ -275,7 +275,7 @@ def clipped_objective(ratio: jax.Array, advantage: jax.Array, epsilon: float, hi
 
 
 def k3(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
-    """KL(pi || pi_ref) of each guess drawn from pi (DeepSeekMath eq. 4; Schulman 2020), elementwise.
+    """KL(pi || pi_ref) of each guess sampled from pi (DeepSeekMath eq. 4; Schulman 2020), elementwise.
 
     Unbiased, never negative, low variance. As a loss it is another KL: its value estimates KL(pi || pi_ref),
     but its expected gradient is that of KL(pi_ref || pi). The guesses are held fixed, so

@@ -1,4 +1,4 @@
-"""The picture of a run of grpo_mnist.py, or of all twins, drawn from the logs."""
+"""The picture of a run of grpo_mnist.py, or of all methods, from the logs."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What grpo_mnist.py leaves out: three twins on the same images in the same order, other advantages, other
-estimators of the KL, groups that are skipped, batches in parts. The loop is grpo_mnist.py's.
+"""What grpo_mnist.py leaves out: three baselines on the same images in the same order, other advantages and
+KL estimators, groups that are skipped, batches in parts. The loop is grpo_mnist.py's.
 
 METHOD=ppo has a critic in the group's place. Its advantages are not normalized, as those of folder 3's PPO
 are: rewards are 0 or 1 here, and need no other scale. METHOD=reinforce has no baseline and takes one
@@ -240,7 +240,7 @@ def value(critic: script.MLP, obs: jax.Array) -> jax.Array:
     return critic(obs)[..., 0]
 
 
-# The mean over guesses drawn from pi estimates KL(pi || pi_ref). Schulman 2020.
+# The mean over guesses sampled from pi estimates KL(pi || pi_ref). Schulman 2020.
 def k1(log_prob: jax.Array, ref_log_prob: jax.Array) -> jax.Array:
     """Unbiased, often negative. As a loss it does nothing: its expected gradient is 0."""
     return log_prob - ref_log_prob
