@@ -269,7 +269,7 @@ def on_files(files, config):
         links = "".join(f'<li><a href="{place(file).name}">{file.name}</a></li>' for file in inside)
         found[folder] = f"<h1>{folder.relative_to(ROOT)}</h1>\n<ul>{links}</ul>", set()
     for path in wanted - found.keys():
-        if path.is_file() and not is_copied(path):
+        if LANGUAGE == "en" and path.is_file() and not is_copied(path):  # the Chinese pages link to these
             found[path] = text_page(path), set()
     add = functools.partial(File.generated, config)
     for path, (body, _) in found.items():

@@ -86,8 +86,7 @@ def dips(evaluations: Sequence[Result]) -> list[tuple[int, bool, Sentence]]:
 def between(names: Sequence[str], after: Sequence[Result]) -> Sentence:
     """Which of two runs answers the same test questions better."""
     name, key = measured(after)
-    order = -1 if change(*(result[name] for result in after))[2] < 0 else 1  # the better one comes second
-    (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[::order]
-    clear = change(*(result[name] for result in after))[2]
+    _, _, sign = change(*(result[name] for result in after))
+    (worse, low), (better, high) = list(zip(names, (result[key] for result in after)))[:: sign or 1]
     shares = Sentence(f"{key}_each", first=better, high=high, second=worse, low=low)
-    return Sentence("better" if clear else "no_winner", better=better, shares=shares)
+    return Sentence("better" if sign else "no_winner", better=better, shares=shares)
