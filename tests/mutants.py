@@ -30,17 +30,25 @@ def run(mutant: dict[str, str], copy: Path) -> str:
     path.write_text(text.replace(mutant["old"], mutant["new"]))
     child = os.fork()  # has imported the libraries already
     if not child:
-        signal.alarm(600)
-        os.chdir(copy)
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        import pytest
-
-        words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", f"tests/{mutant['test']}"]
-        os._exit(pytest.main([*words, *(["-k", mutant["k"]] if "k" in mutant else [])]))
+        try:
+            os._exit(test(mutant, copy))
+        finally:
+            os._exit(3)  # whatever happens, the child leaves here
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     path.write_text(text)
     return OUTCOMES.get(code, f"PYTEST EXITS WITH {code}")
+
+
+def test(mutant: dict[str, str], copy: Path) -> int:
+    """pytest's exit code for the tests of a mutant."""
+    signal.alarm(600)
+    os.chdir(copy)
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    import pytest
+
+    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", f"tests/{mutant['test']}"]
+    return pytest.main([*words, *(["-k", mutant["k"]] if "k" in mutant else [])])
 
 
 def main(words: list[str]) -> int:

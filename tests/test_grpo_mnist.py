@@ -366,9 +366,7 @@ def test_guesses_are_drawn_from_the_policy():
     counts = np.stack([np.bincount(row, minlength=10) for row in np.asarray(batch.action)]) / 1024
     assert np.abs(counts - probs).max() < 5 * np.sqrt(0.25 / 1024)
     assert ((batch.action == label[:, None]) == batch.reward).all()
-    assert (
-        make_rollout(c, actor, seed=1)[0].action != batch.action
-    ).mean() > 0.3  # another key, other guesses
+    assert (make_rollout(c, actor, seed=1)[0].action != batch.action).mean() > 0.3  # by another key
     taken = np.take_along_axis(np.log(probs), np.asarray(batch.action), axis=1)
     np.testing.assert_allclose(batch.log_prob, taken, atol=1e-5)
     np.testing.assert_allclose(batch.entropy, -(probs * np.log(probs)).sum(axis=1), rtol=1e-4)
