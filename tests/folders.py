@@ -1,17 +1,16 @@
 """Imports the files of folders 1 to 4. Each has a `settings`, a `runs`: names that clash in one process."""
 
-import contextlib
 import functools
 import importlib
-import io
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,14 +51,19 @@ def training(script: ModuleType, c: Any, rng: jax.Array, rows: int, *data: Any) 
     )
 
 
-def whole_run_of(script: ModuleType, folder: Path, *arguments: str) -> tuple[Path, dict, str, list[Any]]:
-    """A whole run of a script of folder 3: `folder`, its result, what was printed, what was trained."""
-    printed, trained, train = io.StringIO(), [], script.train
+def unstack(tree: Any, index: Any = 0) -> Any:
+    """One of many along the first axis."""
+    return jax.tree.map(lambda x: x[index], tree)
 
-    def remember(c):
-        trained.extend(train(c))
-        return trained
 
-    with mock.patch.object(script, "train", remember), contextlib.redirect_stdout(printed):
-        result = script.main([*arguments, f"RUN_DIR={folder}"])
-    return folder, result, printed.getvalue(), trained
+def params(network: nnx.Module) -> list[np.ndarray]:
+    """Its weights as they are now."""
+    return [np.array(x) for x in jax.tree.leaves(nnx.state(network, nnx.Param))]
+
+
+def forward(network: nnx.Module, x: Any, activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:
+    """A network's outputs before their factor, float64, of inputs that are scaled already."""
+    for layer in (network.hidden_1, network.hidden_2, network.output):
+        x = x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...])
+        x = x if layer is network.output else activation(x)
+    return x

@@ -1,89 +1,114 @@
-"""Folder 3, PPO on CartPole: what it has in common with pendulum.py, tried in both; the rest by hand."""
+"""Folder 3, PPO on CartPole and on Pendulum: every formula by hand, in both scripts."""
 
-import itertools
-from unittest import mock
+from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-import rlax
-import scipy
+import scipy.special
 from flax import nnx
-from folders import load, whole_run_of
+from folders import forward, load, params
+from jax.flatten_util import ravel_pytree
 
-ppo, pendulum = load("3_Pendulum", "ppo"), load("3_Pendulum", "pendulum")
-ENV, C = ppo.ENV, ppo.Constants()
-SMALL = ppo.configure(["NUM_ENVS=2"])
-
-
-# --- what both scripts have
-
-
-def gae(script, c, *arrays):
-    """Advantages of arrays [T, N] as the tests write them; the script's are [N, T]."""
-    return script.gae(*(jnp.asarray(x).T for x in arrays), c.GAMMA, c.GAE_LAMBDA).T
+reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "ppo", "pendulum"))
+environments = load("3_Pendulum", "environments")
+SMALL = ["NUM_ENVS=3", "ROLLOUT_STEPS=50", "MINIBATCH_SIZE=150", "NUM_EPOCHS=1", "HIDDEN_SIZE=16",
+         "EVAL_INTERVAL=300", "NUM_STEPS=600"]  # fmt: skip
 
 
-def random_rollout(seed, steps=40, envs=3):
-    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
-    rng = np.random.default_rng(seed)
-    reward, value, other = rng.normal(size=(3, steps, envs)).astype(np.float32)
-    terminated, truncated = rng.random((2, steps, envs)) < 0.1
-    next_value = np.concatenate([value[1:], other[:1]])  # the same state seen twice ...
-    ended = terminated | truncated
-    next_value[ended] = other[ended]  # ... but after an end the next row is another episode's
-    return reward, value, next_value, terminated, truncated
+@pytest.fixture(params=[ppo, pendulum], ids=["ppo", "pendulum"], scope="module")
+def script(request):
+    return request.param
+
+
+def agent_of(script, *arguments):
+    c = script.configure([*SMALL, *arguments])
+    return c, jax.jit(partial(script.make_agent, c))(jax.random.key(0))
+
+
+def outputs(script, network, obs):
+    """A network's outputs in NumPy, before their factor."""
+    scaled = np.asarray(obs, np.float64) / script.ENV.observation_scale
+    return forward(network, scaled, *[np.tanh] * (script is pendulum))
+
+
+def policy_of(script, actor, obs):
+    """In NumPy: log-probs of both pushes, or mean and standard deviation of the torque."""
+    found = outputs(script, actor, obs)
+    if script is ppo:
+        return SimpleNamespace(log_probs=scipy.special.log_softmax(found, axis=-1))
+    return SimpleNamespace(mean=2 * np.tanh(found[..., 0]), sigma=0.05 + np.logaddexp(0, found[..., 1]))
+
+
+def log_density(x, mean, sigma):
+    return -0.5 * ((x - mean) / sigma) ** 2 - np.log(sigma) - 0.5 * np.log(2 * np.pi)
+
+
+def log_prob_of(script, policy, action):
+    if script is ppo:
+        return np.take_along_axis(policy.log_probs, np.asarray(action)[..., None], axis=-1)[..., 0]
+    return log_density(np.asarray(action, np.float64), policy.mean, policy.sigma)
+
+
+def moved_batch(script, actor, size=4096):
+    """Steps that another policy played: the normal's mean is 0.3 lower, or the logits are others."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(size, len(script.ENV.observation_scale))) * script.ENV.observation_scale
+    now = policy_of(script, actor, obs)
+    if script is ppo:
+        moved = now.log_probs + 0.3 * rng.normal(size=(size, 2))
+        old = SimpleNamespace(log_probs=scipy.special.log_softmax(moved, axis=-1))
+        action, distribution = rng.integers(2, size=size), {}
+    else:
+        old = SimpleNamespace(mean=now.mean - 0.3, sigma=1.3 * now.sigma)
+        action, distribution = rng.normal(old.mean, old.sigma), vars(old)
+    advantage, returns = rng.normal(1.0, 3.0, (2, size))
+    values = dict(obs=obs, action=action, log_prob=log_prob_of(script, old, action), advantage=advantage,
+                  returns=returns, **distribution)  # fmt: skip
+    arrays = {name: jnp.array(x, jnp.int32 if x.dtype == int else jnp.float32) for name, x in values.items()}
+    return script.Batch(**arrays), now, old
+
+
+def kl(old, new):
+    """KL(old || new) of two normals: the order matters, the two directions differ by a quarter here."""
+    return (
+        np.log(new.sigma / old.sigma) + (old.sigma**2 + (old.mean - new.mean) ** 2) / (2 * new.sigma**2) - 0.5
+    )
+
+
+# --- advantages and the objective
 
 
 def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
-    """Each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end of the episode."""
-    steps, envs = reward.shape
-    advantage = np.zeros((steps, envs))
-    for n in range(envs):
-        for t in range(steps):
-            for k in range(steps - t):
-                i = t + k
-                future = 0.0 if terminated[i, n] else next_value[i, n]
-                delta = reward[i, n] + gamma * future - value[i, n]
-                advantage[t, n] += (gamma * lam) ** k * delta
-                if terminated[i, n] or truncated[i, n]:
-                    break
+    """Arrays [N, T]; each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end."""
+    advantage = np.zeros(reward.shape)
+    for n, t in np.ndindex(reward.shape):
+        for i in range(t, reward.shape[1]):
+            future = 0.0 if terminated[n, i] else next_value[n, i]
+            advantage[n, t] += (gamma * lam) ** (i - t) * (reward[n, i] + gamma * future - value[n, i])
+            if terminated[n, i] or truncated[n, i]:
+                break
     return advantage
 
 
-@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
 @pytest.mark.parametrize("gamma, lam", [(0.98, 0.85), (0.9, 1.0), (0.99, 0.0), (0.0, 0.5)])
 def test_gae_equals_the_brute_force_sum(script, gamma, lam):
-    c = script.configure([f"GAMMA={gamma}", f"GAE_LAMBDA={lam}"])
-    arrays = random_rollout(seed=int(100 * lam))
-    assert (arrays[3].sum(), arrays[4].sum()) > (5, 5)
-    by_hand = brute_force_gae(*arrays, gamma, lam)
+    """Ends of both kinds, at times both at once; next values that differ from the next row's at every end."""
+    rng = np.random.default_rng(int(100 * lam))
+    reward, value, other = rng.normal(size=(3, 3, 40)).astype(np.float32)
+    terminated, truncated = rng.random((2, 3, 40)) < 0.1
+    on = ~(terminated | truncated)[:, :-1]
+    next_value = other.copy()
+    next_value[:, :-1][on] = value[:, 1:][on]  # the same state seen twice
+    arrays = reward, value, next_value, terminated, truncated
     # float32 sums of up to 40 terms of size about 1
-    np.testing.assert_allclose(gae(script, c, *arrays), by_hand, atol=1e-5)
+    by_hand = brute_force_gae(*arrays, gamma, lam)
+    np.testing.assert_allclose(script.gae(*map(jnp.asarray, arrays), gamma, lam), by_hand, atol=1e-5)
 
 
-@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
-@pytest.mark.parametrize("lam", [0.0, 0.85, 1.0])
-def test_gae_equals_rlax(script, lam):
-    """rlax knows one kind of end only, a discount of 0: between two truncations, and with terminations."""
-    c = script.configure([f"GAE_LAMBDA={lam}"])
-    reward, value, next_value, terminated, truncated = random_rollout(seed=7, envs=1)
-    advantages = gae(script, c, reward, value, next_value, terminated, truncated)
-    ends = [0, *(np.flatnonzero(truncated[:, 0]) + 1), len(reward)]
-    assert len(ends) > 3
-    for first, last in itertools.pairwise(ends):
-        if first == last:
-            continue
-        piece = slice(first, last)
-        values = np.append(value[piece, 0], next_value[last - 1, 0])
-        expected = rlax.truncated_generalized_advantage_estimation(
-            reward[piece, 0], c.GAMMA * (1.0 - terminated[piece, 0]), lam, values
-        )
-        np.testing.assert_allclose(advantages[piece, 0], expected, atol=1e-5)  # float32, up to 40 terms
-
-
-@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
 @pytest.mark.parametrize(
     "ratio, advantage, value, slope",
     [
@@ -100,25 +125,186 @@ def test_clipped_objective_and_its_slope(script, ratio, advantage, value, slope)
     assert jax.grad(script.clipped_objective)(ratio, advantage, 0.2) == pytest.approx(slope, rel=1e-6)
 
 
-@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
-def test_every_update_has_a_key_of_its_own(script, monkeypatch):
-    """Two rollouts in each interval; the log has the mean of what each of them drew."""
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_actors_loss_and_its_gradient_by_hand(script, normalize):
+    """NumPy in float64; the gradient against finite differences along one direction."""
+    c, agent = agent_of(script, f"NORMALIZE_ADVANTAGES={normalize}", *["BETA=0.7"] * (script is pendulum))
+    batch, now, old = moved_batch(script, agent.actor)
+    log_prob = log_prob_of(script, now, batch.action)
+    ratio, A = (
+        np.exp(log_prob - np.asarray(batch.log_prob, np.float64)),
+        np.asarray(batch.advantage, np.float64),
+    )
+    if normalize:
+        A = (A - A.mean()) / A.std()
+    assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
+    expected = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
+    expected += 0.7 * kl(old, now).mean() if script is pendulum else 0
+    loss = jax.jit(partial(script.actor_loss, c))
+    assert float(loss(agent.actor, batch)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    gradient, bias = nnx.grad(loss)(agent.actor, batch), agent.actor.output.bias
+    value, direction, h = bias[...], jnp.array([1.0, -0.5]), 3e-3
+    ends = []
+    for sign in (1, -1):
+        bias[...] = value + sign * h * direction
+        ends.append(float(loss(agent.actor, batch)))
+    bias[...] = value
+    slope = float(gradient.output.bias[...] @ direction)
+    # float32: two losses to 1e-7, over 6e-3; and a few of 4,096 ratios cross a corner of the clip
+    assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, rel=0.03)
 
-    def update(c, agent, rng):
-        figures = dict.fromkeys(script.Log._fields[3:], (jax.random.uniform(rng), jnp.float32(1)))
-        return agent._replace(env_step=agent.env_step + 1000, num_updates=agent.num_updates + 1), figures
 
-    monkeypatch.setattr(script, "update", update)
-    c = script.configure(["NUM_STEPS=4000", "EVAL_INTERVAL=2000", "HIDDEN_SIZE=8", "NUM_SEEDS=1", "SEED=7"])
-    _, log, _ = script.train(c)
-    learning_rng = jax.random.split(jax.random.key(7), 5)[4]
-    drawn = [float(jax.random.uniform(jax.random.fold_in(learning_rng, i))) for i in range(4)]
-    expected = np.reshape(drawn, (2, 2)).mean(axis=1)
-    np.testing.assert_allclose(log.value_loss[0], expected, rtol=1e-6)  # float32
-    np.testing.assert_array_equal(log.num_updates[0], [2, 4])
+def test_the_figures_of_a_moved_policy_by_hand(script):
+    c, agent = agent_of(script)
+    batch, now, old = moved_batch(script, agent.actor)
+    log_ratio = log_prob_of(script, now, batch.action) - np.asarray(batch.log_prob, np.float64)
+    ratio = np.exp(log_ratio)
+    assert min((ratio < 0.8).mean(), (ratio > 1.2).mean()) > 0.03
+    expected = {"approx_kl": (ratio - 1 - log_ratio).mean()}
+    if script is ppo:
+        expected["entropy"] = -(np.exp(now.log_probs) * now.log_probs).sum(axis=1).mean()
+    else:
+        expected["entropy"] = (0.5 * np.log(2 * np.pi * np.e * now.sigma**2)).mean()
+        expected |= {"sigma": now.sigma.mean(), "kl": kl(old, now).mean()}
+    figures = {name: float(figure) for name, figure in script.compare_policies(c, agent.actor, batch).items()}
+    assert figures.pop("clip_fraction") == pytest.approx((np.abs(ratio - 1) > 0.2).mean(), abs=2 / 4096)
+    assert figures == pytest.approx(expected, rel=1e-3)  # float32
 
 
-@pytest.mark.parametrize("script", [ppo, pendulum], ids=["ppo", "pendulum"])
+# --- networks
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_networks_by_hand(script, scaled):
+    """The critic's output on CartPole is a share of 1 / (1 - gamma)."""
+    _, agent = agent_of(script, f"SCALE_OBSERVATIONS={scaled}", "GAMMA=0.9")
+    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
+    seen = jnp.array(obs if scaled else obs / script.ENV.observation_scale, jnp.float32)
+    value = outputs(script, agent.critic, obs)[:, 0] * (10 if script is ppo else 1)
+    np.testing.assert_allclose(script.value(agent.critic, seen), value, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(agent.actor(seen), outputs(script, agent.actor, obs), rtol=1e-4, atol=1e-5)
+
+
+def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
+    """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800 does."""
+    obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)
+    for start in (0.06, 2.0, 800.0):
+        _, agent = agent_of(pendulum, f"SIGMA_START={start}")
+        policy = pendulum.policy(agent.actor, obs)
+        # the output layer has a tenth of the usual size
+        assert np.abs(policy.loc).max() < 0.5
+        np.testing.assert_allclose(policy.scale, start, rtol=0.15)
+    for sign in (1.0, -1.0):
+        agent.actor.output.bias[...] = jnp.array([sign * 100.0, -100.0])
+        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).loc, sign * 2.0)
+        np.testing.assert_allclose(pendulum.policy(agent.actor, obs).scale, 0.05)
+
+
+@pytest.mark.parametrize("script, share", [(ppo, 1.0), (pendulum, 0.0), (pendulum, 0.25)])
+def test_the_learning_rates(script, share):
+    """Adam's step under a constant gradient is the learning rate itself: read it off the weights."""
+    falling = [f"LEARNING_RATE_END={share}"] * (script is pendulum)
+    c, agent = agent_of(script, "NUM_STEPS=3000", "NUM_EPOCHS=1", *falling)  # 20 updates
+    for network, optimizer, rate in (
+        (agent.actor, agent.actor_optimizer, c.ACTOR_LEARNING_RATE),
+        (agent.critic, agent.critic_optimizer, c.CRITIC_LEARNING_RATE),
+    ):
+        ones = jax.tree.map(jnp.ones_like, nnx.state(network, nnx.Param))
+        moved = []
+        update = nnx.jit(lambda optimizer, network, ones=ones: optimizer.update(network, ones))
+        for _ in range(21):
+            before = params(network)[0]
+            update(optimizer, network)
+            moved.append((before - params(network)[0]).mean())
+        # differences of float32
+        np.testing.assert_allclose(moved, rate * np.linspace(1, share, 21), rtol=1e-2, atol=1e-3 * rate)
+        if (
+            script is pendulum
+        ):  # Adam's first moment is the mean of the gradients as shortened: here all alike
+            mean = optax.global_norm(optimizer.opt_state[1][0].mu) / (1 - 0.9**21)
+            assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
+
+
+# --- the four phases
+
+
+@pytest.fixture(scope="module")
+def played(script):
+    """Constants, an untrained agent, its rollout, the agent after it; an episode reaches its limit."""
+    c, agent = agent_of(script)
+    steps = jnp.array([0, script.ENV.max_episode_steps - 3, 5])
+    agent = agent._replace(env_state=agent.env_state._replace(steps=steps))
+    following, rollout = jax.jit(partial(script.collect, c))(agent, jax.random.key(1))
+    return c, agent, rollout, following
+
+
+def test_a_rollout_is_what_its_policy_played_and_its_critic_said(script, played):
+    _, agent, rollout, following = played
+    t, policy = rollout.transition, policy_of(script, agent.actor, rollout.transition.obs)
+    np.testing.assert_allclose(rollout.log_prob, log_prob_of(script, policy, t.action), atol=1e-4)
+    factor = 100 if script is ppo else 1
+    for found, obs in ((rollout.value, t.obs), (rollout.next_value, t.next_obs)):
+        value = factor * outputs(script, agent.critic, obs)[..., 0]
+        np.testing.assert_allclose(found, value, rtol=1e-3, atol=1e-4)  # float32
+    if script is pendulum:  # torques of a normal around 0 with sigma 2: a third beyond the limits, as drawn
+        np.testing.assert_allclose(rollout.mean, policy.mean, atol=1e-4)
+        np.testing.assert_allclose(rollout.sigma, policy.sigma, atol=1e-4)
+        assert 0.2 < (np.abs(t.action) > 2).mean() < 0.45 and len(np.unique(t.action)) == t.action.size
+    ended, steps = np.asarray(t.terminated | t.truncated), np.asarray(following.env_state.steps)
+    assert t.truncated[1, 2] and ended[1, :3].sum() == 1
+    on = ~ended[:, :-1]
+    np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
+    assert (
+        (t.obs[:, 1:] != t.next_obs[:, :-1]).any(axis=-1)[~on].all()
+    )  # the true last one, then a new episode
+    np.testing.assert_array_equal(following.env_state.obs[~ended[:, -1]], t.next_obs[:, -1][~ended[:, -1]])
+    earned = np.zeros(3)
+    for i in range(50):
+        earned = earned + np.asarray(t.reward[:, i])
+        np.testing.assert_allclose(rollout.episode_return[:, i], earned, rtol=1e-5)
+        earned[ended[:, i]] = 0
+    assert steps[1] == 50 - np.flatnonzero(ended[1])[-1] - 1
+
+
+def test_an_update_by_hand(script):
+    """One mini-batch, plain SGD: at a ratio of 1 the actor climbs A log pi, the critic nears its targets."""
+    c, agent = agent_of(script, "NORMALIZE_ADVANTAGES=False")
+    before, rng = jax.tree.map(jnp.copy, agent), jax.random.key(5)
+    rates = {"actor": 1.0, "critic": 1e-4 if script is ppo else 1e-2}
+    sgd = {
+        f"{name}_optimizer": nnx.Optimizer(getattr(agent, name), optax.sgd(rate), wrt=nnx.Param)
+        for name, rate in rates.items()
+    }
+    after, figures = jax.jit(partial(script.update, c))(agent._replace(**sgd), rng)
+    _, rollout = jax.jit(partial(script.collect, c))(before, jax.random.split(rng)[0])
+    t, value = rollout.transition, np.asarray(rollout.value, np.float64)
+    arrays = t.reward, value, rollout.next_value, t.terminated, t.truncated
+    A = brute_force_gae(*map(np.asarray, arrays), c.GAMMA, c.GAE_LAMBDA)
+    returns = jnp.array(A + value, jnp.float32)
+    wanted = {
+        "actor": lambda actor: (
+            -(jnp.array(A, jnp.float32) * script.policy(actor, t.obs).log_prob(t.action)).mean()
+        ),
+        "critic": lambda critic: ((returns - script.value(critic, t.obs)) ** 2).mean(),
+    }
+    for name, loss in wanted.items():
+        gradient = ravel_pytree(nnx.jit(nnx.grad(loss))(getattr(before, name)))[0]
+        moved = [old - new for old, new in zip(*(params(getattr(x, name)) for x in (before, after)))]
+        moved = np.concatenate([x.ravel() for x in moved]) / rates[name]
+        # weights near 1 keep about 1e-7 of what moves them
+        np.testing.assert_allclose(moved, gradient, rtol=1e-2, atol=1e-3 * np.abs(gradient).max())
+        assert np.abs(gradient).max() > 1e-3
+    assert (after.env_step, after.num_updates) == (150, 1)
+    figures = {name: float(part / whole) for name, (part, whole) in figures.items()}
+    assert figures["value_loss"] == pytest.approx((A**2).mean(), rel=1e-4)
+    assert figures["explained_variance"] == pytest.approx(1 - A.var() / (A + value).var(), abs=1e-3)
+    ended = np.asarray(t.terminated | t.truncated)
+    if ended.any():
+        mean = np.asarray(rollout.episode_return)[ended].mean()
+        assert figures["episode_return"] == pytest.approx(mean, rel=1e-5)
+    assert ended.any() == (script is ppo)  # a pendulum's episode is longer
+
+
 def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypatch):
     seen = []
 
@@ -136,157 +322,30 @@ def test_each_epoch_has_every_step_once_in_an_order_of_its_own(script, monkeypat
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
-@pytest.fixture(scope="module")
-def agent():
-    """Untrained."""
-    return ppo.make_agent(SMALL, jax.random.key(0))
-
-
-@pytest.fixture(scope="module")
-def played(agent):
-    """A rollout of the untrained agent, whose episodes are a few dozen steps long; the agent before it."""
-    return *ppo.collect(SMALL, agent, jax.random.key(1)), agent
-
-
-def batch_of(actor, size=512, moved=0.3):
-    """Steps that an older policy played: its log-probs are those of other logits."""
-    rng = np.random.default_rng(0)
-    obs = jnp.array(rng.normal(size=(size, 4)) * ENV.observation_scale, jnp.float32)
-    old = log_softmax(np.asarray(actor(obs)) + moved * rng.normal(size=(size, 2)))
-    action = jnp.array(rng.integers(2, size=size))
-    log_prob = old[np.arange(size), action]
-    advantage, returns = rng.normal(loc=1.0, scale=3.0, size=(2, size))
-    return ppo.Batch(obs, action, *(jnp.array(x, jnp.float32) for x in (log_prob, advantage, returns)))
-
-
-def log_softmax(logits):
-    """In float64, along the last axis."""
-    return scipy.special.log_softmax(np.asarray(logits, np.float64), axis=-1)
-
-
-def log_ratio_of(actor, batch):
-    """NumPy in float64, [B]."""
-    return log_softmax(actor(batch.obs))[np.arange(len(batch.obs)), batch.action] - np.asarray(
-        batch.log_prob, np.float64
-    )
-
-
-def test_a_rollout_is_what_its_policy_played_and_its_critic_said(played):
-    following, rollout, agent = played
-    t = rollout.transition
-    log_p = log_softmax(agent.actor(t.obs))  # [N, T, 2]
-    drawn = np.take_along_axis(log_p, np.asarray(t.action)[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(rollout.log_prob, drawn, atol=1e-5)  # float32
-    np.testing.assert_allclose(rollout.value, agent.critic(t.obs)[..., 0], atol=1e-4)
-    np.testing.assert_allclose(rollout.next_value, agent.critic(t.next_obs)[..., 0], atol=1e-4)
-    ended = np.asarray(t.terminated | t.truncated)
-    assert 3 < ended.sum() < ended.size / 5
-    on = ~ended[:, :-1]
-    np.testing.assert_array_equal(t.obs[:, 1:][on], t.next_obs[:, :-1][on])
-    assert (np.abs(t.obs[:, 1:][~on]) <= 0.05).all()  # a first state of CartPole
-    assert (np.abs(t.next_obs[ended][:, 2]) > 0.2).all()  # the true last one: fallen, not begun anew
-    steps = np.ones(len(ended))
-    for i in range(ended.shape[1]):
-        np.testing.assert_array_equal(rollout.episode_return[:, i], steps)
-        steps = np.where(ended[:, i], 1, steps + 1)
-    goes_on = np.where(ended[:, -1:], following.env_state.obs, t.next_obs[:, -1])
-    np.testing.assert_array_equal(following.env_state.obs, goes_on)
-
-
-def test_an_update_learns_from_the_advantages_of_its_rollout(played):
-    _, rollout, agent = played
-    learned = []
-
-    def remember(c, agent, batch, rng):
-        learned.append(batch)
-        return agent, jnp.float32(7)
-
-    with (
-        mock.patch.object(ppo, "collect", lambda *_: (agent, rollout)),
-        mock.patch.object(ppo, "learn", remember),
+@pytest.mark.parametrize("script", [reinforce, ppo, pendulum], ids=["reinforce", "ppo", "pendulum"])
+def test_a_row_of_the_log_is_two_updates_with_keys_of_their_own(script, monkeypatch):
+    """And a look at the policy. No pole falls in five steps: a rollout of REINFORCE has 20 here."""
+    arguments = SMALL
+    if script is reinforce:
+        cut = environments.Environment(**vars(reinforce.ENV) | {"max_episode_steps": 5})
+        monkeypatch.setattr(reinforce, "ENV", cut)
+        arguments = ["NUM_ENVS=4", "HIDDEN_SIZE=16", "CRITIC_STEPS=2", "EVAL_INTERVAL=40", "NUM_STEPS=80"]
+    c, rng = script.configure(arguments), jax.random.key(7)
+    agent = script.make_agent(c, rng)
+    learned, row = jax.jit(partial(script.learn_and_evaluate, c))(rng, jax.tree.map(jnp.copy, agent), 0)
+    *_, eval_rng, learning_rng = jax.random.split(rng, 4 if script is reinforce else 5)
+    update, figures = jax.jit(partial(script.update, c)), []
+    for i in range(2):
+        agent, figure = update(agent, jax.random.fold_in(learning_rng, i))
+        figures.append(figure)
+    for a, b in zip(
+        params(learned.actor) + params(learned.critic), params(agent.actor) + params(agent.critic)
     ):
-        after, figures = ppo.update(SMALL, agent, jax.random.key(0))
-    [batch] = learned
-    t = rollout.transition
-    ended, value = np.asarray(t.terminated | t.truncated), np.asarray(rollout.value, np.float64)
-    arrays = (t.reward, value, rollout.next_value, t.terminated, t.truncated)
-    advantage = brute_force_gae(*(np.asarray(x).T for x in arrays), C.GAMMA, C.GAE_LAMBDA).T
-    np.testing.assert_allclose(batch.advantage, advantage.ravel(), rtol=1e-3, atol=1e-3)  # float32, 125 terms
-    np.testing.assert_allclose(batch.returns, (advantage + value).ravel(), rtol=1e-3, atol=1e-3)
-    np.testing.assert_array_equal(batch.obs, t.obs.reshape(-1, 4))
-    np.testing.assert_array_equal(batch.action, t.action.ravel())
-    np.testing.assert_array_equal(batch.log_prob, rollout.log_prob.ravel())
-    assert (int(after.env_step), int(after.num_updates)) == (250, 1)
-    part, whole = figures["episode_return"]
-    assert part / whole == pytest.approx(np.asarray(rollout.episode_return)[ended].mean())
-    part, whole = figures["explained_variance"]
-    assert part / whole == pytest.approx(1 - advantage.var() / (advantage + value).var(), abs=1e-3)
-    assert figures["value_loss"] == (7, 1)
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-def test_the_actors_loss_by_hand(agent, normalize):
-    batch = batch_of(agent.actor)
-    ratio, A = np.exp(log_ratio_of(agent.actor, batch)), np.asarray(batch.advantage, np.float64)
-    if normalize:
-        A = (A - A.mean()) / A.std()
-    assert ((ratio < 0.8) & (A < 0)).any() and ((ratio > 1.2) & (A > 0)).any()  # the clip binds
-    expected = -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
-    c = ppo.configure([f"NORMALIZE_ADVANTAGES={normalize}"])
-    assert float(ppo.actor_loss(c, agent.actor, batch)) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-def test_the_figures_of_a_moved_policy_by_hand(agent):
-    batch = batch_of(agent.actor, size=4096)
-    log_ratio, log_p = log_ratio_of(agent.actor, batch), log_softmax(agent.actor(batch.obs))
-    ratio = np.exp(log_ratio)
-    figures = ppo.compare_policies(C, agent.actor, batch)
-    assert float(figures["entropy"]) == pytest.approx(-(np.exp(log_p) * log_p).sum(axis=1).mean(), rel=1e-5)
-    assert float(figures["approx_kl"]) == pytest.approx((ratio - 1 - log_ratio).mean(), rel=1e-3)
-    outside = (np.abs(ratio - 1) > 0.2).mean()
-    assert 0.05 < outside < 0.95
-    assert float(figures["clip_fraction"]) == pytest.approx(outside, abs=2 / 4096)  # one on the corner
-
-
-def test_the_critic_loss_by_hand(agent):
-    batch = batch_of(agent.actor)
-    error = np.asarray(batch.returns) - np.asarray(agent.critic(batch.obs))[:, 0]
-    assert float(ppo.critic_loss(agent.critic, batch)) == pytest.approx(np.mean(error**2), rel=1e-4)
-
-
-@pytest.mark.parametrize("scaled", [True, False])
-def test_the_networks_by_hand(scaled):
-    """Two hidden layers of relu on scaled observations; the critic's output is a share of 1 / (1 - gamma)."""
-    c = ppo.configure([f"SCALE_OBSERVATIONS={scaled}", "GAMMA=0.9"])
-    obs = np.random.default_rng(0).normal(size=(5, 4))
-    for network, factor in zip(ppo.make_networks(c, *[jax.random.key(0)] * 2), (1.0, 10.0), strict=True):
-        x = obs / np.array(ENV.observation_scale if scaled else [1.0] * 4)
-        for layer in (network.hidden_1, network.hidden_2, network.output):
-            x = x @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
-            x = x if layer is network.output else np.maximum(x, 0)
-        np.testing.assert_allclose(network(jnp.array(obs, jnp.float32)), factor * x, rtol=1e-4, atol=1e-4)
-
-
-def test_a_training_step_moves_each_network_by_its_own_rate():
-    """Adam's first step is the learning rate, whatever the gradient."""
-    agent = ppo.make_agent(SMALL, jax.random.key(0))
-    before = [jax.tree.map(np.array, nnx.state(x, nnx.Param)) for x in (agent.actor, agent.critic)]
-    ppo.train_step(C, agent, batch_of(agent.actor))
-    after = [nnx.state(x, nnx.Param) for x in (agent.actor, agent.critic)]
-    rates = (C.ACTOR_LEARNING_RATE, C.CRITIC_LEARNING_RATE)
-    for old, new, rate in zip(before, after, rates, strict=True):
-        moved = max(
-            np.abs(np.asarray(b) - a).max()
-            for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-        )
-        assert moved == pytest.approx(rate, rel=1e-2)
-
-
-def test_two_seeds_learn_to_balance(tmp_path):
-    """From two dozen steps to hundreds, and what the run leaves is what it says."""
-    folder, result, printed, _ = whole_run_of(
-        ppo, tmp_path / "run", "NUM_SEEDS=2", "NUM_STEPS=20000", "EVAL_EPISODES=10"
-    )
-    assert min(result["eval_return"]) > 200 and result["env_steps"] == [20_000, 20_000]
-    assert f"{np.mean(result['eval_return']):.1f}" in printed
-    assert {"constants.json", "log.csv", "result.json"} <= {path.name for path in folder.iterdir()}
+        np.testing.assert_allclose(a, b, atol=1e-5)  # float32
+    for name in figures[0].keys() - {"episode_return"}:
+        values = [x[name][0] if isinstance(x[name], tuple) else x[name] for x in figures]
+        if name != "explained_variance" or script is reinforce:
+            assert float(getattr(row, name)) == pytest.approx(float(np.mean(values)), rel=1e-3, abs=1e-5)
+    assert (row.num_updates, row.env_step) == (2, 40 if script is reinforce else 300)
+    look = environments.quick_evaluate(script.ENV, script.policy, agent.actor, eval_rng)
+    assert float(row.eval_return) == pytest.approx(float(look), rel=1e-2)

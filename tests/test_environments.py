@@ -1,0 +1,143 @@
+"""CartPole and Pendulum of folders 2 and 3 against Gymnasium's own."""
+
+from functools import partial
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from folders import load, unstack
+
+dqn, cart_pole = load("2_Cart_Pole_DQN", "cart_pole_dqn"), load("2_Cart_Pole_DQN", "cart_pole")
+ppo, pendulum, environments = (load("3_Pendulum", name) for name in ("ppo", "pendulum", "environments"))
+IDS = {cart_pole: "CartPole-v1", ppo: "CartPole-v1", pendulum: "Pendulum-v1"}
+each_world = pytest.mark.parametrize("script", IDS, ids=lambda script: script.__name__)
+
+
+def world_of(script):
+    return script if script is cart_pole else script.ENV
+
+
+def state_of(script, physical, steps):
+    """An episode in progress."""
+    if script is cart_pole:
+        return cart_pole.EnvState(physical, steps, jnp.float32(0))
+    obs = script.ENV.functional.observation(physical, None, script.ENV.params)
+    return environments.EnvState(physical, obs, steps, jnp.float32(0))
+
+
+def actors_of(script, count):
+    """Untrained, each leaf [count, ...]; and what one of them does when it sees observations."""
+    keys = jax.random.split(jax.random.key(0), count)
+    if script is cart_pole:
+        make, act = partial(dqn.make_network, dqn.Constants()), lambda actor, obs: actor(obs).argmax(-1)
+    else:
+        make = lambda key: script.make_networks(script.Constants(), key, key)[0]  # noqa: E731
+        act = lambda actor, obs: script.policy(actor, obs).mode()  # noqa: E731
+    return nnx.vmap(make)(keys), jax.jit(act)
+
+
+def play(env, actor, act, obs):
+    """The rewards of an episode that has begun."""
+    rewards, ended = [], False
+    while not ended:
+        action = np.asarray(act(actor, jnp.asarray(obs)))
+        obs, reward, terminated, truncated, _ = env.step(action[None] if "Pend" in env.spec.id else action)
+        rewards.append(reward)
+        ended = terminated or truncated
+    return rewards
+
+
+@each_world
+def test_each_step_equals_gymnasiums(script):
+    """Random pushes, and torques far beyond the limits; the first pole stays up for 500 steps."""
+    rng, env = np.random.default_rng(0), gymnasium.make(IDS[script])
+    rows = []
+    for seed in range(200):
+        obs, _ = env.reset(seed=seed)
+        ended, steps = False, 0
+        while not ended:
+            before, action = env.unwrapped.state, int(rng.integers(2))
+            if script is pendulum:
+                action = np.float32([rng.normal(scale=2.5)])
+            elif seed == 0:
+                action = int(0.1 * obs[0] + 0.3 * obs[1] + 4 * obs[2] + obs[3] > 0)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            rows.append((before, steps, action, obs, reward, terminated, truncated))
+            ended, steps = terminated or truncated, steps + 1
+    before, steps, action, obs, reward, terminated, truncated = map(np.array, zip(*rows))
+    assert truncated.any() and terminated.any() == (script is not pendulum)
+    states = jax.vmap(partial(state_of, script))(before.astype(np.float32), steps)
+    following, found = jax.jit(jax.vmap(world_of(script).step))(
+        states, jnp.asarray(action.reshape(len(steps)))
+    )
+    # Gymnasium computes in float64 and lets angles run to 30 rad: float32 keeps 2e-6 of that, and a reward
+    # goes up to 16 and depends on the square of the angle.
+    np.testing.assert_allclose(found.next_obs, obs, atol=1e-5)
+    np.testing.assert_allclose(found.reward, reward, atol=1e-4)
+    np.testing.assert_array_equal(following.episode_return, found.reward)
+    np.testing.assert_array_equal(found.terminated, terminated)
+    np.testing.assert_array_equal(found.truncated, truncated)
+
+
+@each_world
+def test_first_states_are_drawn_like_gymnasiums(script):
+    high = np.array([np.pi, 1.0] if script is pendulum else [0.05] * 4)
+    found = jax.vmap(world_of(script).reset)(jax.random.split(jax.random.key(0), 20_000))
+    ours, env, theirs = (
+        np.asarray(found.obs if script is cart_pole else found.physical),
+        gymnasium.make(IDS[script]),
+        [],
+    )
+    for seed in range(2_000):
+        env.reset(seed=seed)
+        theirs.append(env.unwrapped.state)
+    assert (np.abs(ours) <= high * (1 + 1e-6)).all()
+    # 5 standard errors of a quantile of 2,000 uniform draws are 0.056 of the width 2
+    q = np.linspace(0.1, 0.9, 9)
+    np.testing.assert_allclose(
+        np.quantile(ours / high, q, axis=0), np.quantile(theirs / high, q, axis=0), atol=0.12
+    )
+
+
+@each_world
+def test_quick_evaluate_plays_greedily_to_the_end(script):
+    """The same episodes played in Gymnasium from the same first states."""
+    (actors, act), rng, env = actors_of(script, 1), jax.random.key(5), gymnasium.make(IDS[script])
+    actor, episodes = unstack(actors), []
+    for key in jax.random.split(rng, environments.QUICK_EVAL_EPISODES):
+        state = world_of(script).reset(key)
+        env.reset()
+        env.unwrapped.state = np.asarray(state.obs if script is cart_pole else state.physical, np.float64)
+        episodes.append(play(env, actor, act, state.obs))
+    mean = np.mean([sum(rewards) for rewards in episodes])
+    if script is cart_pole:
+        found, max_q, discounted = cart_pole.quick_evaluate(actor, rng, 0.99)
+        values = jax.vmap(lambda key: actor(cart_pole.reset(key).obs).max())(
+            jax.random.split(rng, len(episodes))
+        )
+        assert float(max_q) == pytest.approx(float(values.mean()), rel=1e-5)
+        by_hand = np.mean([sum(0.99**t * reward for t, reward in enumerate(rewards)) for rewards in episodes])
+        assert float(discounted) == pytest.approx(by_hand, rel=1e-5)
+    else:
+        found = environments.quick_evaluate(script.ENV, script.policy, actor, rng)
+    assert float(found) == pytest.approx(mean, rel=1e-3)  # float32 against float64 over 200 steps
+
+
+@each_world
+def test_evaluate_plays_gymnasiums_episodes(script, monkeypatch):
+    """With a time limit that some of them reach: what is played after either end does not count."""
+    actors, act = actors_of(script, 3)
+    monkeypatch.setattr(gymnasium, "make_vec", partial(gymnasium.make_vec, max_episode_steps=20))
+    if script is cart_pole:
+        returns = cart_pole.evaluate(actors, 4)
+    else:
+        returns = environments.evaluate(script.ENV, script.policy, actors, 4)
+    by_hand = np.zeros((3, 4))
+    for s, e in np.ndindex(3, 4):
+        env = gymnasium.make(IDS[script], max_episode_steps=20)
+        by_hand[s, e] = sum(play(env, unstack(actors, s), act, env.reset(seed=e)[0]))
+    np.testing.assert_allclose(returns, by_hand, rtol=1e-3)  # one network or three at once round differently
+    assert script is pendulum or returns.min() < 20 == returns.max()
