@@ -1,13 +1,9 @@
 """The tables against the peers: the rows that the script would write."""
 
 import math
-from pathlib import Path
 
 import against_peers
 import peer
-
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = list(against_peers.FOLDERS)
 
 
 def test_each_command_names_its_seeds():

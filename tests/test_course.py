@@ -17,17 +17,10 @@ PAGES = [*pages.ALL, ROOT / "CONTRIBUTING.md"]
 DOORS = [ROOT / "README.md", ROOT / "README_ch.md"]
 
 
-def name_of(path):
-    return str(path.relative_to(ROOT))
-
-
-# --- the scripts beside each other
-
-
 # --- the door
 
 
-@pytest.mark.parametrize("door", DOORS, ids=name_of)
+@pytest.mark.parametrize("door", DOORS, ids=pages.name_of)
 def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_minutes(door):
     with open(ROOT / "benchmarks" / "default_runs.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == "first"]
@@ -100,15 +93,10 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
 # --- scripts cell by cell
 
 SCRIPTS = [
-    "1_Q_Learning/Q_Learning.py",
-    "2_Cart_Pole_DQN/cart_pole_dqn.py",
-    "3_Pendulum/pendulum.py",
-    "3_Pendulum/reinforce.py",
-    "3_Pendulum/ppo.py",
-    "4_GRPO_MNIST/grpo_mnist.py",
-    "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py",
-    "5_GRPO_Maxtext/mesh_and_axis_rules.py",
-]
+    "1_Q_Learning/Q_Learning.py", "2_Cart_Pole_DQN/cart_pole_dqn.py", "3_Pendulum/pendulum.py",
+    "3_Pendulum/reinforce.py", "3_Pendulum/ppo.py", "4_GRPO_MNIST/grpo_mnist.py",
+    "5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py", "5_GRPO_Maxtext/mesh_and_axis_rules.py",
+]  # fmt: skip
 CELL_BY_CELL = r"""
 import re, sys, types
 for path in sys.argv[1:]:
@@ -142,27 +130,27 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(folders, tmp_pa
 FOLDER_5 = ROOT / "5_GRPO_Maxtext"
 
 
-def script_of(words):
-    """The script that `python a.py ...` runs, or the tool that `python tool.py NAME ...` runs."""
+def constants_of(words):
+    """Names that `python a.py ...`, or `python tool.py NAME ...`, takes as NAME=value.
+
+    Fields of its dataclass in folder 5, elsewhere any name.
+    """
     script = ROOT / words[1]
-    return script.parent / "tools" / f"{words[2]}.py" if script.name == "tool.py" and words[2:] else script
-
-
-def constants_of(script):
-    """Names that a script takes as NAME=value: fields of its dataclass in folder 5, elsewhere any name."""
+    if script.name == "tool.py" and words[2:]:
+        script = script.parent / "tools" / f"{words[2]}.py"
     text = script.read_text()
     if "class Constants" not in text:
         return set(re.findall(r"\b[A-Z][A-Z0-9_]*\b", text))
-    for base, (pattern) in {"script.Constants": r"import (\w+) as script"}.items():
-        if f"class Constants({base})" in text:  # those of the script, too
-            text += (script.parent / f"{re.search(pattern, text)[1]}.py").read_text()
+    if "class Constants(script.Constants)" in text:  # those of the script, too
+        base = re.search(r"import (\w+) as script", text)[1]
+        text += (script.parent / f"{base}.py").read_text()
     if script.stem == "grpo_llama3_1_8b_demo" or "import grpo_llama3_1_8b_demo as demo" in text:
         text += (FOLDER_5 / "grpo_llama3_1_8b_demo.py").read_text()  # takes the main script's constants, too
         text += (FOLDER_5 / "constants.py").read_text()
     return set(re.findall(r"^    ([A-Z][A-Z0-9_]*): ", text, re.M))
 
 
-@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", PAGES), ids=name_of)
+@pytest.mark.parametrize("page", pages.that_have("^```bash$|`python ", PAGES), ids=pages.name_of)
 def test_every_command_names_a_script_and_constants_that_exist(page):
     """What readers copy. That a script runs, and refuses what it does not know, its own tests show."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
@@ -174,6 +162,6 @@ def test_every_command_names_a_script_and_constants_that_exist(page):
         if words[:1] == ["make"]:
             assert words[1] in targets, line
         elif words and words[0].endswith("python") and words[1].endswith(".py"):
-            names = constants_of(script_of(words))
+            names = constants_of(words)
             for name in re.findall(r"(?<!\S)([A-Z][A-Z0-9_]*)=", line):
                 assert name in names, line

@@ -2,9 +2,9 @@
 
 import ast
 import dataclasses
-import json
-import subprocess
-import sys
+import os
+import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -86,40 +86,29 @@ def test_words_change_no_hash_and_code_does(tmp_path):
         "script.py": '"""Doc."""\nimport other\nX = 1  # a remark\n',
         "other.py": "def f():\n    return 2\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
 
-    def after(name, old, new):
-        (tmp_path / name).write_text(files[name].replace(old, new))
-        code = lock.code_of(tmp_path / "script.py", root=tmp_path)
-        (tmp_path / name).write_text(files[name])
-        return code
+    def after(name, old, new, edits=()):
+        for file, text in files.items():
+            (tmp_path / file).write_text(text.replace(old, new) if file == name else text)
+        return lock.code_of(tmp_path / "script.py", edits, root=tmp_path)
 
-    before = after("script.py", "", "")
+    before = after("", "", "")
     assert after("script.py", '"""Doc."""', '"""Others."""') == before
     assert after("script.py", "  # a remark", "") == before
     assert after("script.py", "X = 1", "X = 2") != before
-    assert after("other.py", "return 2", "return 3") != before
-    edits = [("other.py", "return 2", "return 3")]
-    assert lock.code_of(tmp_path / "script.py", edits, root=tmp_path) == after(
-        "other.py", "return 2", "return 3"
-    )
+    changed = after("other.py", "return 2", "return 3")
+    assert before != changed == after("", "", "", [("other.py", "return 2", "return 3")])
     with pytest.raises(SystemExit):
         lock.edited(ROOT / "1_Q_Learning", [("grid.py", "no such text", "")])
 
 
 def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
     """As if TARGET_SYNC_INTERVAL were another: everything of the script, and the pictures of its tables."""
-    entries = {name: dict(entry) for name, entry in lock.read().items()}
+    entries = {}
     for job in JOBS:
         code, given = job.hashes()
-        for path in job.products():
-            entries[str(path.relative_to(ROOT))] = {
-                "code": code,
-                "given": given,
-                "commit": "abc",
-                "minutes": 1,
-            }
+        entry = {"code": code, "given": given, "commit": "abc", "minutes": 1}
+        entries |= {str(path.relative_to(ROOT)): entry for path in job.products()}
     monkeypatch.setattr(lock, "read", lambda: entries)
     assert run.stale(JOBS) == []
     read_text, script = Path.read_text, ROOT / "2_Cart_Pole_DQN" / "cart_pole_dqn.py"
@@ -131,9 +120,9 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", changed)
     found = run.stale(JOBS)
-    names = {path.name for _, path, _ in found if path.parts[-3] == "2_Cart_Pole_DQN"}
-    assert names == {path.name for path in MADE if path.parts[-3] == "2_Cart_Pole_DQN"}
-    assert {path.name for _, path, _ in found} - names == {"default_runs.csv", "dqn_against_peers.csv"}
+    of_folder = {path.name for path in MADE if path.parts[-3] == "2_Cart_Pole_DQN"}
+    elsewhere = {"default_runs.csv", "dqn_against_peers.csv"}
+    assert {path.name for _, path, _ in found} == of_folder | elsewhere
     assert "compare.csv: its code changed since abc" in run.listing(found)
     assert "compare.svg: compare.csv is out of date" in run.listing(found)
 
@@ -147,29 +136,25 @@ def job_of(table, rows=None, **more):
 
 
 def test_a_table_is_what_the_script_gives_and_a_finished_run_is_not_repeated(tmp_path):
-    job = job_of(
-        "1_Q_Learning/assets/compare.csv", ["", "ALPHA=1.0"], seeds=2, args="{changed} NUM_EPISODES=120"
-    )
+    name, args = "1_Q_Learning/assets/compare.csv", "{changed} NUM_EPISODES=120"
+    job = job_of(name, ["", "ALPHA=1.0"], seeds=2, args=args)
     run.make(job, {}, tmp_path, tmp_path / "runs", workers=2)
-    table = tmp_path / "1_Q_Learning" / "assets" / "compare.csv"
     script, grid = load("1_Q_Learning", "Q_Learning"), load("1_Q_Learning", "grid")
-    lines = columns.read_csv(table)
-    assert [(line["changed"], line["seed"]) for line in lines] == [
-        (changed, seed) for changed in ("unchanged", "ALPHA=1.0") for seed in "01"
-    ]
-    for line in lines:
-        words = [] if line["changed"] == "unchanged" else [line["changed"]]
-        c = script.configure([*words, "NUM_EPISODES=120", "PRINT_EVERY=0"])
-        Q, log, _ = script.train(c, np.random.default_rng(int(line["seed"])))
+    lines = columns.read_csv(tmp_path / name)
+    wanted = [(changed, seed) for changed in ("unchanged", "ALPHA=1.0") for seed in (0, 1)]
+    for line, (changed, seed) in zip(lines, wanted, strict=True):
+        assert (line["changed"], line["seed"]) == (changed, str(seed))
+        c = script.configure([*[changed] * ("=" in changed), "NUM_EPISODES=120", "PRINT_EVERY=0"])
+        Q, log, _ = script.train(c, np.random.default_rng(seed))
         error = np.abs(Q - grid.value_iteration(c))
         assert float(line["max_abs_error"]) == error.max()
         assert int(line["pairs_off_by_0.01"]) == (error > 0.01).sum()
         assert float(line["return_of_last_1000_episodes"]) == log[:, 2].mean()
     dates = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
     assert len(dates) == 4
-    (table.parent / "compare.csv").unlink()
+    (tmp_path / name).unlink()
     run.make(job, {}, tmp_path, tmp_path / "runs", workers=1)
-    assert columns.read_csv(table) == lines
+    assert columns.read_csv(tmp_path / name) == lines
     assert dates == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
 
 
@@ -185,22 +170,16 @@ def test_a_mistake_is_made_in_a_copy_and_judged_by_the_copys_own_optimum(tmp_pat
     assert (ROOT / "1_Q_Learning" / "grid.py").read_text() == before
 
 
-def test_ctrl_c_keeps_finished_runs_only(tmp_path):
+def test_ctrl_c_keeps_finished_runs_only(tmp_path, monkeypatch):
     """A script that's interrupted writes what it has: that is no result of the study."""
     script = tmp_path / "slow.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
-    code = f"""
-import sys, os, signal, threading
-sys.path.insert(0, {str(ROOT)!r})
-from measure import run
-from pathlib import Path
-run.Run.folder = lambda self, runs: runs / "one"
-run.Run.command = lambda self: "slow"
-threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-run.perform_all([run.Run(Path({str(script)!r}), ())], {{}}, Path({str(tmp_path)!r}), 1)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert "KeyboardInterrupt" in done.stderr
+    one = run.Run(script, ())
+    monkeypatch.setattr(run.Run, "folder", lambda self, runs: runs / "one")
+    monkeypatch.setattr(run.Run, "command", lambda self: "slow")
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.perform_all([one], {}, tmp_path, 1)
     assert not (tmp_path / "one" / "measured.json").exists()
 
 
@@ -215,9 +194,8 @@ def test_a_place_on_this_machine_has_to_be_given(tmp_path):
 
 def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
     rng = np.random.default_rng(0)
-    before = rng.normal(400, 50, 200)
-    after = before - 10 + rng.normal(0, 20, 200)
-    rows = {"unchanged": before, "x": after}
+    before, noise = rng.normal(400, 50, 200), rng.normal(0, 20, 200)
+    rows = {"unchanged": before, "x": (after := before - 10 + noise)}
     lines = [{"changed": name, "eval_return": value} for name in rows for value in rows[name]]
     pair = columns.paired(lines, "x", "unchanged")
     student = scipy.stats.ttest_rel(after, before).confidence_interval()
@@ -227,23 +205,21 @@ def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
 
 def test_seeds_side_by_side_by_hand(tmp_path):
     """Two seeds, three rows of the log."""
-    (tmp_path / "constants.json").write_text(json.dumps({"SEED": 7, "NUM_SEEDS": 2}))
-    (tmp_path / "result.json").write_text(json.dumps({"eval_return": [500.0, 20.0]}))
-    returns, promises = {7: (10, 500, 500), 8: (20, 30, 40)}, {7: (1, 5, 3), 8: (2, 2, 9)}
-    rows = [
-        {"seed": s, "env_step": 1000 * (i + 1), "eval_return": returns[s][i], "max_q": promises[s][i],
-         "discounted_return": 1}
-        for s in (7, 8) for i in range(3)
-    ]  # fmt: skip
-    run.write_csv(tmp_path / "log.csv", rows)
+    (tmp_path / "constants.json").write_text('{"SEED": 7, "NUM_SEEDS": 2}')
+    (tmp_path / "result.json").write_text('{"eval_return": [500.0, 20.0]}')
+    values = [(7, 1000, 10, 1), (7, 2000, 500, 5), (7, 3000, 500, 3), (8, 1000, 20, 2), (8, 2000, 30, 2),
+              (8, 3000, 40, 9)]  # fmt: skip
+    names = "seed", "env_step", "eval_return", "max_q"
+    run.write_csv(tmp_path / "log.csv", [dict(zip(names, row)) | {"discounted_return": 1} for row in values])
     figures = {"first_step_at_500": "first eval_return 500", "largest_max_q": "max max_q"}
     first, second = columns.seeds_side_by_side([tmp_path], **figures)
     assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
     assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
-    at = list(columns.overestimation([tmp_path]))
-    assert [(line["env_step"], line["mean"], line["low"], line["high"]) for line in at] == [
-        ("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)
-    ]  # fmt: skip
+    at = [
+        tuple(line[k] for k in ("env_step", "mean", "low", "high"))
+        for line in columns.overestimation([tmp_path])
+    ]
+    assert at == [("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)]
     means = columns.seeds_side_by_side([tmp_path], mean="mean eval_return", last="count env_step")
     assert [(line["mean"], line["last"]) for line in means] == [(pytest.approx(1010 / 3), 3000), (30, 3000)]
 

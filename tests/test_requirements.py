@@ -11,10 +11,8 @@ import pages
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-UNIVERSAL = ["--universal"]
-TPU = ["--python-platform", "x86_64-manylinux_2_31"]
+UV = Path(sys.executable).parent / "uv"
+LINUX = ["--python-platform", "x86_64-manylinux_2_31"]
 
 
 @pytest.mark.index
@@ -36,10 +34,11 @@ def test_requirements_are_compiled_from_pyproject(tmp_path, file, source):
     (tmp_path / "requirements").mkdir()
     for path in (ROOT / "pyproject.toml", ROOT / "requirements.txt", *ROOT.glob("requirements/*")):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))  # versions stay, unless they no longer fit
-    command = [Path(sys.executable).parent / "uv", "pip", "compile", *source.split(),
-               *(TPU if tpu else UNIVERSAL), "--python-version", "3.12", "--generate-hashes",
-               "--no-emit-index-url", "--custom-compile-command", f"make requirements{'-tpu' * tpu}",
-               "--quiet", "--output-file", file]  # fmt: skip
+    command = [
+        *(UV, "pip", "compile", *source.split(), *(LINUX if tpu else ["--universal"])),
+        *("--python-version", "3.12", "--generate-hashes", "--no-emit-index-url", "--quiet"),
+        *("--custom-compile-command", f"make requirements{'-tpu' * tpu}", "--output-file", file),
+    ]
     subprocess.run(command, cwd=tmp_path, check=True)
     fresh, committed = ((d / file).read_text() for d in (tmp_path, ROOT))
     assert fresh == committed, f"run `make requirements{'-tpu' * tpu}`"
@@ -53,15 +52,10 @@ def packages(name):
     }
 
 
-def test_the_cuda_set_is_the_cpu_set_and_nothing_but_cuda():
+def test_the_cuda_set_is_the_cpu_set_and_nothing_but_the_cuda_of_this_jax():
     cpu, cuda = packages("requirements.txt"), packages("requirements/cuda.txt")
     assert {name: cuda.get(name) for name in cpu} == cpu
-    more = cuda.keys() - cpu.keys()
-    assert more == {name for name in more if name.startswith(("jax-cuda13-", "nvidia-"))}
-
-
-def test_the_cuda_set_has_the_plugin_of_exactly_this_jax_and_the_libraries_it_asks_for():
-    cuda = packages("requirements/cuda.txt")
+    assert all(name.startswith(("jax-cuda13-", "nvidia-")) for name in cuda.keys() - cpu.keys())
     for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"):
         assert cuda[name][0].split()[0] == f"{name}=={version('jax')}"
     # Without the extra with-cuda of the plugin, these would be looked for on the machine.
@@ -80,9 +74,10 @@ def test_nothing_else_than_these_is_built(name, tmp_path):
     blocks = re.split(r"^(?=\w)", SETS[name].read_text(), flags=re.M)
     kept = tmp_path / "kept.txt"
     kept.write_text("".join(block for block in blocks if block.split("==")[0] not in WITHOUT_WHEEL))
-    command = [Path(sys.executable).parent / "uv", "pip", "install", "--dry-run", "--no-build", "--no-deps",
-               "--require-hashes", "--quiet", "--python-platform", "x86_64-manylinux_2_31",
-               "--python-version", "3.12", "--target", tmp_path / "none", "--requirement", kept]  # fmt: skip
+    command = [
+        *(UV, "pip", "install", "--dry-run", "--no-build", "--no-deps", "--require-hashes", "--quiet"),
+        *(*LINUX, "--python-version", "3.12", "--target", tmp_path / "none", "--requirement", kept),
+    ]
     subprocess.run(command, check=True)
 
 
@@ -93,8 +88,7 @@ def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
     """Every command that installs such a package has installed the builder before, and does not isolate."""
     [(line, hashes)] = packages("requirements/build.txt").values()
     assert line.startswith("setuptools==") and len(hashes) == 2
-    folder = ROOT / "5_GRPO_Maxtext"
-    files = *pages.ENGLISH, *(folder / "launch").glob("*.sh")
+    files = *pages.ENGLISH, *ROOT.glob("5_GRPO_Maxtext/launch/*.sh")
     commands = "\n".join([pages.MAKE, *(path.read_text() for path in files)])
     commands = commands.replace("$(REQUIREMENTS)", "requirements.txt")
     found = set()
@@ -102,9 +96,8 @@ def test_what_is_built_is_built_by_a_setuptools_with_a_hash():
         if WITHOUT_WHEEL & packages(match[1]).keys():
             found.add(match[1])
             assert "--no-build-isolation" in match[0], match[0]
-            before = [
-                line for line in commands[: match.start()].splitlines() if not line.startswith("\t@echo")
-            ][-1]
+            above = commands[: match.start()].splitlines()
+            before = [line for line in above if not line.startswith("\t@echo")][-1]
             assert "requirements/build.txt" in before or "$(BUILD)" in before, before
     assert found == {name for name in SETS if WITHOUT_WHEEL & packages(name).keys()}
 

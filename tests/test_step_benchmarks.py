@@ -6,30 +6,21 @@ import sys
 
 import gradient_on_cpu
 import grpo_step_against_trl
-import grpo_step_scaling
 import numpy as np
 import pytest
 import where_the_step_goes
 
 HLO = """HloModule m
 
-%inner.1 (p: f32[4,8]) -> f32[8,4] {
+%inner (p: f32[4,8]) -> f32[8,4] {
   %p = f32[4,8]{1,0} parameter(0)
   ROOT %t = f32[8,4]{1,0} transpose(%p), dimensions={1,0}
 }
 
-%inner.2 (q: f32[4,8]) -> f32[4] {
-  %q = f32[4,8]{1,0} parameter(0)
-  %s = f32[4,8]{1,0} exponential(%q)
-  ROOT %r = f32[4]{0} reduce(%s, %c), dimensions={1}, to_apply=%sum
-}
-
 ENTRY %main (x: f32[4,8], w: f32[8,8]) -> (f32[8,4], f32[4]) {
   %x = f32[4,8]{1,0} parameter(0)
-  %w = f32[8,8]{1,0} parameter(1)
   %product = f32[4,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  %turned = f32[8,4]{1,0} fusion(%product), kind=kLoop, calls=%inner.1
-  %summed = f32[4]{0} fusion(%product), kind=kLoop, calls=%inner.2
+  %turned = f32[8,4]{1,0} fusion(%product), kind=kLoop, calls=%inner
   %grown = f32[4,8]{1,0} add(%product, %x)
   %rows = f32[2,8]{1,0} gather(%w, %i), offset_dims={1}
   ROOT %all = (f32[8,4]{1,0}, f32[4]{0}) tuple(%turned, %summed)
@@ -38,8 +29,12 @@ ENTRY %main (x: f32[4,8], w: f32[8,8]) -> (f32[8,4], f32[4]) {
 
 
 def test_a_fusion_is_what_is_in_it():
-    expected = {"product": "dot", "turned": "copy, transpose", "summed": "reduce", "grown": "element-wise",
-                "rows": "scatter, gather"}  # fmt: skip
+    expected = {
+        "product": "dot",
+        "turned": "copy, transpose",
+        "grown": "element-wise",
+        "rows": "scatter, gather",
+    }
     assert where_the_step_goes.kinds_of(HLO).items() >= expected.items()
 
 
@@ -57,15 +52,14 @@ def test_the_parts_of_a_step_add_up(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["where_the_step_goes.py", *arguments])
     where_the_step_goes.main()
     said = capsys.readouterr().out
-    parts = re.findall(r"^(\S.*?)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)%$", said, re.MULTILINE)
-    names = [name for name, *_ in parts]
+    parts = re.findall(r"^(\S.*?)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)%$", said, re.MULTILINE)[:7]
     steps = ["generation", "rewards", "reference", "old log-probs", "update", "logging", "rest"]
-    assert names[:7] == steps
-    wall = {name: float(milliseconds) for name, milliseconds, _, _ in parts[:7]}
-    assert all(wall[name] > 0 for name in steps)  # with two updates per batch there are old log-probs
+    assert [name for name, *_ in parts] == steps
+    wall = [float(milliseconds) for _, milliseconds, *_ in parts]
+    assert min(wall) > 0  # with two updates per batch there are old log-probs
     [whole] = re.findall(r"^all\s+([\d.]+)", said, re.MULTILINE)
-    assert sum(wall.values()) == pytest.approx(float(whole), abs=0.4)  # each rounded to 0.1
-    assert sum(float(share) for *_, share in parts[:7]) == pytest.approx(100, abs=0.4)
+    assert sum(wall) == pytest.approx(float(whole), abs=0.4)  # each rounded to 0.1
+    assert sum(float(share) for *_, share in parts) == pytest.approx(100, abs=0.4)
     assert "loss and gradient" in said and re.search(r"^dot ", said, re.MULTILINE)
 
 
@@ -73,15 +67,11 @@ TRAINING = """
 import sys, time
 log = open(sys.argv[1], "w")
 print("seconds,reward", file=log, flush=True)
-held = b"x" * (300 << 20)
-for step, seconds in enumerate((90.0, 80.0, 3.0, 1.0, 2.0)):
-    if step == 1:
-        held = None
-        held = b"x" * (120 << 20)
+for step, seconds in enumerate((90.0, 80.0, 3.0, 1.0, 2.0, 0)):
+    held = None
+    held = b"x" * ((120 if 0 < step < 5 else 300) << 20)
     time.sleep(0.5)
-    print(seconds, step, sep=",", file=log, flush=True)
-held = b"x" * (300 << 20)
-time.sleep(0.5)
+    print(*[f"{seconds},{step}"] * (step < 5), file=log, flush=True)
 print("the end")
 sys.exit(len(sys.argv) - 2)
 """
@@ -96,12 +86,6 @@ def test_a_training_is_watched_during_the_steps_that_count(tmp_path):
     assert 120 / 1024 < found["peak_gib"] < 200 / 1024
     with pytest.raises(RuntimeError, match="exit code 1"):
         grpo_step_against_trl.watched([*command, "fail"], tmp_path / "log.csv", steps=5, warm_up=2)
-
-
-def test_one_thing_is_varied_at_a_time():
-    points, middle = grpo_step_scaling.points(), grpo_step_scaling.Point()
-    assert len(points) == len(set(points)) and middle in points
-    assert all(sum(a != b for a, b in zip(point, middle, strict=True)) <= 1 for point in points)
 
 
 @pytest.mark.slow
