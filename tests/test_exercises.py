@@ -20,11 +20,9 @@ from types import ModuleType, SimpleNamespace
 
 import folders
 import jax
-import jax.numpy as jnp
 import make_golden_batch
 import numpy as np
 import pytest
-from flax import nnx
 from tunix.rl import algo_core, common
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,15 +132,6 @@ READERS = {
     ("1_Q_Learning", "select_action"): [
         ("return max(Q[state])", "an action is a whole number from 0 to 3"),
     ],
-    ("3_Pendulum", "discounted_returns"): [
-        ("""
-        later, columns = 0.0, []
-        for t in reversed(range(reward.shape[1])):
-            later = reward[:, t] + gamma * later
-            columns.insert(0, later)
-        return jnp.stack(columns, axis=1)
-        """, "jax.jit compiles for minutes"),
-    ],
     ("3_Pendulum", "gae"): [
         ("""
         delta = reward + gamma * (1 - terminated) * next_value - value
@@ -167,10 +156,6 @@ READERS = {
         std = jnp.repeat(groups.std(axis=1, ddof=1), num_generations)
         return (rewards - mean) / (std + 1e-6)
         """, ""),
-        ("""
-        groups = rewards.reshape(-1, num_generations)
-        return ((groups - groups.mean(1)) / (groups.std(1, ddof=1) + 1e-6)).ravel()
-        """, "raises ValueError: Incompatible shapes"),
     ],
     ("5_GRPO_Maxtext", "completion_mask"): [
         ("""
@@ -210,9 +195,8 @@ def test_a_new_reader_is_told_what_is_wrong(folder, name, tmp_path, capsys):
         assert len(out.splitlines()) == 1 if right else len(out.splitlines()) > 1
         if "raises" in said:  # the innermost line of the reader's own file
             number = int(out.split("line ")[1].split()[0])
-            line = (tmp_path / "exercises.py").read_text().splitlines()[number - 1].strip()
-            assert line in ("if ended.any():", body.strip().splitlines()[-1].strip())
-            assert ("Bool" in said) == line.startswith("if")
+            lines = (tmp_path / "exercises.py").read_text().splitlines()
+            assert lines[number - 1].strip() == "if ended.any():"
 
 
 def test_what_is_no_array_of_the_right_kind_is_named():
@@ -257,11 +241,6 @@ def test_the_golden_batch_is_what_its_script_computes(golden):
     for method in METHODS:
         value = make_golden_batch.loss(method, new, new, old, ref)
         np.testing.assert_allclose(value, golden[f"{method}_loss"], rtol=1e-12)  # the same float64 sums
-        direction = golden["mask"] / golden["mask"].sum()
-        h = 1e-5  # the gradient along one direction: another difference than those that made it
-        ends = [make_golden_batch.loss(method, new + s * h * direction, new, old, ref) for s in (1, -1)]
-        slope = (golden[f"{method}_gradient"] * direction).sum()
-        np.testing.assert_allclose((ends[0] - ends[1]) / (2 * h), slope, atol=1e-8)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -272,47 +251,6 @@ def test_the_pieces_make_the_golden_losses(method, golden):
     # float32 against float64: RLOO's value is a sum of 71 terms of size 1
     np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=2e-6)
     np.testing.assert_allclose(gradient, golden[f"{method}_gradient"], atol=1e-7)
-
-
-class Answers(nnx.Module):
-    """A language model that gives token 2 the log-prob of a table [N, T], and token 1 the rest."""
-
-    def __init__(self, log_prob):
-        self.log_prob = nnx.Param(jnp.asarray(log_prob))
-
-    def __call__(self, tokens, positions, cache, attention_mask, segment_ids=None):
-        log_prob = self.log_prob[...]
-        never = jnp.full_like(log_prob, -1e9)
-        logits = jnp.stack([never, jnp.log(-jnp.expm1(log_prob)), log_prob], axis=-1)  # [N, T, 3]
-        return jnp.pad(logits, ((0, 0), (0, 1), (0, 0))), None  # those of the last token are not used
-
-
-TUNIX = {
-    "grpo": dict(beta=0.04),
-    "dr_grpo": dict(loss_agg_mode="sequence-mean-token-scale"),
-    "dapo": dict(loss_agg_mode="token-mean", epsilon_high=0.28),
-    "gspo": dict(loss_algo="gspo-token"),
-}
-
-
-@pytest.mark.parametrize("method", TUNIX)
-def test_tunix_computes_the_golden_losses(method, golden):
-    N, T = golden["mask"].shape
-    config = SimpleNamespace(**dict(
-        beta=0.0, epsilon=0.2, epsilon_high=0.2, loss_algo="grpo", loss_agg_mode="sequence-mean-token-mean",
-        temperature=1.0, kl_loss_mode="low_var_kl", kl_clamp_value=None,
-    ) | TUNIX[method])  # fmt: skip
-    example = SimpleNamespace(
-        prompt_ids=jnp.full((N, 1), 2), completion_ids=jnp.full((N, T), 2),
-        completion_mask=jnp.asarray(golden["mask"]), advantages=jnp.asarray(golden[f"{method}_advantage"]),
-        old_per_token_logps=jnp.asarray(golden["old_log_prob"]),
-        ref_per_token_logps=jnp.asarray(golden["ref_log_prob"]),
-    )  # fmt: skip
-    loss = lambda model: algo_core.grpo_loss_fn(model, example, config, pad_id=0, eos_id=1)[0]  # noqa: E731
-    value, gradient = nnx.value_and_grad(loss)(Answers(golden["log_prob"]))
-    # float32, and a log-softmax more than the golden losses
-    np.testing.assert_allclose(value, golden[f"{method}_loss"], atol=1e-6)
-    np.testing.assert_allclose(gradient["log_prob"][...], golden[f"{method}_gradient"], atol=1e-6)
 
 
 def test_trl_and_verl_compute_the_golden_losses():

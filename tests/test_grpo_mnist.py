@@ -59,12 +59,6 @@ def split():
     )
 
 
-@functools.cache
-def trained(method, *arguments):
-    """Agents and log of a training; a program that is the same is compiled once."""
-    return variants.train(variants.configure([*RUN, f"METHOD={method}", *arguments]), split())[:2]
-
-
 @pytest.fixture(scope="module")
 def run():
     """By method: constants, agents before and after a training, its log."""
@@ -110,10 +104,6 @@ def make_batch(c, actor, count=8, seed=0):
     return variants.judge(c, *make_rollout(c, actor, count, seed), make_critic())
 
 
-def actor_gradient(c, actor, batch):
-    return variants.gradient(c, functools.partial(variants.actor_loss, c), actor, batch)[0]
-
-
 def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
@@ -156,38 +146,16 @@ def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
     np.testing.assert_allclose(jax.grad(objective)(jnp.array(LOGITS)), expected, rtol=1e-4, atol=1e-7)
 
 
-def test_the_exact_gradient_and_what_the_estimates_converge_to():
-    """Leaving oneself out to the exact gradient. Dividing by the deviation weighs each image by
-    1 / sqrt(p (1 - p)), and more guesses do not cure that."""
-    c = variants.configure(SMALL)
-    actor = make_actor(6, sharpen=25.0)
+def test_the_exact_gradient_by_hand():
+    c, actor = variants.configure(SMALL), make_actor(sharpen=3.0)
     batch = make_batch(c, actor)
     log_p = lambda actor: jax.nn.log_softmax(actor(batch.obs))[jnp.arange(8), batch.label]  # noqa: E731
     p = jnp.exp(log_p(actor))
-    assert p.min() < 0.01 and p.max() > 0.2  # images of several difficulties, or there is no bias to see
-
-    def weighted(weight):
-        return flat(nnx.grad(lambda actor: -(weight * log_p(actor)).mean())(actor))
-
-    (loss, _), gradient = nnx.value_and_grad(functools.partial(variants.exact_loss, c), has_aux=True)(
-        actor, batch
-    )
-    exact = flat(gradient)
+    loss_and_gradient = nnx.value_and_grad(functools.partial(variants.exact_loss, c), has_aux=True)
+    (loss, _), gradient = loss_and_gradient(actor, batch)
     assert loss == pytest.approx(-float(p.mean()), rel=1e-5)
-    np.testing.assert_allclose(exact, weighted(p), atol=1e-6)
-
-    def error(name, count, target):
-        c = variants.configure([*SMALL, f"NUM_GENERATIONS={count}", f"ADVANTAGE={name}"])
-        estimate = jax.jit(jax.vmap(lambda seed: actor_gradient(c, actor, make_batch(c, actor, seed=seed))))
-        leaves = [np.reshape(leaf, (8, -1)) for leaf in jax.tree.leaves(estimate(jnp.arange(8)))]
-        strays = np.linalg.norm(np.concatenate(leaves, axis=1) - target, axis=1)
-        return strays.mean() / np.linalg.norm(target)
-
-    errors = [error("leave_one_out", count, exact) for count in (64, 1024)]
-    assert errors[1] / errors[0] == pytest.approx(1 / 4, rel=0.5)  # noise falls as 1 / sqrt(G)
-    assert errors[1] < 0.15
-    other = weighted(p / jnp.sqrt(p * (1 - p)))
-    assert error("group_std", 1024, other) < 0.15 < 0.2 < error("group_std", 1024, exact)
+    expected = nnx.grad(lambda actor: -(p * log_p(actor)).mean())(actor)
+    np.testing.assert_allclose(flat(gradient), flat(expected), atol=1e-7)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -329,19 +297,6 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     assert variants.train(c, few())[1].validation_accuracy[:, -1].min() > 0.5
 
 
-def test_mu_1_never_clips_and_a_changed_constant_reaches_the_compiled_program():
-    """With one update the ratio is 1 and no clip, however narrow, binds; with two it does.
-
-    And JAX remembers traced functions: a constant changed between two trainings must not be overlooked.
-    """
-    narrow = ["CLIP_EPSILON=1e-6", "CLIP_EPSILON_HIGH=1e-6"]
-    one = trained("grpo", *narrow, "NUM_ITERATIONS=1")[-1]
-    two = trained("grpo", *narrow)[-1]
-    assert one.clip_fraction.max() == 0 < two.clip_fraction.min()
-    assert (one.validation_sampled_accuracy != two.validation_sampled_accuracy).all()
-    assert (one.reward[0] != one.reward[1]).all()  # each seed draws its own
-
-
 def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_its_own(run):
     ppo = run["ppo"]
     np.testing.assert_array_equal(flat(ppo.before.actor), flat(run["cross_entropy"].before.actor))
@@ -425,7 +380,8 @@ def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
 def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
     """More steps on the same guesses would be clipped off-policy learning, under another's name."""
     two = run["reinforce"]
-    four, _ = trained("reinforce", "NUM_ITERATIONS=4", "CLIP_EPSILON=0.001")
+    c = replace(two.c, NUM_ITERATIONS=4, CLIP_EPSILON=0.001)
+    four, _, _ = variants.train(c, split())
     for a, b in zip(jax.tree.leaves(nnx.state(two.agents.actor)), jax.tree.leaves(nnx.state(four.actor))):
         np.testing.assert_array_equal(a, b)
     assert np.isnan(two.log.clip_fraction).all()

@@ -66,6 +66,7 @@ def moved_batch(script, actor, size=4096):
         old = SimpleNamespace(mean=now.mean - 0.3, sigma=1.3 * now.sigma)
         action, distribution = rng.normal(old.mean, old.sigma), vars(old)
     advantage, returns = rng.normal(1.0, 3.0, (2, size))
+    advantage = advantage + 2 * (2 * action - 1 if script is ppo else np.sign(action - old.mean))
     values = dict(obs=obs, action=action, log_prob=log_prob_of(script, old, action), advantage=advantage,
                   returns=returns, **distribution)  # fmt: skip
     arrays = {name: jnp.array(x, jnp.int32 if x.dtype == int else jnp.float32) for name, x in values.items()}

@@ -226,16 +226,6 @@ def process(path, *arguments, cwd, disk="unlimited", **environment):
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, errors="replace")
 
 
-def test_a_default_edited_in_the_file_is_the_same_as_the_argument(tmp_path):
-    for name in ("Q_Learning", "grid", "pictures", "runs", "settings"):
-        text = (ROOT / "1_Q_Learning" / f"{name}.py").read_text()
-        (tmp_path / f"{name}.py").write_text(text.replace("Count = 20_000", "Count = 300"))
-    for script, words in (("Q_Learning.py", []), ("1_Q_Learning/Q_Learning.py", ["NUM_EPISODES=300"])):
-        script = tmp_path / script if not words else script
-        assert process(script, *words, f"RUN_DIR=run{len(words)}", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "run0" / "log.csv").read_text() == (tmp_path / "run1" / "log.csv").read_text()
-
-
 def test_a_terminal_that_is_not_utf_8_costs_no_run(tmp_path):
     done = process("1_Q_Learning/Q_Learning.py", "NUM_EPISODES=200", "RUN_DIR=run", cwd=tmp_path,
                    PYTHONIOENCODING="latin-1")  # fmt: skip
@@ -270,11 +260,6 @@ def test_ctrl_c_ends_with_130_and_one_line(capsys):
     with pytest.raises(SystemExit) as stopped:
         load("1_Q_Learning", "settings").run(stopped_by_hand)
     assert stopped.value.code == 130 and capsys.readouterr().err.count("\n") == 2
-
-
-def test_a_discount_at_which_the_goal_is_worth_nothing_costs_no_run(tmp_path):
-    result = script_of(Q).main(["SIZE=10", "GAMMA=1e-300", "NUM_EPISODES=5", f"RUN_DIR={tmp_path}"])
-    assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
 # --- at once, stopped, in a notebook

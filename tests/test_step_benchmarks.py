@@ -10,33 +10,6 @@ import numpy as np
 import pytest
 import where_the_step_goes
 
-HLO = """HloModule m
-
-%inner (p: f32[4,8]) -> f32[8,4] {
-  %p = f32[4,8]{1,0} parameter(0)
-  ROOT %t = f32[8,4]{1,0} transpose(%p), dimensions={1,0}
-}
-
-ENTRY %main (x: f32[4,8], w: f32[8,8]) -> (f32[8,4], f32[4]) {
-  %x = f32[4,8]{1,0} parameter(0)
-  %product = f32[4,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  %turned = f32[8,4]{1,0} fusion(%product), kind=kLoop, calls=%inner
-  %grown = f32[4,8]{1,0} add(%product, %x)
-  %rows = f32[2,8]{1,0} gather(%w, %i), offset_dims={1}
-  ROOT %all = (f32[8,4]{1,0}, f32[4]{0}) tuple(%turned, %summed)
-}
-"""
-
-
-def test_a_fusion_is_what_is_in_it():
-    expected = {
-        "product": "dot",
-        "turned": "copy, transpose",
-        "grown": "element-wise",
-        "rows": "scatter, gather",
-    }
-    assert where_the_step_goes.kinds_of(HLO).items() >= expected.items()
-
 
 def test_a_prompt_that_is_shared_counts_once():
     prompt_mask = np.repeat([[0, 1, 1, 1], [1, 1, 1, 1]], 2, axis=0) != 0  # 2 questions, 2 answers each
