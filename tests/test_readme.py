@@ -22,15 +22,11 @@ import mesh_and_axis_rules
 import settings
 from tools import convert_checkpoint, pass_at_k
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [  # folder 5's have a dataclass
-    load("1_Q_Learning", "Q_Learning"),
-    load("2_Cart_Pole_DQN", "cart_pole_dqn"),
-    pendulum := load("3_Pendulum", "pendulum"),
-    load("3_Pendulum", "ppo"),
-    reinforce := load("3_Pendulum", "reinforce"),
-    load("4_GRPO_MNIST", "grpo_mnist"),
-]
+    load(*name.split("/"))
+    for name in ("1_Q_Learning/Q_Learning", "2_Cart_Pole_DQN/cart_pole_dqn", "3_Pendulum/pendulum",
+                 "3_Pendulum/ppo", "3_Pendulum/reinforce", "4_GRPO_MNIST/grpo_mnist")
+]  # fmt: skip
 
 
 def shown(value):
@@ -47,65 +43,56 @@ def remarks(kind):
     return {name: end.decode().strip(" #") for name, end in ends.items()}
 
 
+def tables_of(folder, language, row):
+    """The rows that match, table by table, of a folder's pages; without tables that have none."""
+    blocks = re.findall(r"(?:^\|.*\n)+", pages.text(folder, language), re.M)
+    return [rows for block in blocks if (rows := re.findall(row, block, re.M))]
+
+
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_the_constants_tables_equal_the_script(language):
     """One table for each block of constants: names, order, both values, and the remark."""
-    text = pages.text(settings.HERE, language)
     row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$"
-    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    tables = [rows for block in blocks if (rows := re.findall(row, block, re.M))]
     laptop, tpu = (settings.defaults(demo.Constants, column) for column in ("laptop", "tpu"))
-    hints = typing.get_type_hints(demo.Constants)
-    blocks = (
-        [demo.Constants],
-        [constants.Variants],
-        [constants.Extras],
-        [constants.Arrays, constants.Machine],
-    )
-    for rows, block in zip(tables, blocks, strict=True):
-        named = [name for part in block for name in inspect.get_annotations(part)]
-        assert [name for name, *_ in rows] == named
+    hints, said = typing.get_type_hints(demo.Constants), remarks(demo.Constants)
+    parts = [demo.Constants], [constants.Variants], [constants.Extras], [constants.Arrays, constants.Machine]
+    for rows, kinds in zip(tables_of(settings.HERE, language, row), parts, strict=True):
+        assert [name for name, *_ in rows] == [
+            name for kind in kinds for name in inspect.get_annotations(kind)
+        ]
         for name, *values, remark in rows:
             if name != "SYSTEM_PROMPT":  # too long for a table
                 assert values == [shown(laptop[name]), shown(tpu[name])], name
             choices = ", ".join(map(str, typing.get_args(hints[name])))
-            assert remark.endswith(choices), name
-            if language == "english":
-                said = remarks(demo.Constants)[name]
-                assert said and remark.replace("`", "") == said + (f"; one of {choices}" if choices else "")
+            assert remark.endswith(choices) and said[name], name
+            wanted = said[name] + (f"; one of {choices}" if choices else "")
+            assert language == "chinese" or remark.replace("`", "") == wanted
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize(
-    "script",
-    [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k],
-    ids=lambda script: script.__name__,
+    "script", [inference, convert_checkpoint, mesh_and_axis_rules, pass_at_k], ids=lambda s: s.__name__
 )
 def test_folder_5s_other_scripts_have_the_constants_of_their_tables(script, language):
-    text = pages.text(settings.HERE, language)
-    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    tables = [re.findall(r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$", block, re.M) for block in blocks]
     own = settings.defaults(script.Constants, "laptop")
+    said = remarks(script.Constants)
+    assert said.keys() == own.keys() and all(said.values())
     if script is inference:  # those that it takes over from a run are named in a sentence
         for name in (*inference.ASKING, *inspect.get_annotations(constants.Arrays)):
-            assert f"`{name}`" in text
+            assert f"`{name}`" in pages.text(settings.HERE, language)
             del own[name]
+    tables = tables_of(settings.HERE, language, r"^\| `([A-Z_]+)=([^`]*)` \| [^|]+ \|$")
     assert [(name, str(value)) for name, value in own.items()] in tables
-    said = remarks(script.Constants)
-    assert said.keys() == settings.defaults(script.Constants, "laptop").keys() and all(said.values())
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
 def test_a_constants_table_equals_its_script(script, language):
-    text = pages.text(Path(script.__file__).parent, language)
-    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    row = r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$"
-    tables = [dict(re.findall(row, block, re.M)) for block in blocks if re.search(row, block, re.M)]
-    assert {name: shown(value) for name, value in asdict(script.Constants()).items()} in tables
-    assert len(tables) == sum(
-        Path(other.__file__).parent == Path(script.__file__).parent for other in SCRIPTS
-    )
+    folder = Path(script.__file__).parent
+    tables = tables_of(folder, language, r"^\| `([A-Z][A-Z0-9_]+)` \| ([^|]*) \| [^|]* \|$")
+    own = {name: shown(value) for name, value in asdict(script.Constants()).items()}
+    assert own in map(dict, tables)
+    assert len(tables) == sum(Path(other.__file__).parent == folder for other in SCRIPTS)
 
 
 def test_a_paired_difference_and_its_interval():
@@ -116,8 +103,8 @@ def test_a_paired_difference_and_its_interval():
     value, low, high = methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1")
     found = scipy.stats.bootstrap((less,), np.mean, method="percentile", n_resamples=10_000, rng=1)
     assert value == pytest.approx(0.02, rel=1e-9)
-    interval = found.confidence_interval  # two draws of 10,000 resamples: the ends' own error is 2e-4
-    assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
+    # two draws of 10,000 resamples: the ends' own error is 2e-4
+    assert (low, high) == pytest.approx(tuple(found.confidence_interval), abs=1e-3)
     np.random.default_rng(0).shuffle(lines)  # paired by seed, not by place
     again = methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1")
     assert again == pytest.approx((value, low, high))
@@ -125,13 +112,11 @@ def test_a_paired_difference_and_its_interval():
 
 def test_answers_until_ninety_percent_of_the_best():
     """Two evaluations in a row; the best is the highest mean at the last step, 0.8 here."""
+    shares = {("a", 0): (0.2, 0.73, 0.5, 0.73, 0.8), ("a", 1): (0.2, 0.73, 0.74, 0.5, 0.8),
+              ("b", 0): (0.2, 0.2, 0.3, 0.4, 0.75)}  # fmt: skip
     curves = pd.DataFrame([
-        {"method": method, "seed": seed, "step": step, "graded": 128 * step, "held_out": share}
-        for method, seed, shares in (
-            ("a", 0, (0.2, 0.73, 0.5, 0.73, 0.8)), ("a", 1, (0.2, 0.73, 0.74, 0.5, 0.8)),
-            ("b", 0, (0.2, 0.2, 0.3, 0.4, 0.75)),
-        )
-        for step, share in zip((0, 25, 50, 75, 100), shares)
+        {"method": method, "seed": seed, "step": 25 * i, "graded": 3200 * i, "held_out": share}
+        for (method, seed), row in shares.items() for i, share in enumerate(row)
     ])  # fmt: skip
     assert methods.answers_until(curves, "a") == [12_800, 6_400]
     assert methods.answers_until(curves, "b") == []
