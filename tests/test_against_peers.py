@@ -6,17 +6,6 @@ import against_peers
 import peer
 
 
-def test_each_command_names_its_seeds():
-    options = {"SB3": "sb3/python", "CLEANRL": "cleanrl/python", "CLEANRL_CHECKOUT": "a/clone"}
-    ten, one, sb3, *_, cleanrl = against_peers.FOLDERS["2_Cart_Pole_DQN"].entries
-    script = "2_Cart_Pole_DQN/cart_pole_dqn.py"
-    assert against_peers.command(ten, list(range(10)), options)[2:] == [script]
-    assert against_peers.command(one, [2], options)[2:] == [script, "SEED=2", "NUM_SEEDS=1"]
-    words = against_peers.command(sb3, [2], options)
-    assert words[0] == "sb3/python" and words[2:] == ["ENV=CartPole-v1", "SEEDS=2"]
-    assert against_peers.command(cleanrl, [1], options)[2:] == ["SEEDS=1", "CHECKOUT=a/clone"]
-
-
 def test_a_row_by_hand():
     entry = against_peers.Entry("somebody", "peer.py", 2)
     result = {

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ import rlax
 from flax import nnx
 from folders import forward, load, params, training, unstack
 
-dqn, pictures, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "pictures", "cart_pole"))
+dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 SMALL = ["HIDDEN_SIZE=8", "BATCH_SIZE=8", "REPLAY_CAPACITY=100"]
 
 
@@ -172,27 +171,6 @@ def test_a_training_step_descends_on_the_prediction_only(double):
     for old, new, gradient in zip(before, params(network), jax.tree.leaves(gradients)):
         # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
         np.testing.assert_allclose(old - new, gradient, atol=1e-6)
-
-
-# --- the film
-
-
-def test_the_film_lets_a_pole_fall_as_a_rod_does():
-    """Energy: a rod that falls about its end from rest has (w^2) / 2 = (cos a_0 - cos a) g / (4/3 l)."""
-    world = gymnasium.make("CartPole-v1").unwrapped
-    world.state = 1.0, 3.0, 0.2, 0.0
-    angles = []
-    while world.state[3] or not angles:
-        _, _, angle, speed = world.state
-        expected = np.sqrt(2 * (np.cos(0.2) - np.cos(angle)) * world.gravity / (4 / 3 * world.length))
-        assert speed == pytest.approx(expected, rel=0.03, abs=0.15)  # steps of a fiftieth of a second
-        pictures.fall_on(world)
-        angles.append(world.state[2])
-    assert angles == sorted(angles) and world.state[:3] == (1.0, 0.0, np.pi / 2)
-    world.state = 0.0, 0.0, -0.2, 0.0
-    for _ in angles:
-        pictures.fall_on(world)
-    assert world.state[2] == -np.pi / 2
 
 
 # --- the loop

@@ -33,16 +33,9 @@ def subset():
 
 def few(count=400, held_out=200):
     """Some images of every digit, to train on in a second."""
-    data = subset()
-    train, validation, test = (
-        np.linspace(0, len(labels) - 1, number).astype(int)
-        for labels, number in zip(data[1::2], (count, held_out // 2, held_out), strict=True)
-    )
-    return mnist_data.Data(
-        data.images[train], data.labels[train],
-        data.validation_images[validation], data.validation_labels[validation],
-        data.test_images[test], data.test_labels[test],
-    )  # fmt: skip
+    sizes = count, held_out // 2, held_out
+    rows = [np.linspace(0, len(x) - 1, n).astype(int) for x, n in zip(subset()[1::2], sizes, strict=True)]
+    return mnist_data.Data(*(x[rows[i // 2]] for i, x in enumerate(subset())))
 
 
 METHODS = ("grpo", "cross_entropy", "ppo", "reinforce")
@@ -54,27 +47,21 @@ def split():
     """480 images as they are read from a file of one's own: 420 to train on."""
     data = few(480)
     held = mnist_data.validation_rows(data.labels)
-    return mnist_data.Data(
-        data.images[~held], data.labels[~held], data.images[held], data.labels[held], *data[4:]
-    )
+    parts = [x[rows] for rows in (~held, held) for x in (data.images, data.labels)]
+    return mnist_data.Data(*parts, *data[4:])
 
 
 @pytest.fixture(scope="module")
 def run():
     """By method: constants, agents before and after a training, its log."""
-    made = {}
+    made, data = {}, split()
     for method in METHODS:
         c = variants.configure([*RUN, f"METHOD={method}"])
-        agents, log, _ = variants.train(c, split())
-        made[method] = SimpleNamespace(c=c, before=untrained(c, len(split().images)), agents=agents, log=log)
+        agents, log, _ = variants.train(c, data)
+        make = functools.partial(variants.make_agent, c, num_images=len(data.images))
+        before = jax.jit(jax.vmap(make))(jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS)))
+        made[method] = SimpleNamespace(c=c, before=before, agents=agents, log=log)
     return made
-
-
-def untrained(c, num_images):
-    """The agents before training, leaves [NUM_SEEDS, ...]."""
-    rngs = jax.vmap(jax.random.key)(c.SEED + jnp.arange(c.NUM_SEEDS))
-    make = functools.partial(variants.make_agent, c, num_images=num_images)
-    return jax.jit(jax.vmap(make))(rngs)
 
 
 @functools.cache  # to draw weights is slow where everything has to be compiled
@@ -89,10 +76,6 @@ def make_actor(seed=0, sharpen=1.0):
     return actor
 
 
-def make_critic():
-    return network(5, 1)
-
-
 def make_rollout(c, actor, count=8, seed=0):
     data = few()
     obs = environment.pixels(jnp.asarray(data.images[:: 400 // count]))
@@ -101,7 +84,7 @@ def make_rollout(c, actor, count=8, seed=0):
 
 
 def make_batch(c, actor, count=8, seed=0):
-    return variants.judge(c, *make_rollout(c, actor, count, seed), make_critic())
+    return variants.judge(c, *make_rollout(c, actor, count, seed), network(5, 1))
 
 
 def flat(tree):
@@ -176,11 +159,12 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
 
 
 def test_skipping_counts_only_groups_with_signal():
-    c = variants.configure([*SMALL, "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"])
-    actor = make_actor(sharpen=3.0)
+    c, actor = (
+        variants.configure([*SMALL, "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"]),
+        make_actor(0, 3.0),
+    )
     batch = make_batch(c, actor)
-    right = np.asarray(batch.reward).sum(axis=1)
-    signal = (right > 0) & (right < 4)
+    signal = np.asarray((batch.reward.sum(axis=1) % 4) > 0)
     assert 0 < signal.sum() < 8
     np.testing.assert_allclose(batch.weight, signal / signal.sum(), rtol=1e-6)
     np.testing.assert_array_equal(grpo_mnist.has_signal(batch.reward), signal)
@@ -194,10 +178,10 @@ def test_baselines_of_ppo_and_reinforce():
     reinforce = make_batch(replace(c, METHOD="reinforce"), actor)
     assert (reinforce.advantage == reinforce.reward).all()
     ppo = make_batch(replace(c, METHOD="ppo"), actor)
-    values = np.asarray(make_critic()(ppo.obs))[:, 0]
+    values = np.asarray(network(5, 1)(ppo.obs))[:, 0]
     np.testing.assert_allclose(ppo.advantage, np.asarray(ppo.reward) - values[:, None], atol=1e-6)
     assert ppo.reward.shape == (8, 8)
-    loss = variants.critic_loss(make_critic(), ppo)[0]
+    loss = variants.critic_loss(network(5, 1), ppo)[0]
     # image by image: an [8] against an [8, 8] the other way round would give another figure
     by_hand = np.mean([(values[i] - float(r)) ** 2 / 2 for i in range(8) for r in ppo.reward[i]])
     assert loss == pytest.approx(by_hand, rel=1e-5)
@@ -297,14 +281,6 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     assert variants.train(c, few())[1].validation_accuracy[:, -1].min() > 0.5
 
 
-def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_its_own(run):
-    ppo = run["ppo"]
-    np.testing.assert_array_equal(flat(ppo.before.actor), flat(run["cross_entropy"].before.actor))
-    assert (flat(ppo.before.actor) != flat(ppo.agents.actor)).any()
-    actor, critic = (model.hidden_1.kernel[...] for model in (ppo.before.actor, ppo.before.critic))
-    assert (actor != critic).mean() > 0.9
-
-
 def test_a_row_each_evaluation_and_the_last_by_hand(run):
     trained, data = run["grpo"], split()
     log = trained.log
@@ -352,19 +328,20 @@ def test_the_learning_rate_is_0_after_the_last_update_of_every_method(run, metho
     assert np.argmax(moved) == int(0.1 * updates) and max(moved) == pytest.approx(1, abs=0.01)
 
 
-def test_the_critic_of_ppo_learns_and_no_other_method_touches_it(run):
-    c = replace(run["ppo"].c, METHOD="grpo")
+def test_only_ppos_critic_learns_and_actors_begin_equal(run):
     ppo = run["ppo"]
     before, after, actor = (
         jax.tree.map(lambda leaf: leaf[0], model)
         for model in (ppo.before.critic, ppo.agents.critic, ppo.agents.actor)
     )
-    batch = make_batch(c, actor, count=200)
+    assert (before.hidden_1.kernel[...] != ppo.before.actor.hidden_1.kernel[0]).mean() > 0.9
+    batch = make_batch(replace(ppo.c, METHOD="grpo"), actor, count=200)
     losses = [float(variants.critic_loss(critic, batch)[0]) for critic in (before, after)]
     assert losses[1] < 0.8 * losses[0]
-    for method in ("grpo", "reinforce", "cross_entropy"):
-        trained = run[method]
+    for trained in (run[method] for method in ("grpo", "reinforce", "cross_entropy")):
         np.testing.assert_array_equal(flat(trained.before.critic), flat(trained.agents.critic))
+        np.testing.assert_array_equal(flat(trained.before.actor), flat(ppo.before.actor))
+        assert (flat(trained.before.actor) != flat(trained.agents.actor)).any()
 
 
 def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
@@ -378,16 +355,15 @@ def test_each_epoch_has_every_image_at_most_once_and_each_batch_its_own_key():
 
 
 def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
-    """More steps on the same guesses would be clipped off-policy learning, under another's name."""
+    """More steps on the same guesses would be clipped off-policy learning, under another's name.
+
+    Its gradient is that of the mean of R log pi, of the policy that guessed.
+    """
     two = run["reinforce"]
-    c = replace(two.c, NUM_ITERATIONS=4, CLIP_EPSILON=0.001)
-    four, _, _ = variants.train(c, split())
-    for a, b in zip(jax.tree.leaves(nnx.state(two.agents.actor)), jax.tree.leaves(nnx.state(four.actor))):
-        np.testing.assert_array_equal(a, b)
+    four, _, _ = variants.train(replace(two.c, NUM_ITERATIONS=4, CLIP_EPSILON=0.001), split())
+    np.testing.assert_array_equal(flat(nnx.state(two.agents.actor)), flat(nnx.state(four.actor)))
     assert np.isnan(two.log.clip_fraction).all()
-    # its gradient is that of the mean of R log pi, of the policy that guessed
-    c = variants.configure([*SMALL, "METHOD=reinforce"])
-    actor = make_actor(sharpen=3.0)
+    c, actor = variants.configure([*SMALL, "METHOD=reinforce"]), make_actor(sharpen=3.0)
     batch = make_batch(c, actor)
 
     def by_hand(actor):
@@ -403,11 +379,9 @@ def test_the_packaged_subset():
     data = subset()
     counts = [np.bincount(labels).tolist() for labels in data[1::2]]
     assert counts == [[350] * 10, [50] * 10, [100] * 10]
-    assert [images.shape for images in data[::2]] == [(3500, 784), (500, 784), (1000, 784)]
-    trained, validated, tested = ({image.tobytes() for image in images} for images in data[::2])
-    assert not (trained & validated or trained & tested or validated & tested)
-    assert data.images.dtype == np.uint8 and data.images.max() == 255
-    assert environment.pixels(data.images).max() == 1
+    parts = [{image.tobytes() for image in images} for images in data[::2]]
+    assert len(set.union(*parts)) == sum(map(len, parts))  # no image is in two of them
+    assert data.images.dtype == np.uint8 and environment.pixels(data.images).max() == 1
     # the 1,000 test images are the ones of before there was a validation split: every fifth of the file
     arrays = mnist_data.read_packaged_subset()
     assert (data.test_images == arrays[2]).all() and len(arrays[0]) == 4000
@@ -419,17 +393,18 @@ def write_idx(path, array):
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
 
 
-def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path, monkeypatch, capsys):
+def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path, monkeypatch):
     """The real library, from a server on this machine that has MNIST's files with fewer images in them."""
     from tensorflow_datasets.image_classification import mnist
 
-    served = tmp_path / "served"
+    served, data = tmp_path / "served", few(80, 40)
     served.mkdir()
-    data = few(80, 40)
-    write_idx(served / "train-images-idx3-ubyte.gz", data.images.reshape(-1, 28, 28))
-    write_idx(served / "train-labels-idx1-ubyte.gz", data.labels)
-    write_idx(served / "t10k-images-idx3-ubyte.gz", data.test_images.reshape(-1, 28, 28))
-    write_idx(served / "t10k-labels-idx1-ubyte.gz", data.test_labels)
+    for part, images, labels in (
+        ("train", data.images, data.labels),
+        ("t10k", data.test_images, data.test_labels),
+    ):
+        write_idx(served / f"{part}-images-idx3-ubyte.gz", images.reshape(-1, 28, 28))
+        write_idx(served / f"{part}-labels-idx1-ubyte.gz", labels)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=served)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -438,9 +413,9 @@ def test_tensorflow_datasets_fetches_prepares_and_reads_the_real_thing(tmp_path,
         for _ in range(2):  # fetched and prepared; then only read, with nobody serving
             found, source = mnist_data.read_mnist("", str(tmp_path / "tfds"))
             assert source == "tensorflow-datasets mnist: 67 images to train on, 13 to validate, 40 to test"
-            pairs = [(found.images, found.labels), (found.validation_images, found.validation_labels)]
-            ours = sorted((i.tobytes(), int(y)) for pair in pairs for i, y in zip(*pair))
-            assert ours == sorted((i.tobytes(), int(y)) for i, y in zip(data.images, data.labels))
+            ours = [*zip(found.images, found.labels), *zip(found.validation_images, found.validation_labels)]
+            theirs = zip(data.images, data.labels)
+            assert sorted((i.tobytes(), y) for i, y in ours) == sorted((i.tobytes(), y) for i, y in theirs)
             assert len(found.test_images) == 40 and found.images.dtype == np.uint8
             asked = mnist_data.read_mnist("subset", str(tmp_path / "tfds"))[0]
             assert len(asked.images) == 3500  # though all of MNIST is there

@@ -108,15 +108,3 @@ def test_a_paired_difference_and_its_interval():
     np.random.default_rng(0).shuffle(lines)  # paired by seed, not by place
     again = methods.difference(pd.DataFrame(lines), "b", "a", "pass_at_1")
     assert again == pytest.approx((value, low, high))
-
-
-def test_answers_until_ninety_percent_of_the_best():
-    """Two evaluations in a row; the best is the highest mean at the last step, 0.8 here."""
-    shares = {("a", 0): (0.2, 0.73, 0.5, 0.73, 0.8), ("a", 1): (0.2, 0.73, 0.74, 0.5, 0.8),
-              ("b", 0): (0.2, 0.2, 0.3, 0.4, 0.75)}  # fmt: skip
-    curves = pd.DataFrame([
-        {"method": method, "seed": seed, "step": 25 * i, "graded": 3200 * i, "held_out": share}
-        for (method, seed), row in shares.items() for i, share in enumerate(row)
-    ])  # fmt: skip
-    assert methods.answers_until(curves, "a") == [12_800, 6_400]
-    assert methods.answers_until(curves, "b") == []

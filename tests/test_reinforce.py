@@ -187,23 +187,6 @@ def test_the_expected_estimate_is_the_gradient_of_the_expected_return(reward_to_
     )
 
 
-@pytest.mark.parametrize("batch", [2, 3])
-def test_the_batch_mean_shrinks_the_gradient_by_what_its_docstring_says(batch):
-    """All batches of a one-step world: the expected estimate is (B - 1) / B of the gradient, exactly."""
-    c, actor, _ = networks_of(seed=1)
-    world, total = SmallWorld(1), 0.0
-    probabilities = np.asarray(world.probabilities(actor))
-    for drawn in itertools.product(range(2), repeat=batch):
-        episodes = jax.tree.map(lambda x, drawn=drawn: x[jnp.array(drawn)], world.episodes)
-        earned = credit_of(c, episodes)
-        advantage = earned - reinforce.BASELINES["batch_mean"](episodes, earned, None)
-        estimate = -flat(gradient_of(actor, batch_of(episodes, advantage)))
-        total = total + probabilities[list(drawn)].prod() * estimate
-    exact = world.gradient(actor, 1.0)
-    assert np.abs(exact).max() > 0.05
-    np.testing.assert_allclose(total, (batch - 1) / batch * exact, atol=1e-6)  # float32, size 0.1
-
-
 def test_what_is_played_after_the_end_changes_nothing():
     _, actor, critic = networks_of()
     episodes = random_rollout()
