@@ -1,8 +1,8 @@
 """Which one-line faults do the tests catch? Run `make mutants`, or `python tests/mutants.py WORDS`.
 
 Each entry of mutants.toml puts a fault into a copy of the checkout and runs the test file that has to fail.
-WORDS pick the entries whose file or test contains one of them; ROOT=path takes the code and the tests of
-another checkout. Exit code 1 if a mutant lives or no longer fits the code.
+WORDS pick the entries whose file or test contains one of them. Exit code 1 if a mutant lives or no longer
+fits the code.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import time
 import tomllib
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 OUTCOMES = {0: "LIVES", 1: "killed", 5: "NO TEST", -signal.SIGALRM: "killed (never ends)"}
 SLOW_IMPORTS = "jax flax.nnx optax rlax gymnasium matplotlib.pyplot tensorflow_probability.substrates.jax"
 
@@ -52,24 +52,22 @@ def test(mutant: dict[str, str], copy: Path) -> int:
 
 
 def main(words: list[str]) -> int:
-    roots = [Path(word.removeprefix("ROOT=")) for word in words if word.startswith("ROOT=")]
-    root, words = [*roots, HERE.parent][0].resolve(), [w for w in words if not w.startswith("ROOT=")]
     # A .pyc file is as new as its source to the second: a mutant of the same length would run the old one.
     os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(root / "runs" / "compiled"))
-    mutants = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled"))
+    mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
     mutants = [m for m in mutants if not words or any(w in m["file"] + m["test"] for w in words)]
-    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root,
-                             capture_output=True, text=True, check=True).stdout.split("\0")  # fmt: skip
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in ("conftest", *SLOW_IMPORTS.split()):  # conftest.py sets JAX's environment
         importlib.import_module(name)
     del sys.modules["conftest"]
     alive = 0
     with tempfile.TemporaryDirectory() as folder:
-        for name in filter(None, tracked):
-            if (root / name).is_file():
+        for name in tracked.split("\0"):
+            if (ROOT / name).is_file():
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(root / name, Path(folder) / name)
+                shutil.copy(ROOT / name, Path(folder) / name)
         for mutant in mutants:
             started = time.perf_counter()
             outcome = run(mutant, Path(folder))

@@ -3,7 +3,6 @@
 import math
 
 import against_peers
-import peer
 
 
 def test_a_row_by_hand():
@@ -21,19 +20,3 @@ def test_a_row_by_hand():
     interval = f"{290 - half:.1f} … {290 + half:.1f}".replace("-", "−")
     cells = "| somebody | 300 | 2 together | 5.0 s | 4.0 s | 1.0 s | 290.0 ± 268.7 |"
     assert line == f"{cells} {interval} | 1 / 2 | 200 | 3.0 s |"
-
-
-def test_judge_plays_the_episodes_of_seeds_0_to_99():
-    """Pushing always to one side ends an episode of CartPole after about nine steps, at 1 a step."""
-    import gymnasium
-
-    returns = []
-    for seed in range(100):
-        env = gymnasium.make("CartPole-v1")
-        env.reset(seed=seed)
-        total, ended = 0.0, False
-        while not ended:
-            _, reward, terminated, truncated, _ = env.step(1)
-            total, ended = total + reward, terminated or truncated
-        returns.append(total)
-    assert peer.judge("CartPole-v1", lambda obs: [1] * len(obs)) == sum(returns) / 100

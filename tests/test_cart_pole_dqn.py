@@ -28,9 +28,6 @@ def new_agent(*arguments):
     return jax.jit(partial(dqn.make_agent, c))(jax.random.key(0))
 
 
-# --- the replay buffer
-
-
 def numbered(i):
     """A transition that knows when it was played."""
     obs = jnp.full(4, i, jnp.float32)
@@ -65,9 +62,6 @@ def test_windows_are_drawn_uniformly():
     assert np.abs(counts - 10_000).max() < 500  # 5.5 standard deviations of a binomial count
     another = np.asarray(dqn.sample(buffer, jax.random.key(2), 60_000, 3).reward)[:, 0].astype(int)
     assert np.mean(another == drawn) == pytest.approx(1 / 6, abs=0.01)  # 6.5 standard deviations
-
-
-# --- the target
 
 
 def lookup(table):
@@ -171,9 +165,6 @@ def test_a_training_step_descends_on_the_prediction_only(double):
     for old, new, gradient in zip(before, params(network), jax.tree.leaves(gradients)):
         # the difference of two weights near 1 keeps about 1e-7 of a gradient's digits
         np.testing.assert_allclose(old - new, gradient, atol=1e-6)
-
-
-# --- the loop
 
 
 def test_the_buffer_holds_what_was_played(monkeypatch):
@@ -301,9 +292,6 @@ def test_the_network_by_hand(scaled):
         [2.4, 3.0, 0.21, 3.0] if scaled else [1] * 4,
     )
     np.testing.assert_allclose(network(obs), forward(network, obs / np.array(scale)), rtol=1e-4, atol=1e-5)
-
-
-# --- the script as a reader runs it
 
 
 @pytest.mark.parametrize("page", ["networks_and_jax.md", "networks_and_jax_ch.md"])

@@ -17,9 +17,6 @@ PAGES = [*pages.ALL, ROOT / "CONTRIBUTING.md"]
 DOORS = [ROOT / "README.md", ROOT / "README_ch.md"]
 
 
-# --- the door
-
-
 @pytest.mark.parametrize("door", DOORS, ids=pages.name_of)
 def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_minutes(door):
     with open(ROOT / "benchmarks" / "default_runs.csv", newline="") as file:
@@ -32,9 +29,6 @@ def test_the_maps_times_are_those_of_the_first_runs_and_their_sum_is_below_20_mi
     assert not seconds
     total = sum(int(whole) for _, whole in stated)
     assert f" {total} s" in " ".join(door.read_text().split()) and total < 20 * 60
-
-
-# --- drawings
 
 
 SVGS = sorted(ROOT.glob("[1-5]_*/assets/*.svg"))
@@ -90,8 +84,6 @@ def test_the_push_of_a_group_on_its_tokens_by_hand():
     assert max(map(abs, right[4:7] + right[8:])) < 0.02  # certain already: nothing is left to push
 
 
-# --- scripts cell by cell
-
 SCRIPTS = [
     "1_Q_Learning/Q_Learning.py", "2_Cart_Pole_DQN/cart_pole_dqn.py", "3_Pendulum/pendulum.py",
     "3_Pendulum/reinforce.py", "3_Pendulum/ppo.py", "4_GRPO_MNIST/grpo_mnist.py",
@@ -122,9 +114,6 @@ def test_cell_by_cell_a_script_prints_nothing_and_writes_nothing(folders, tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in ROOT.glob("[1-5]_*/*")} == before
-
-
-# --- commands
 
 
 FOLDER_5 = ROOT / "5_GRPO_Maxtext"

@@ -67,9 +67,6 @@ def quick(exercise):
 EXERCISES = [(folder, name) for folder in FOLDERS for name in load(folder).exercise_checks.EXERCISES]
 
 
-# --- the files
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
     """And the command says so, and exits with 1."""
@@ -83,21 +80,19 @@ def test_nothing_is_begun_as_it_comes(folder, capsys, monkeypatch):
     assert (stopped.value.code, err) == (1, "")
 
 
-# --- right
-
-
-SCRIPTS = {
-    "select_action": "Q_Learning", "q_update": "Q_Learning", "td_target": "cart_pole_dqn",
-    "n_step": "cart_pole_dqn", "sample": "cart_pole_dqn",
-    "discounted_returns": "reinforce", "policy_loss": "reinforce", "gae": "ppo",
-    "clipped_objective": "ppo", "group_advantage": "grpo_mnist", "k3": "grpo_mnist",
-}  # fmt: skip
+def scripts_own(folder, name):
+    """The numbered script's own function."""
+    scripts = [
+        folders.load_all(folder).get(x)
+        for x in ("Q_Learning", "cart_pole_dqn", "reinforce", "ppo", "grpo_mnist")
+    ]
+    return next(getattr(script, name) for script in scripts if hasattr(script, name))
 
 
 @pytest.mark.parametrize("folder,name", [row for row in EXERCISES if row[0] != "5_GRPO_Maxtext"])
 def test_the_scripts_own_function_is_right_and_takes_the_same_arguments(folder, name):
     files = load(folder)
-    function = getattr(folders.load(folder, SCRIPTS[name]), name)
+    function = scripts_own(folder, name)
     assert files.grader.judge(function, files.exercise_checks.EXERCISES[name]).status == "right"
     blank = getattr(files.exercises, name)
     assert list(inspect.signature(blank).parameters) == list(inspect.signature(function).parameters)
@@ -109,9 +104,6 @@ def test_tunix_has_folder_5s_group_advantage_and_mask():
     advantage = lambda rewards, G: algo_core.compute_advantages(np.asarray(rewards), G)  # noqa: E731
     assert files.grader.judge(advantage, exercises["group_advantage"]).status == "right"
     assert files.grader.judge(common.make_completion_mask, exercises["completion_mask"]).status == "right"
-
-
-# --- wrong
 
 
 @pytest.mark.parametrize("folder,name", EXERCISES)
@@ -223,8 +215,6 @@ def test_all_functions_must_be_right(capsys):
         assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == done.split()
 
 
-# --- the golden batch
-
 METHODS = list(make_golden_batch.ADVANTAGES)
 
 
@@ -252,9 +242,6 @@ def test_the_pieces_make_the_golden_losses(method, golden):
     np.testing.assert_allclose(gradient, golden[f"{method}_gradient"], atol=1e-7)
 
 
-# --- a reader's own loss
-
-
 OWN = {  # as written by people who read the papers, or nearly so
     "plain": ("""
         def loss(log_prob, old_log_prob, ref_log_prob, rewards, mask, num_generations):
@@ -265,11 +252,6 @@ OWN = {  # as written by people who read the papers, or nearly so
             x = jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A) - 0.04 * kl
             return -jnp.mean(jnp.where(mask, x, 0).sum(1) / mask.sum(1))
         """, "It is GRPO.", True),
-    "gspo without the token trick": ("""
-        def loss(log_prob, old_log_prob, advantage, mask, epsilon):
-            s = jnp.exp(((log_prob - old_log_prob) * mask).sum(1) / mask.sum(1))
-            return -jnp.minimum(s * advantage, jnp.clip(s, 1 - epsilon, 1 + epsilon) * advantage).mean()
-        """, "It is GSPO.", True),
     "two mistakes": ("""
         def loss(log_prob, old_log_prob, ref_log_prob, advantage, mask, epsilon, beta):
             ratio, A = jnp.exp(log_prob - old_log_prob), advantage[:, None]
@@ -317,29 +299,19 @@ def test_a_file_that_cannot_be_used_gets_one_line(text, said, tmp_path, capsys, 
     assert said in err and err.startswith("error: ") and len(err.splitlines()) == 1
 
 
-# --- training with them
-
-
-def body_of(folder, name):
-    """The body of the numbered script's own function."""
-    function = ast.parse(inspect.getsource(getattr(folders.load(folder, SCRIPTS[name]), name))).body[0]
-    return "\n".join(ast.unparse(line) for line in function.body[1:])
-
-
 def train_a_copy(folder, tmp_path, *arguments):
     """The folder with every blank filled rightly; each function says so when it is traced or called."""
-    home = tmp_path / folder
+    home, bodies = tmp_path / folder, {}
     shutil.copytree(ROOT / folder, home, ignore=shutil.ignore_patterns("assets", "__pycache__"))
-    names = list(load(folder).exercise_checks.EXERCISES)
-    said = {name: f'print("mine: {name}")\n' for name in names}
-    filled(folder, {name: said[name] + body_of(folder, name) for name in names}, home)
+    for name in load(folder).exercise_checks.EXERCISES:
+        function = ast.parse(inspect.getsource(scripts_own(folder, name))).body[0]
+        bodies[name] = "\n".join([f'print("mine: {name}")', *map(ast.unparse, function.body[1:])])
+    filled(folder, bodies, home)
     command = [sys.executable, home / "exercises.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     judged, trained = done.stdout.split("\nAll right.")
-    assert all(f"{name:20s} right" in judged for name in names)
-    assert all(f"mine: {name}" in trained for name in names)
-    return trained
+    assert all(f"{name:20s} right" in judged and f"mine: {name}" in trained for name in bodies)
 
 
 def test_q_learning_trains_with_the_readers_functions(tmp_path):
@@ -380,14 +352,14 @@ def test_folder_5_trains_the_tiny_llama_with_the_readers_functions(tmp_path):
     functions = [getattr(module, name) for name in names]
     steps = "NUM_BATCHES=3 NUM_ITERATIONS=2 SAVE_INTERVAL_STEPS=3 TRAIN_MICRO_BATCH_SIZE=2"
     arguments = [*short_runs.SHORT, *steps.split()]
-    columns = ("reward", "loss", "grad_norm", "kl")
     logs = {}
-    for who, run in {
-        "script": script.main,
-        "reader": lambda arguments: exercise_checks.train(functions, arguments),
-    }.items():
+    for who, run in (
+        ("script", script.main),
+        ("reader", functools.partial(exercise_checks.train, functions)),
+    ):
         run([*arguments, f"RUN_DIR={tmp_path / who}"])
         with open(tmp_path / who / "train_log.csv", newline="") as file:
-            logs[who] = [[float(row[name]) for name in columns] for row in csv.DictReader(file)]
+            rows = list(csv.DictReader(file))
+        logs[who] = [[float(row[name]) for name in ("reward", "loss", "grad_norm", "kl")] for row in rows]
     # float32, summed in another order: the gradient's rounding, through six updates
     assert logs["reader"] == [pytest.approx(row, rel=2e-3, abs=1e-4) for row in logs["script"]]

@@ -4,8 +4,6 @@ import csv
 import functools
 import gzip
 import http.server
-import itertools
-import math
 import re
 import threading
 from dataclasses import replace
@@ -91,44 +89,6 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-LOGITS = np.array([0.3, -1.2, 0.9, 0.1, -0.4, 1.5, 0.0, -2.0, 0.7, -0.1])
-
-
-# --- the gradient ----------------------------------------------------------------------------------------
-def pull(p, count, name):
-    """The factor of grad log pi(right digit), of probability p; a wrong guess pushes by -p / (1 - p)."""
-    total = 0.0
-    for right in range(count + 1):
-        reward = np.repeat([1.0, 0.0], [right, count - right])
-        advantage = reward - reward.mean()
-        advantage /= advantage.std(ddof=1) + 1e-6 if name == "group_std" else 1
-        advantage *= count / (count - 1) if name == "leave_one_out" else 1
-        chance = math.comb(count, right) * p**right * (1 - p) ** (count - right)
-        total += chance * (advantage * np.where(reward, 1, -p / (1 - p))).mean()
-    return total
-
-
-@pytest.mark.parametrize("name", variants.ADVANTAGES)
-@pytest.mark.parametrize("right_digit", [5, 7])  # guessed with probability 0.27 and 0.008
-def test_the_expected_gradient_is_pull_times_grad_log_pi(name, right_digit):
-    """All 1,000 ways in which three guesses can fall, each with its probability."""
-    guesses = np.array(list(itertools.product(range(10), repeat=3)))  # [1000, 3]
-    log_probs = jax.nn.log_softmax(LOGITS)
-    chances = np.exp(np.asarray(log_probs)[guesses].sum(axis=1))
-    # one group at a time: the batch baseline of a batch of one image is the group's
-    rewards = (guesses == right_digit).astype(np.float32)
-    advantages = np.concatenate([variants.ADVANTAGES[name](row[None]) for row in jnp.asarray(rewards)])
-
-    def objective(logits):
-        ratio = jnp.exp(jax.nn.log_softmax(logits) - log_probs)[guesses]
-        return (chances * grpo_mnist.clipped_objective(ratio, advantages, 0.2, 0.2).mean(axis=1)).sum()
-
-    p = float(jnp.exp(log_probs[right_digit]))
-    direction = jax.grad(lambda logits: jax.nn.log_softmax(logits)[right_digit])(jnp.array(LOGITS))
-    expected = pull(p, 3, name) * direction
-    np.testing.assert_allclose(jax.grad(objective)(jnp.array(LOGITS)), expected, rtol=1e-4, atol=1e-7)
-
-
 def test_the_exact_gradient_by_hand():
     c, actor = variants.configure(SMALL), make_actor(sharpen=3.0)
     batch = make_batch(c, actor)
@@ -204,7 +164,6 @@ def test_guesses_are_drawn_from_the_policy():
     np.testing.assert_allclose(batch.ref_log_prob, taken, atol=1e-5)
 
 
-# --- Tunix -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "theirs"), [("group_std", "grpo"), ("group", "drgrpo"), ("leave_one_out", "rloo")]
 )
@@ -213,6 +172,8 @@ def test_advantages_equal_tunix(name, theirs):
 
     rewards = np.random.default_rng(0).choice([0.0, 1.0, 2.5], (20, 6)).astype(np.float32)
     rewards[3] = 1.0
+    batch_mean = variants.ADVANTAGES["batch_mean"](jnp.asarray(rewards))  # Tunix hasn't this one
+    np.testing.assert_allclose(batch_mean, rewards - rewards.mean(), atol=1e-6)
     estimator = function_registry.get_advantage_estimator(theirs)
     expected = np.asarray(estimator(rewards.reshape(-1), 6)).reshape(20, 6)
     np.testing.assert_allclose(variants.ADVANTAGES[name](jnp.asarray(rewards)), expected, atol=2e-6)
@@ -266,7 +227,6 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta, high):
     np.testing.assert_allclose(gradients, their_sum, atol=1e-6)
 
 
-# --- training --------------------------------------------------------------------------------------------
 def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     """And the exact gradient learns a part of it."""
     accuracy = {}
@@ -374,7 +334,6 @@ def test_reinforce_is_on_policy_whatever_the_iterations_and_has_no_clip(run):
     np.testing.assert_allclose(flat(ours), flat(nnx.grad(by_hand)(actor)), atol=1e-7)
 
 
-# --- data ------------------------------------------------------------------------------------------------
 def test_the_packaged_subset():
     data = subset()
     counts = [np.bincount(labels).tolist() for labels in data[1::2]]
@@ -440,7 +399,7 @@ def write_npz(path, data, **changes):
     np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
 
 
-@pytest.mark.parametrize("order", ["mixed", "sorted", "each eighth a 3", "two blocks", "one digit last"])
+@pytest.mark.parametrize("order", ["mixed", "sorted", "each eighth a 3"])
 def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order, tmp_path):
     data, rng = few(600), np.random.default_rng(0)
     labels = data.labels
@@ -450,8 +409,6 @@ def test_every_digit_is_trained_on_and_validated_whatever_the_files_order(order,
         "mixed": rng.permutation(600),
         "sorted": np.argsort(labels, kind="stable"),
         "each eighth a 3": np.insert(others, 7 * np.arange(1, len(threes) + 1), threes),
-        "two blocks": np.argsort(labels + 10 * (np.arange(600) % 2), kind="stable"),
-        "one digit last": np.argsort(labels == 3, kind="stable"),
     }[order]
     data = data._replace(images=data.images[rows], labels=labels[rows])
     write_npz(tmp_path / "own.npz", data)

@@ -13,9 +13,6 @@ reinforce, ppo, pendulum = (load("3_Pendulum", name) for name in ("reinforce", "
 environments = load("3_Pendulum", "environments")
 
 
-# --- worlds whose values are known
-
-
 def world(kinds, width, start, reward, ends_after=1, truncates=False):
     """A world of `ends_after` steps; the observation is (x, step, 0, ...) with x drawn by `start`.
 
@@ -117,9 +114,6 @@ def test_actions_in_worlds_that_are_known(probed, name):
         policy = pendulum.policy(probed[pendulum][name].actor, jnp.array([x, 0.0, 0.0]))
         assert float(policy.loc) == pytest.approx(x, abs=0.15)  # 12 rollouts of noisy torques
         assert float(policy.scale) < 0.7  # from 2
-
-
-# --- their own worlds
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 import ast
 import dataclasses
-import os
-import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +18,6 @@ MADE = [path for job in JOBS for path in job.products()]
 
 def name_of(job):
     return "/".join(job.products()[0].parts[-3:])
-
-
-# --- study.toml
 
 
 def test_every_committed_table_and_picture_is_made_by_exactly_one_job():
@@ -65,9 +59,6 @@ def keys_of(job, lines):
         return [{}] * len(job.rows())
     names = [k for k in job.rows()[0] if k not in run.NOT_COLUMNS]
     return [dict(pairs) for pairs in dict.fromkeys(tuple((n, line[n]) for n in names) for line in lines)]
-
-
-# --- the lock
 
 
 def test_what_is_out_of_date_is_marked_as_such():
@@ -127,9 +118,6 @@ def test_a_changed_default_names_what_it_makes_stale(monkeypatch):
     assert "compare.svg: compare.csv is out of date" in run.listing(found)
 
 
-# --- running
-
-
 def job_of(table, rows=None, **more):
     [job] = [j for j in JOBS if name_of(j) == table]
     return dataclasses.replace(job, make=job.make | ({"rows": rows} if rows else {}) | more)
@@ -170,26 +158,10 @@ def test_a_mistake_is_made_in_a_copy_and_judged_by_the_copys_own_optimum(tmp_pat
     assert (ROOT / "1_Q_Learning" / "grid.py").read_text() == before
 
 
-def test_ctrl_c_keeps_finished_runs_only(tmp_path, monkeypatch):
-    """A script that's interrupted writes what it has: that is no result of the study."""
-    script = tmp_path / "slow.py"
-    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
-    one = run.Run(script, ())
-    monkeypatch.setattr(run.Run, "folder", lambda self, runs: runs / "one")
-    monkeypatch.setattr(run.Run, "command", lambda self: "slow")
-    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        run.perform_all([one], {}, tmp_path, 1)
-    assert not (tmp_path / "one" / "measured.json").exists()
-
-
 def test_a_place_on_this_machine_has_to_be_given(tmp_path):
     with pytest.raises(FileNotFoundError, match="PEER=PATH isn't there; give PEER=path"):
         run.filled(["PEER=PATH"], {})
     assert run.filled(["PEER=PATH", "SEED=1"], {"PEER": str(tmp_path)}) == [f"PEER={tmp_path}", "SEED=1"]
-
-
-# --- columns
 
 
 def test_the_paired_interval_is_that_of_the_students_t_where_that_holds():
@@ -232,9 +204,6 @@ def test_the_best_setting_of_a_search_among_equals_is_the_better_while_learning(
     ours, textbook = columns.best_of_tune(tmp_path / "tune.csv")
     assert ours == {"learner": "ours", "changed": "LEARNING_RATE=0.1 TARGET_SYNC_INTERVAL=50"}
     assert textbook["changed"].endswith("LEARNING_RATE=0.1 LEARNING_RATE_END=0.1 TARGET_SYNC_INTERVAL=20")
-
-
-# --- pages
 
 
 @pytest.mark.parametrize("page", tables.all_pages(), ids=lambda path: str(path.relative_to(ROOT)))

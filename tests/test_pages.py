@@ -17,9 +17,6 @@ def prose(text):
     return FENCE.sub("", text)
 
 
-# --- links
-
-
 def anchors(page):
     """What GitHub makes of headings: lower case, no punctuation, hyphens for spaces, -1 for a second one."""
     found = []
@@ -75,18 +72,12 @@ def test_code_that_a_link_shows_is_in_the_linked_file(page):
         assert shown in (page.parent / path).read_text() or path.endswith(shown), (shown, path)
 
 
-# --- form
-
-
 @pytest.mark.parametrize("page", pages.that_have(r"<picture>|<img|!\["), ids=name_of)
 def test_a_picture_has_words_and_its_labels_are_in_the_pages_language(page):
     assert "<img" not in page.read_text()
     for words, path in PICTURE.findall(page.read_text()):
         assert len(words) >= 15
         assert not path.endswith(".svg") or path.endswith("_ch.svg") == (page in CHINESE), path
-
-
-# --- languages
 
 
 def test_every_page_has_both_languages():

@@ -80,9 +80,6 @@ def kl(old, new):
     )
 
 
-# --- advantages and the objective
-
-
 def brute_force_gae(reward, value, next_value, terminated, truncated, gamma, lam):
     """Arrays [N, T]; each advantage as its own sum: sum_k (gamma lambda)^k delta_{t+k}, up to the end."""
     advantage = np.zeros(reward.shape)
@@ -194,9 +191,6 @@ def test_the_learning_rates(script, share):
         ):  # Adam's first moment is the mean of the gradients as shortened: here all alike
             mean = optax.global_norm(optimizer.opt_state[1][0].mu) / (1 - 0.9**21)
             assert float(mean) == pytest.approx(c.MAX_GRAD_NORM, rel=1e-4)  # float32
-
-
-# --- the four phases
 
 
 @pytest.fixture(scope="module")
