@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -38,17 +37,6 @@ def load_all(folder: str) -> dict[str, ModuleType]:
 def load(folder: str, name: str) -> ModuleType:
     """One file of a numbered folder: `load("3_Pendulum", "pendulum")`."""
     return load_all(folder)[name]
-
-
-def training(script: ModuleType, c: Any, rng: jax.Array, rows: int, *data: Any) -> tuple[Any, Any]:
-    """One seed's whole training as one traceable function: the agent, and the log [rows]."""
-    sizes = [len(part.images) for part in data]  # folder 4's make_agent asks for the number of images
-    agent = script.make_agent(c, rng, *sizes)
-    if hasattr(script, "fill_buffer"):
-        agent = script.fill_buffer(c, rng, agent)
-    return jax.lax.scan(
-        lambda agent, row: script.learn_and_evaluate(c, rng, agent, row, *data), agent, jnp.arange(rows)
-    )
 
 
 def unstack(tree: Any, index: Any = 0) -> Any:

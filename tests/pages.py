@@ -13,7 +13,6 @@ ALL = [
 ]
 ENGLISH = [page for page in ALL if not page.stem.endswith("_ch")]
 CHINESE = [page for page in ALL if page.stem.endswith("_ch")]
-CHAPTERS = [folder / "README.md" for folder in FOLDERS]
 
 MAKE = "".join(path.read_text() for path in [ROOT / "Makefile", *sorted(ROOT.glob("make/*.mk"))])
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 import rlax
 from flax import nnx
-from folders import forward, load, params, training, unstack
+from folders import forward, load, params, unstack
 
 dqn, env = (load("2_Cart_Pole_DQN", name) for name in ("cart_pole_dqn", "cart_pole"))
 SMALL = ["HIDDEN_SIZE=8", "BATCH_SIZE=8", "REPLAY_CAPACITY=100"]
@@ -178,7 +178,12 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
         reward=lambda *arguments: 2.0,
     ))  # fmt: skip
     c = dqn.configure(["NUM_STEPS=1001", "LEARNING_STARTS=501", "EVAL_INTERVAL=500", "HIDDEN_SIZE=8"])
-    agent, log = jax.jit(lambda key: training(dqn, c, key, 1))(jax.random.key(0))
+
+    def train(rng):
+        agent = dqn.fill_buffer(c, rng, dqn.make_agent(c, rng))
+        return dqn.learn_and_evaluate(c, rng, agent, 0)
+
+    agent, row = jax.jit(train)(jax.random.key(0))
     assert agent.replay_buffer.count == 1001
     rows = jax.tree.map(lambda x: np.asarray(x)[:1001], agent.replay_buffer.rows)
     ended = rows.terminated | rows.truncated
@@ -199,7 +204,7 @@ def test_the_buffer_holds_what_was_played(monkeypatch):
     first, second = rows.action[501:].reshape(-1, 2).T
     assert abs((first == second).mean() - 0.5) < 0.2
     # the only interval has the episodes that ended in steps 501 to 1001
-    assert log.episode_return[0] == pytest.approx(2 * lengths[ends >= 501].mean(), rel=1e-6)  # float32
+    assert row.episode_return == pytest.approx(2 * lengths[ends >= 501].mean(), rel=1e-6)  # float32
 
 
 def test_a_row_of_the_log_by_hand():

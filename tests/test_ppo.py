@@ -153,6 +153,13 @@ def test_the_figures_of_a_moved_policy_by_hand(script):
     assert figures == pytest.approx(expected, rel=1e-3)  # float32
 
 
+def test_observations_are_seen_as_they_are_without_a_scale(script):
+    _, agent = agent_of(script, "SCALE_OBSERVATIONS=False")
+    obs = np.random.default_rng(0).normal(size=(5, len(script.ENV.observation_scale)))
+    seen = jnp.array(obs / script.ENV.observation_scale, jnp.float32)
+    np.testing.assert_allclose(agent.actor(seen), outputs(script, agent.actor, obs), rtol=1e-3, atol=1e-5)
+
+
 def test_the_torque_starts_wide_and_centred_and_keeps_to_its_limits():
     """SIGMA_START far above the limits, too: the inverse of softplus must not overflow, as e^800 does."""
     obs = jnp.array(np.random.default_rng(0).normal(size=(1000, 3)) * [1, 1, 8], jnp.float32)

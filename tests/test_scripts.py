@@ -35,10 +35,6 @@ SHORT = {  # a run of seconds, with two rows of the log or more
     "3_Pendulum/pendulum": PPO,
     MNIST: "NUM_EPOCHS=2 HIDDEN_SIZE=16 BATCH_SIZE=64 NUM_SEEDS=2",
 }
-RESULT = {name: {"eval_return", "env_steps", "seconds", "compile_seconds"} for name in SHORT} | {
-    Q: {"max_abs_error", "optimal_from_every_state", "seconds"},
-    MNIST: {"test_accuracy", "data", "seconds", "compile_seconds"},
-}
 PICTURES = {
     Q: "learning_curve.png q_table.png",
     DQN: "learning_curve.png cart_pole.gif",
@@ -86,7 +82,7 @@ def run(tmp_path_factory):
 def test_a_run_leaves_its_files_and_is_not_written_over(name, run):
     script = script_of(name)
     folder, result, printed, words = run(name, 3)
-    assert json.loads((folder / "result.json").read_text()) == result and set(result) == RESULT[name]
+    assert json.loads((folder / "result.json").read_text()) == result
     given = dataclasses.asdict(script.configure(words))
     assert json.loads((folder / "constants.json").read_text()) == given
     assert str(folder) in printed
@@ -191,9 +187,8 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     name, argument, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["a script", argument, *["MNIST_PATH=subset"] * (argument[:4] == "BATC")]
-    )
+    subset = ["MNIST_PATH=subset"] * argument.startswith("BATCH")
+    monkeypatch.setattr(sys, "argv", ["a script", argument, *subset])
     script = script_of(name)
     with pytest.raises(SystemExit) as stopped:
         script.settings.run(script.main)

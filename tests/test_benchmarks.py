@@ -1,9 +1,11 @@
-"""The benchmarks and studies of folder 5's step, at sizes of a few seconds."""
+"""The benchmarks and studies, at sizes of a few seconds."""
 
 import csv
+import math
 import re
 import sys
 
+import against_peers
 import gradient_on_cpu
 import grpo_step_against_trl
 import numpy as np
@@ -65,3 +67,20 @@ def test_every_variant_of_the_gradient_is_the_same_gradient():
     with open(gradient_on_cpu.TABLE, newline="") as file:
         norms = [float(row["gradient_norm"]) for row in csv.DictReader(file)]
     np.testing.assert_allclose(norms, norms[0], rtol=2e-5)  # float32 sums in another order
+
+
+def test_a_row_of_a_peer_by_hand():
+    entry = against_peers.Entry("somebody", "peer.py", 2)
+    result = {
+        "version": "0.1", "env_steps": 300, "seconds": 5.0, "processor_seconds": 4.0, "compile_seconds": 1.0,
+        "eval_return": [480.0, 100.0],
+        "curves": [[(100, 2.0, 20.0), (200, 3.0, 475.0), (300, 4.0, 500.0)], [(300, 4.0, 474.9)]],
+    }  # fmt: skip
+    rows = against_peers.rows_of(entry, [0, 1], result, 475)
+    reached = [(row["env_steps_to_threshold"], row["seconds_to_threshold"]) for row in rows]
+    assert reached == [(200, 3.0), ("", "")]
+    [line] = against_peers.table(rows)
+    half = 12.7062 * math.sqrt(2 * 190**2) / math.sqrt(2)  # Student's t of one degree of freedom, 97.5 %
+    interval = f"{290 - half:.1f} … {290 + half:.1f}".replace("-", "−")
+    cells = "| somebody | 300 | 2 together | 5.0 s | 4.0 s | 1.0 s | 290.0 ± 268.7 |"
+    assert line == f"{cells} {interval} | 1 / 2 | 200 | 3.0 s |"
