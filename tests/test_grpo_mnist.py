@@ -119,10 +119,8 @@ def test_micro_batches_add_up_to_the_whole_batch(skip):
 
 
 def test_skipping_counts_only_groups_with_signal():
-    c, actor = (
-        variants.configure([*SMALL, "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"]),
-        make_actor(0, 3.0),
-    )
+    c = variants.configure([*SMALL, "SKIP_ZERO_VARIANCE=True", "NUM_GENERATIONS=4"])
+    actor = make_actor(sharpen=3.0)
     batch = make_batch(c, actor)
     signal = np.asarray((batch.reward.sum(axis=1) % 4) > 0)
     assert 0 < signal.sum() < 8
@@ -228,7 +226,6 @@ def test_loss_and_gradient_equal_tunix(name, theirs, beta, high):
 
 
 def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
-    """And the exact gradient learns a part of it."""
     accuracy = {}
     for method in ("grpo", "cross_entropy"):
         c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
@@ -237,16 +234,13 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
         accuracy[method] = row["test_accuracy"]
     assert accuracy["grpo"] > 0.90 and accuracy["cross_entropy"] > 0.93
     assert abs(accuracy["cross_entropy"] - accuracy["grpo"]) < 0.025  # one seed, 1,000 images: some noise
-    c = variants.configure([*TINY, "NUM_EPOCHS=10", "LEARNING_RATE=0.01", "METHOD=exact"])
-    assert variants.train(c, few())[1].validation_accuracy[:, -1].min() > 0.5
 
 
 def test_a_row_each_evaluation_and_the_last_by_hand(run):
     trained, data = run["grpo"], split()
     log = trained.log
-    assert (
-        log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
-    )  # 420 images: 3 batches of 64 for each row
+    # 420 images: 3 batches of 64 for each row
+    assert log.images.tolist() == [[192, 384, 576, 768, 960, 1152]] * 2
     final = environment.final_rows(trained.c, grpo_mnist.policy, "grpo", trained.agents, log, data)[1]
     actor = jax.tree.map(lambda leaf: leaf[1], trained.agents.actor)
     for name in ("validation", "test"):
@@ -257,14 +251,6 @@ def test_a_row_each_evaluation_and_the_last_by_hand(run):
         assert final[f"{name}_sampled_accuracy"] == pytest.approx(right.mean(), abs=1e-5)
     assert final["validation_accuracy"] == log.validation_accuracy[1, -1]
     assert final["validation_sampled_accuracy"] != final["test_sampled_accuracy"]
-
-
-def test_the_kl_is_one_to_the_untrained_network(run):
-    """It starts near 0, and does not stay there."""
-    for method in ("grpo", "ppo", "reinforce"):
-        kl = run[method].log.kl
-        assert (kl[:, -1] > 10 * np.abs(kl[:, 0])).all() and (kl[:, -1] > 0.01).all()
-    assert np.isnan(run["cross_entropy"].log.kl).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
