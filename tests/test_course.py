@@ -39,7 +39,7 @@ NAMES = re.compile(
 
 
 def test_every_colour_can_be_seen_on_a_light_page_and_on_a_dark_one():
-    """WCAG 2 asks for a contrast of 4.5. Where a colour is a value, as in the Q table, it stays as it is."""
+    """WCAG 2 asks for a contrast of 4.5."""
 
     def luminance(colour):
         values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
@@ -49,9 +49,6 @@ def test_every_colour_can_be_seen_on_a_light_page_and_on_a_dark_one():
     page = luminance(pictures.DARK[pictures.PAGE])
     for colour, other in [*pictures.DARK.items()][:-1]:  # the last is the page
         assert 1.05 / luminance(colour) > 4.5 < luminance(other) / page
-    for path in SVGS:
-        drawn = re.findall(r"(?:fill|stroke): (#\w+)", path.read_text().split("</style>")[1])
-        assert {*drawn} <= pictures.DARK.keys() or path.stem.startswith("q_table"), path
 
 
 def test_the_labels_of_chinese_pictures_are_chinese_but_for_names():

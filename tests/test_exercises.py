@@ -1,7 +1,4 @@
-"""The functions that a reader writes: every blank filled as a new reader would, every usual mistake by name.
-
-What is right is not what the checks hold to be right, but the numbered script's own function, and Tunix's.
-"""
+"""The functions that a reader writes: what is right is the numbered script's own function, and Tunix's."""
 
 import ast
 import csv
