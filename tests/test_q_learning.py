@@ -13,10 +13,6 @@ UP, DOWN, LEFT, RIGHT = range(4)
 C = Q_Learning.Constants()
 
 
-def train(*arguments, seed=0):
-    return Q_Learning.train(Q_Learning.configure(["PRINT_EVERY=0", *arguments]), np.random.default_rng(seed))
-
-
 def moves_to_goal(state):
     """Manhattan distance to the corner 15; walls only bound the grid, so no way is shorter."""
     return (3 - state // 4) + (3 - state % 4)
@@ -32,7 +28,8 @@ def test_learns_every_pair_exactly_and_the_shortest_way_from_every_state(seed):
     # 1e-6 is no lucky figure: the world is deterministic, so once the values behind a pair are right, its
     # target is one constant number, and each visit multiplies the pair's error by 1 - ALPHA = 0.9. From 100
     # to 1e-6 takes 175 visits; the rarest pair gets more than 400.
-    q_table, _, _ = train("NUM_EPISODES=2000", seed=seed)
+    c = Q_Learning.configure(["PRINT_EVERY=0", "NUM_EPISODES=2000"])
+    q_table, _, _ = Q_Learning.train(c, np.random.default_rng(seed))
     assert np.abs(q_table - grid.value_iteration(C)).max() < 1e-6
     for start in range(16):
         state, moves = start, 0

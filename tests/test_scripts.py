@@ -233,11 +233,8 @@ def test_a_card_that_is_not_here_gets_one_line(path, tmp_path):
 
 
 def test_ctrl_c_ends_with_130_and_one_line(capsys):
-    def stopped_by_hand(arguments):
-        raise KeyboardInterrupt
-
     with pytest.raises(SystemExit) as stopped:
-        load("1_Q_Learning", "settings").run(stopped_by_hand)
+        load("1_Q_Learning", "settings").run(lambda arguments: signal.raise_signal(signal.SIGINT))
     assert stopped.value.code == 130 and capsys.readouterr().err.count("\n") == 2
 
 
