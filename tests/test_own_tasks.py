@@ -205,17 +205,6 @@ def test_own_data_with_an_own_reward_file_runs_to_the_end():
     assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
 
 
-def test_two_data_sets_run_to_the_end_and_the_report_is_split():
-    result, report = run(
-        "DATASET=examples/one_step:0.3,examples/two_step:0.7", "REWARDS=compute_score,match_format_exactly"
-    )
-    parts = result["after"]["by_data_source"]
-    assert set(parts) == {"gsm8k", "math_reasoning"} and parts["gsm8k"]["questions"] == 8
-    whole = (parts["gsm8k"]["answer_accuracy"] + parts["math_reasoning"]["answer_accuracy"]) / 2
-    assert result["after"]["answer_accuracy"] == pytest.approx(whole)
-    assert "| data_source | questions | answers right | right by the last number | format right |" in report
-
-
 def test_think_tags_run_to_the_end(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import make_examples

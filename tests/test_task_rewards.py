@@ -220,35 +220,6 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
 
 
-def test_the_example_file_does_what_it_says():
-    grader = grader_of("compute_score,short_answer,check_answer", f"{EXAMPLES}/my_reward.py")
-    score, few, check = grader.functions
-    tags = "<reasoning>{}</reasoning><answer>{}</answer>".format
-    completions = [tags("2+3=5", "5"), tags("4+1=5", "5"), tags("2+3=5", "5").replace("</reasoning>", ""),
-                   tags("2+3=6", "6"), "5"]  # fmt: skip
-    n = len(completions)
-    columns = {
-        "prompts": ["?"] * n, "completions": completions, "answer": ["5"] * n,
-        "data_source": ["one_step"] * n, "extra_info": ['{"working": "2+3=5"}'] * n,
-    }  # fmt: skip
-    assert score(**columns) == [1.0, 0.5, 0.25, 0.0, 0.0]
-    assert few(**columns) == [0.1, 0.1, 0.1, 0.1, 0.0]
-    assert check.__wrapped__ is reward_func.check_answer
-    # what is right in the report and in the log: full marks only
-    del columns["prompts"]
-    assert (grader.score(**columns) >= 1).tolist() == [True, False, False, False, False]
-
-
-def test_the_reward_by_the_last_number_forgives_every_form():
-    last, score = grader_of("last_number,compute_score", f"{EXAMPLES}/last_number.py").functions
-    completions = ["Tom has 3 + 8 = 11 shells.", "11", "Tom has 11 shells.", "11 or 12", "none", ""]
-    n = len(completions)
-    columns = {"prompts": ["?"] * n, "completions": completions, "answer": ["11"] * n,
-               "data_source": ["math_reasoning"] * n, "extra_info": [""] * n}  # fmt: skip
-    assert last(**columns) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    assert score(**columns) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]  # another number beside it is a doubt
-
-
 def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
     (reward,) = own(
         "def check_answer(prompts, completions, **columns):\n    return [8.0] * len(completions)",
