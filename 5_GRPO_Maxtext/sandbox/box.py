@@ -10,6 +10,7 @@ has exited: when the init process of a pid namespace ends, the kernel kills all 
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import subprocess
@@ -90,11 +91,11 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
             raise RuntimeError(f"protection {protection}: {reason}")
 
 
-def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
-    """What a program printed, and whether it ended within OUTPUT_BYTES before `deadline` (monotonic)."""
+def output(process: subprocess.Popen, stdout, end: float = math.inf) -> tuple[str, bool]:
+    """What a program printed; whether it ended within OUTPUT_BYTES, WALL_SECONDS, and before `end`."""
     # Its pipe closes when the last of its processes has ended; `wait` would only poll every 50 ms.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        process.communicate(timeout=max(0.0, min(WALL_SECONDS, end - time.monotonic())))
     # A file, so we needn't drain a pipe; DISK_BYTES limits it. pread, because the program moves our position.
     data = os.pread(stdout.fileno(), OUTPUT_BYTES + 1, 0)
     ended = process.returncode is not None and len(data) <= OUTPUT_BYTES
@@ -138,7 +139,7 @@ def _fault(kind: str) -> str:
         return "no bwrap on the PATH"
     try:
         with started("print('it runs')", kind) as running:
-            printed, _ = output(*running, time.monotonic() + 10)
+            printed, _ = output(*running)
     except RuntimeError as error:
         return str(error).partition(": ")[2]
     return "" if printed == "it runs\n" else "a program that prints one line did not"

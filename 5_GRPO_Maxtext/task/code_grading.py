@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import re
-import statistics
 import symtable
 import sys
 import time
@@ -54,12 +53,12 @@ def extract_code(completion: str) -> str:
     return [text, *_FENCED.findall(text)][-1]
 
 
-def read_tests(ground_truth) -> list[tuple[str, str]] | str:
-    """Pairs of input and expected output, or the text of assert statements.
+def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[list, dict, dict]:
+    """Pairs of input and expected output, or what `read_statements` makes of assert statements.
 
     `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
     {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
-    ValueError if it's none of these, or contains no test.
+    ValueError if it's none of these, or if no answer could pass the tests.
     """
     tests, pairs = ground_truth, []
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
@@ -69,11 +68,11 @@ def read_tests(ground_truth) -> list[tuple[str, str]] | str:
             raise ValueError(f"ground_truth={tests[:60]!r}: not JSON ({error})") from None
     if isinstance(tests, dict) and set(tests) == {"inputs", "outputs"}:
         tests = list(itertools.zip_longest(tests["inputs"], tests["outputs"]))
+    if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
+        tests = "\n".join(tests)
     if isinstance(tests, str):
-        return tests
-    tests = list(tests) if isinstance(tests, Sequence) else []
-    if tests and all(isinstance(test, str) for test in tests):
-        return "\n".join(tests)
+        return read_statements(tests, extra_info.get("entry_point") if isinstance(extra_info, dict) else None)
+    tests = tests if isinstance(tests, list) else []
     for test in tests:
         match test:
             case [str(given), str(expected)] | {"input": str(given), "output": str(expected)}:
@@ -223,13 +222,6 @@ def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
     return defined, used - defined
 
 
-def readable_tests(ground_truth, extra_info):
-    """The input and output pairs, or `read_statements`' result; ValueError if no answer could pass them."""
-    tests = read_tests(ground_truth)
-    entry_point = extra_info.get("entry_point") if isinstance(extra_info, dict) else None
-    return read_statements(tests, entry_point) if isinstance(tests, str) else tests
-
-
 def same_output(printed: str, expected: str) -> bool:
     """Whether two outputs agree, ignoring trailing whitespace and trailing empty lines."""
     first, second = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
@@ -277,28 +269,22 @@ def _verdicts(code: str, read: tuple[list, dict, dict], protection: str, deadlin
 
 def compute_score(solution_str: str, ground_truth, extra_info: dict | None = None) -> float:
     """The share of tests that the program in a completion passes; see `verdicts`."""
-    return statistics.fmean(verdicts(solution_str, ground_truth, extra_info))
+    passed = verdicts(solution_str, ground_truth, extra_info)
+    return sum(passed) / len(passed)
 
 
 def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
     """Which tests the program in a completion passes: one bool each, False for those not reached.
 
-    "entry_point" in `extra_info` names the function under test, see `read_statements`.
-
-    Raises:
-        ValueError: the tests cannot be read, or this machine offers no protection.
-        RuntimeError: the sandbox could not start a program (the machine is out of memory or processes).
+    "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError if the
+    tests cannot be read, or this machine has no protection; RuntimeError if the sandbox cannot start.
     """
     protection = box.protection()
     tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
     end = time.monotonic() + ANSWER_SECONDS
-
-    def deadline():
-        return min(end, time.monotonic() + box.WALL_SECONDS)
-
     if isinstance(tests, tuple):
-        return _verdicts(code, tests, protection, deadline())
-    return [time.monotonic() < end and _passes(code, *test, protection, deadline()) for test in tests]
+        return _verdicts(code, tests, protection, end)
+    return [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
@@ -307,16 +293,14 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
     `seconds` limits all of them together. Answers not started by then score 0.0, with a message.
     """
     end = time.monotonic() + seconds
+
+    def in_time(answer):
+        return score(answer) if time.monotonic() < end else None
+
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        running = (pool.map if at_once > 1 else map)(
-            lambda answer: score(answer) if time.monotonic() < end else None, answers
-        )
-        scores = list(
-            tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
-        )
+        running = (pool.map if at_once > 1 else map)(in_time, answers)
+        scores = [*tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")]
     if late := scores.count(None):
-        tqdm.write(
-            f"graded {len(answers) - late} of {len(answers)} answers in {seconds:.0f} s, the others "
-            "score 0: they take too long (an endless loop costs its whole time limit)"
-        )
+        done = f"graded {len(answers) - late} of {len(answers)} answers in {seconds:.0f} s"
+        tqdm.write(f"{done}, the others score 0: an endless loop costs its whole time limit")
     return [score or 0.0 for score in scores]
