@@ -20,7 +20,7 @@ from short_runs import SCRIPT, SHORT, run_here
 import grpo_llama3_1_8b_demo as demo
 import inference
 import settings
-from model import devices, llama, versions
+from model import devices, versions
 from run import process, run_folder, train_log
 from run import start as start_of_run
 from run.run_files import read_log
@@ -211,17 +211,6 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return repository
-
-
-def test_a_revision_of_the_hub_is_taken_and_its_commit_is_known(hub):
-    for name, commit in (("org/tiny", 1), ("org/tiny@v1", 0), (f"org/tiny@{HASHES[0]}", 0)):
-        folder, _ = llama.load_hf_config(name)
-        assert folder == hub / "snapshots" / HASHES[commit]
-        assert llama.pinned(name, folder) == f"org/tiny@{HASHES[commit]}"
-    Path("my@folder").mkdir()
-    assert llama.pinned("my@folder", Path("my@folder")) == "my@folder"
-    with pytest.raises(UserError, match=r"^MODEL=org/tiny@v9: neither a folder nor to be had"):
-        llama.load_hf_config("org/tiny@v9")
 
 
 def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkeypatch):

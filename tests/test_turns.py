@@ -217,11 +217,6 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     np.testing.assert_allclose(plain[1, 0], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
 
 
-def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
-    samples = walked([[rewarded(-1, 100), rewarded(-1, -1)]], [[[0, 1]] * 2], other=[[0, 4]])
-    np.testing.assert_allclose(variants.centered_turn_advantage(samples), [[[-2, -2], [2, 2]]])
-
-
 # --- the grid
 
 
