@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from short_runs import SHORT
-from tokenizers.processors import TemplateProcessing
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -97,26 +96,15 @@ def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards
         (templates("{{ message['content'] }}", "{{ message['content'] }}<|begin_of_text|>"), None),
         (templates("{% endfor %}", "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"),
          "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>"),
-        (templates("{{ bos_token }}", "{{ strftime_now('%d %m %Y') }} "), "prints the day; every prompt of"),
     ],
 )  # fmt: skip
 def test_what_is_odd_and_may_be_meant_is_said(edit, words, capsys):
     checked(edit, "REWARDS=check_answer")
     said = capsys.readouterr().out
     if words is None:
-        assert "day" not in said
+        assert "note" not in said
     else:
         assert f"note: MODEL=m: its chat template {words}" in said
-
-
-def test_a_prompt_without_the_token_that_begins_every_text_is_noted():
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    begin = tokenizer.bos_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
-    )
-    assert prompts.oddities(tokenizer, f"{begin}1 + 1?") == []
-    assert "begins a text with <|begin_of_text|>, its chat" in prompts.oddities(tokenizer, "1 + 1?")[0]
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():

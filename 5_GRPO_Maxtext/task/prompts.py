@@ -124,10 +124,10 @@ def with_prompts(
 
 
 def check_form(c, tokenizer, grader) -> None:
-    """Checks that a well-formatted answer survives MODEL's tokenizer and chat template; prints `oddities`.
+    """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
     Encodes, decodes and grades the answer "1" in the rewards' format. UserError if a built-in reward of
-    `grader` gives less than for the original text.
+    `grader` gives less than for the original text. Prints if the chat template has another end of turn.
     """
     tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
@@ -147,27 +147,14 @@ def check_form(c, tokenizer, grader) -> None:
             elif dropped := [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]:
                 why = f"{dropped[0]} is a special token, which decoding drops; make it an ordinary one"
             raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
-    for note in oddities(tokenizer, prompt):
-        print(f"note: {at}: {note}")
-
-
-def oddities(tokenizer, prompt: str) -> list[str]:
-    """Unusual but possibly correct things in the tokenizer and chat template; `prompt` is formatted."""
-    notes = []
     try:
         turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<answer>"}]
-        end = chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2]
+        after = chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2]
     except Exception:  # a template for one message
-        end = ""
-    token = control_tokens(tokenizer).match(end)
-    if token and token[0] != tokenizer.eos_token:
-        notes.append(
-            f"its chat template ends an answer with {token[0]}, its tokenizer's eos_token is "
+        after = ""
+    end = control_tokens(tokenizer).match(after)
+    if end and end[0] != tokenizer.eos_token:
+        print(
+            f"note: {at}: its chat template ends an answer with {end[0]}, its tokenizer's eos_token is "
             f"{tokenizer.eos_token}: answers may go on to the limit"
         )
-    begin = tokenizer.encode("1")[:1]
-    if begin == [tokenizer.bos_token_id] != tokenizer.encode(prompt, add_special_tokens=False)[:1]:
-        notes.append(f"its tokenizer begins a text with {tokenizer.bos_token}, its chat template doesn't")
-    if "strftime_now" in str(tokenizer.chat_template):
-        notes.append(f"its chat template prints the day; every prompt of a run has {DAY:%d %b %Y}")
-    return notes

@@ -78,7 +78,7 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
         if path.suffix == ".parquet":
             import pyarrow.parquet
 
-            return list(enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1))
+            return list(enumerate(pyarrow.parquet.ParquetFile(path).read().to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))

@@ -278,19 +278,18 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
             raise UserError(
                 f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
             ) from error
-        told = f"reward function {name} returned {rewards!r:.60} for {len(completions)} completions"
+        told = f"reward function {name} returned"
         try:
             values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
             values = None
         if not isinstance(values, list) or len(values) != len(completions):
-            raise UserError(f"{told}; return one number per completion")
-        for value, completion in zip(values, completions):
+            how_many = f"{rewards!r:.60} for {len(completions)} completions"
+            raise UserError(f"{told} {how_many}; return one number per completion")
+        for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
-                raise UserError(
-                    f"reward function {name} returned {value!r:.60} for completion {completion!r}; return a "
-                    f"number of at most {MAX_REWARD:.0e}"
-                )
+                remedy = f"return a number of at most {MAX_REWARD:.0e}"
+                raise UserError(f"{told} {value!r:.60} for completion {text!r}; {remedy}")
         return list(map(float, values))
 
     checked.__name__ = name  # the log's column

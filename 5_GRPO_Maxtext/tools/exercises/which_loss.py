@@ -248,22 +248,3 @@ def looks_like(found: Findings, number: int, takes_advantage: bool) -> list[tupl
             if near and equal((value, gradient), jax.value_and_grad(compute)(b["log_prob"])):
                 same.append((method, *words))
     return same
-
-
-def identify(function: Callable) -> tuple[Findings, list[str], list[tuple[str, ...]]]:
-    """Compares a loss with the six methods, then with each of them with one and with two other pieces.
-
-    Returns:
-        By method: how far the value is from the golden one, and the gradient's most distant entry.
-        The methods it equals. If there are none, what it looks like, with the fewest changes.
-    """
-    b, found, distances, equals = golden_batch(), {}, {}, []
-    for method in METHODS:
-        found[method] = value, gradient = value_and_gradient(function, b, method)
-        golden = b[f"{method}_loss"], b[f"{method}_gradient"]
-        distances[method] = abs(value - golden[0]), np.abs(gradient - golden[1]).max()
-        if equal(found[method], golden):
-            equals.append(method)
-    takes = "advantage" in inspect.signature(function).parameters
-    names = [] if equals else looks_like(found, 1, takes) or looks_like(found, 2, takes)
-    return distances, equals, names
