@@ -88,23 +88,12 @@ def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (templates("", ""), None),
-        (OPENS, None),  # these rewards don't look at the form
-        (templates("{{ message['content'] }}", "{{ message['content'] }}<|begin_of_text|>"), None),
-        (templates("{% endfor %}", "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"),
-         "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>"),
-    ],
-)  # fmt: skip
-def test_what_is_odd_and_may_be_meant_is_said(edit, words, capsys):
-    checked(edit, "REWARDS=check_answer")
-    said = capsys.readouterr().out
-    if words is None:
-        assert "note" not in said
-    else:
-        assert f"note: MODEL=m: its chat template {words}" in said
+def test_another_end_of_turn_than_the_tokenizers_is_noted(capsys):
+    checked(OPENS, "REWARDS=check_answer")  # this reward doesn't look at the form
+    assert capsys.readouterr().out == ""
+    end = "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"
+    checked(templates("{% endfor %}", end), "REWARDS=check_answer")
+    assert "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>" in capsys.readouterr().out
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():

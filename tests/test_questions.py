@@ -8,8 +8,6 @@ import functools
 import itertools
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -441,16 +439,6 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
     refused(f"{re.escape(said)}.*{re.escape(words)}.*; write {{question}} where", checks.template,
             SimpleNamespace(TEMPLATE=template))  # fmt: skip
     checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))
-
-
-def test_reading_and_checking_need_no_heavy_import():
-    code = (
-        "import sys, run.checks, task.questions, task.task_rewards\n"
-        "print(*(name for name in sys.argv[1:] if name in sys.modules))"
-    )
-    heavy = ["jax", "transformers", "grain", "tensorflow_datasets", "huggingface_hub", "pyarrow"]
-    done = subprocess.run([sys.executable, "-c", code, *heavy], cwd=HERE, capture_output=True, text=True)
-    assert done.stdout == "\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
