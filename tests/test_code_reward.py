@@ -29,8 +29,6 @@ UNPROTECTED = pytest.mark.skip(reason="no protection works on this machine")
 
 every_kind = pytest.mark.parametrize("kind", KINDS or [pytest.param(None, marks=UNPROTECTED)])
 
-# ---------------------------------------------------------------- programs that cheat
-
 
 @pytest.fixture(scope="module")
 def outcomes():
@@ -78,9 +76,6 @@ def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
-
-
-# ---------------------------------------------------------------- the limits
 
 
 @pytest.fixture
@@ -159,8 +154,6 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
             assert not wrong
 
-
-# ---------------------------------------------------------------- programs that solve the task
 
 ADD = "def add(a, b):\n    return a + b"
 HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_text()) | {

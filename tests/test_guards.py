@@ -42,9 +42,6 @@ def read(*arguments):
     return settings.read(demo.Constants, arguments)
 
 
-# %% Constants
-
-
 @pytest.mark.parametrize(
     ("argument", "code", "words"),
     [
@@ -68,9 +65,6 @@ def test_the_command_line_answers_with_one_line_and_before_the_imports(argument,
     assert "run.checks" in imported
     assert not imported & {"jax", "flax", "maxtext", "tunix", "transformers", "grain", "tensorflow"}
     assert not Path("runs").exists()
-
-
-# %% Stopping, and going on
 
 
 def run_script(monkeypatch, main, *arguments):
@@ -126,9 +120,6 @@ def test_a_run_of_another_version_is_refused(change):
         run_folder.check_same_constants(c, saved, Path("run"))
 
 
-# %% Versions
-
-
 def test_another_version_is_refused_at_every_start(monkeypatch):
     versions.check_versions()
     package, wanted = next(iter(versions.VERSIONS.items()))
@@ -142,9 +133,6 @@ def test_another_version_is_refused_at_every_start(monkeypatch):
 def test_the_versions_are_the_pinned_ones(name):
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (HERE.parent / name).read_text(), re.M))
     assert {package: pins[package] for package in versions.VERSIONS} == versions.VERSIONS
-
-
-# %% Data and model
 
 
 def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_on(capsys):
@@ -162,9 +150,6 @@ def test_the_script_refuses_its_template_and_counts_what_is_tested_and_trained_o
     said = capsys.readouterr().out
     assert "\nnote: 1 of 1 test questions are training questions, too" in said
     assert "\nnote: 1 of 1 held-out questions are training questions, too" in said
-
-
-# %% Other people's models
 
 
 def change_json(path, **changes):
@@ -238,9 +223,6 @@ def test_a_run_keeps_the_commit_and_a_resume_with_another_is_refused(hub, monkey
     assert saved["MODEL"] == c.MODEL  # inference asks the one that was trained
 
 
-# %% A full disk
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 24 MB."""
@@ -285,9 +267,6 @@ def test_a_disk_that_fills_up_later_costs_no_checkpoint(small_disk, monkeypatch)
     (small_disk / "ballast").unlink()
     demo.main(arguments)  # the same command goes on
     assert json.loads((small_disk / "run" / "result.json").read_text())["steps"] == 4
-
-
-# %% A finished run, compiled programs, files
 
 
 def test_a_finished_run_takes_more_steps_and_counts_on_in_whole_numbers(finished, tmp_path):

@@ -68,9 +68,6 @@ def write(path, rows):
     return str(path)
 
 
-# ---------------------------------------------------------------- files and columns
-
-
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_every_kind_of_file_gives_the_same_questions(kind):
     """In Parquet a row without the column has None in it."""
@@ -170,9 +167,6 @@ def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
     assert questions.to_question(row)["answer"] == text
 
 
-# ---------------------------------------------------------------- GSM8K of tensorflow-datasets
-
-
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch):
     """tensorflow-datasets' default, which it takes from TFDS_DATA_DIR when it is imported; and no network."""
@@ -243,8 +237,6 @@ def test_inference_takes_the_question_and_the_right_answer_that_a_run_takes(row)
             reader(row | {"question": ""})
 
 
-# ---------------------------------------------------------------- bad rows
-
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
 
 
@@ -277,9 +269,6 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     refused(rf"DATASET={name}: .*{re.escape(words)}", read, name, "train")
 
 
-# ---------------------------------------------------------------- the test asks something else
-
-
 @pytest.mark.parametrize(
     ("train", "test"),
     [("mine.jsonl", "mine.jsonl"), ("tiny_gsm8k,mine.jsonl", "./mine.jsonl"), ("mine.jsonl", "link.jsonl"),
@@ -294,9 +283,6 @@ def test_the_file_that_is_trained_on_is_no_test(train, test):
     refused(said, check_paths, DATASET=train, TEST_DATASET=test)
     check_paths(DATASET="folder", TEST_DATASET="mine.jsonl")
     check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
-
-
-# ---------------------------------------------------------------- several sources
 
 
 @pytest.mark.parametrize(("spec", "expected"), CASES["sources_and_weights"])
@@ -379,9 +365,6 @@ def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
     assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"]
 
 
-# ---------------------------------------------------------------- which rewards grade them
-
-
 def chosen(*rows, rewards=""):
     data = [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
     return run_grader.make_grader(rewards, "", reward_func, data).names
@@ -399,9 +382,6 @@ def test_the_rewards_follow_the_data():
     chosen(ROWS[0] | {"ground_truth": "0"}, rewards="check_answer")
     with pytest.raises(UserError, match=r"the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"):
         chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards="check_answer")
-
-
-# ---------------------------------------------------------------- the examples, and the README's commands
 
 
 def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):

@@ -46,9 +46,6 @@ def rewards(completion: str, gold: str) -> list[float]:
     return [reward_fn(**columns, question=["?"])[0] for reward_fn in REWARDS]
 
 
-# ---------------------------------------------------------------- the lists of cases
-
-
 def cases(path: Path, choice: tuple[bool, ...]) -> list:
     if not path.exists():
         reason = f"{path} is not part of the repository"
@@ -85,12 +82,6 @@ def check_case(case: dict, value_of) -> None:
 @pytest.mark.parametrize("case", cases(OWN_CASES, choice=(False, True)))
 def test_own_case(case):
     check_case(case, parse_number)
-
-
-# ---------------------------------------------------------------- every gold of GSM8K
-
-
-# ---------------------------------------------------------------- independent oracles
 
 
 def test_parse_number_agrees_with_fraction_of_the_plain_text():
@@ -157,9 +148,6 @@ def test_extraction_and_form_agree_with_a_slow_regex():
         assert format_ok(text) == expected, text
         seen[expected] += 1
     assert min(seen.values()) > 1000  # both answers must have been put to the test
-
-
-# ---------------------------------------------------------------- the points, by hand
 
 
 @pytest.mark.parametrize(("name", "old", "new", "expected"), CASES["points"])

@@ -34,9 +34,6 @@ def grader_of(rewards="", reward_file="", rows=()):
     return make_grader(rewards, reward_file, reward_func, rows)
 
 
-# ---------------------------------------------------------------- compute_score by data_source
-
-
 @pytest.mark.parametrize(
     "case", [c for c in cases(OWN_CASES, (False, True)) if c.values[0]["kind"] != "gold"]
 )
@@ -156,9 +153,6 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.5, (call.func, place)
 
 
-# ---------------------------------------------------------------- think tags
-
-
 def think(thoughts, answer):
     return f"<think>\n{thoughts}\n</think>\n<answer>\n{answer}\n</answer>"
 
@@ -178,8 +172,6 @@ def test_a_right_text_is_correct_where_the_truth_is_no_number():
     assert points(think("x", "Paris"), "Paris")[0] == 2.0
     assert points(think("x", "paris"), "Paris")[0] == 0.0
 
-
-# ---------------------------------------------------------------- own rewards
 
 COLUMNS = {
     "prompts": ["?", "?"], "completions": ["<answer>2</answer>", "<answer>3</answer>"], "answer": ["2", "2"],
@@ -245,9 +237,6 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
     with pytest.raises(UserError, match=words):
         grader_of(rewards, reward_file)
     assert not Path("runs").exists()
-
-
-# ---------------------------------------------------------------- what a grader makes of the scores
 
 
 @pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])

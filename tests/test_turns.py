@@ -84,9 +84,6 @@ QUESTIONS = [
 ]
 
 
-# --- the row
-
-
 @pytest.mark.parametrize("model", ["tiny_grid", "tiny_llama"])
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
     output = walk(QUESTIONS, model=model, temperature=0.7)
@@ -142,9 +139,6 @@ def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_p
     assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
 
 
-# --- what is trained
-
-
 def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
     """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
     fed, update = [], demo.update
@@ -171,9 +165,6 @@ def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
 
 
 SHORT = CASES["short"]["arguments"]
-
-
-# --- credit
 
 
 def rewarded(*rewards, gamma=1.0):
@@ -217,9 +208,6 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     np.testing.assert_allclose(plain[1, 0], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
 
 
-# --- the grid
-
-
 def test_the_grid_is_chapter_1s():
     """Every move from every cell, and the optimum, against folder 1's own."""
     chapter = folders.load("1_Q_Learning", "grid")
@@ -248,9 +236,6 @@ def test_slips_and_walls():
     assert here.step("down")[0] == "row 1 column 2" and here.step("wait")[0] == "row 1 column 2"
     values = world.q_star("walls", 1.0)
     assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8  # nine moves around the walls
-
-
-# --- other interfaces: a tool inside of one message, a chat template
 
 
 def written(tmp_path, body, name="mine.py"):
@@ -300,9 +285,6 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
         turns.around_observation(TokenizerAdapter(tokenizer))
 
 
-# --- a world at fault
-
-
 @pytest.mark.parametrize(("body", "words"), CASES["faults"])
 def test_a_world_at_fault_is_one_line(body, words, tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "WORLD_SECONDS", 0.3)
@@ -322,9 +304,6 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
         assert not turns.ended(output, [engine().eos_id()]).any()
         lengths = [len(episode.rewards) for episode in output.text]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
-
-
-# --- refused
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["refused"])
@@ -376,9 +355,6 @@ def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
     assert -1 in {turn for answer in shown for turn in answer["turn"]}
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
     assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
-
-
-# --- the page
 
 
 def spread(rows, column, digits, scale=1, unit=""):
