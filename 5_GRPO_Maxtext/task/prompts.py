@@ -36,11 +36,6 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
             in a dry run, which writes nothing.
     """
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
-    if broken := [row for row in rows if as_letters(tokenizer, row["question"]) != row["question"]]:
-        print(
-            f"note: {source}: {len(broken):,} of {len(rows):,} questions have a control token of the model in"
-            f" their text, the first in row {broken[0]['line']}; it's read as letters and not obeyed"
-        )
     form = {"template": c.TEMPLATE, "system_prompt": system_prompt}
     kept, left_out = with_prompts(rows, tokenizer, c.MAX_PROMPT_LENGTH, **form)
     if left_out:
