@@ -115,17 +115,13 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
     tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
     mine = SimpleNamespace(**vars(made) | {"REWARD_FUNC": ask.REWARD_FUNC, "METHOD": "", "TEACHER": ""})
-    found = []
-    for count in (made.NUM_TEST_QUESTIONS, c.NUM_QUESTIONS):
-        mine.NUM_TEST_QUESTIONS = count
-        rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
-        found.append(identity.of(mine, rows, grader.names, reward_func.__file__))
-    if trained:
-        runs.changed_model(ask.MODEL, checkpoint)
-        if said := identity.changes(checkpoint.note.get("identity", {}), found[0], mine, f"CHECKPOINT={run}"):
-            print(shown(f"note: {said}; counted as it is now"))
+    mine.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
+    rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
+    if trained and (said := runs.changed_model(ask.MODEL, checkpoint)):
+        print(shown(f"note: {said}; counted as it is now"))
+    identities = identity.of(mine, rows, grader.names, reward_func.__file__)
     known = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asdict(ask) | {"CHECKPOINT": ""}}
-    known |= {"step": step, "run": checkpoint.note.get("run_id", run) if step else "", "identity": found[1]}
+    known |= {"step": step, "run": checkpoint.note.get("run_id", run) if step else "", "identity": identities}
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
     path = Path(c.RUN_DIR) / f"counts_{digest}.json"
     kept = run_files.read_object(path)
