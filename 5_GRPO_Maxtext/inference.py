@@ -86,16 +86,18 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Constants, str, Checkpoint
         raise UserError("the question is empty; write one, or none at all for the built-in batch")
     c = settings.read(Constants, given)
     checkpoint = find_checkpoint(c)
-    for fault, holds in {
-        f"INPUT={c.INPUT}: there is a question on the command line, too; give one of the two":
-            question and c.INPUT,
-        f"ANSWER={c.ANSWER}: there is no question that it answers; write one": c.ANSWER and not question,
-        f"ANSWER={c.ANSWER}: a question on the command line is graded by its number; give one":
-            c.ANSWER and parse_number(c.ANSWER) is None,
-        f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out, or these":
-            c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE),
-        "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder": c.COMPARE and not checkpoint,
-    }.items():  # fmt: skip
+    no_number = c.ANSWER and parse_number(c.ANSWER) is None
+    alike = c.SAMPLING == "greedy" and (c.SAMPLES > 1 or c.PAGE)
+    for holds, fault in (
+        (question and c.INPUT, f"INPUT={c.INPUT}: there is a question, too; give one of the two"),
+        (c.ANSWER and not question, f"ANSWER={c.ANSWER}: there is no question that it answers; write one"),
+        (no_number, f"ANSWER={c.ANSWER}: a question here is graded by its number; give one"),
+        (alike, f"SAMPLES={c.SAMPLES}, PAGE={c.PAGE}: greedy answers are all alike; leave SAMPLING out"),
+        (
+            c.COMPARE and not checkpoint,
+            "COMPARE=True: no run to compare with; give CHECKPOINT= a run's folder",
+        ),
+    ):
         if holds:
             raise UserError(fault)
     run = checkpoint.constants if checkpoint else {"MODEL": "tiny_llama"}
@@ -115,10 +117,8 @@ def find_checkpoint(c: Constants) -> Checkpoint | None:
         return None
     found = run_files.checkpoint_at(newest or Path(c.CHECKPOINT), "CHECKPOINT")
     if found is None:
-        raise UserError(
-            f"CHECKPOINT={c.CHECKPOINT}: not in a run of the main script (no constants.json there); give its "
-            "RUN_DIR, RUN_DIR/number, or base"
-        )
+        why = "not in a run of the main script (no constants.json there)"
+        raise UserError(f"CHECKPOINT={c.CHECKPOINT}: {why}; give its RUN_DIR, RUN_DIR/number, or base")
     if world := found.constants.get("ENVIRONMENT"):
         raise UserError(
             f"CHECKPOINT={found.run}: was trained by turns with ENVIRONMENT={world}, and nobody answers its "
@@ -132,29 +132,25 @@ def read_rows(c: Constants, question: str) -> list[dict[str, Any]]:
     if c.INPUT:
         return questions.read_inputs(c.INPUT, None if c.REWARD_FUNC else task_rewards.ground_truth_fault)
     asked = ((question, c.ANSWER or None),) if question else QUESTIONS
+    more = {"data_source": None, "extra_info": "", "source": "the command line", "line": "1"}
     return [
-        {"question": text, "gold": gold, "answer": gold, "data_source": None, "extra_info": "",
-         "source": "the command line", "line": "1",
-         "row": {"question": text} | ({"answer": gold} if gold else {})} for text, gold in asked
+        {"question": text, "gold": gold, "answer": gold,
+         "row": {"question": text} | ({"answer": gold} if gold else {})} | more for text, gold in asked
     ]  # fmt: skip
 
 
-def output_path(c: Constants) -> Path | None:
-    """Where to write the answers, if anywhere; UserError if the file exists or can't be created."""
+def read_all(arguments: Sequence[str]):
+    """Everything we can read before the imports: `read_arguments`, `read_rows`, the output file."""
+    c, question, checkpoint = read_arguments(arguments)
+    rows = read_rows(c, question)
     if not (c.OUTPUT or c.INPUT):
-        return None
+        return c, question, checkpoint, rows, None
     path = Path(c.OUTPUT or Path(c.INPUT).with_suffix(".answers.jsonl"))
     if path.exists():
         raise UserError(f"OUTPUT={path}: exists already; choose another name, or remove it")
     if not path.resolve().parent.is_dir():
         raise UserError(f"OUTPUT={path}: there is no such folder; make it, or choose another")
-    return path
-
-
-def read_all(arguments: Sequence[str]):
-    """Everything we can read before the imports: `read_arguments`, `read_rows`, `output_path`."""
-    c, question, checkpoint = read_arguments(arguments)
-    return c, question, checkpoint, read_rows(c, question), output_path(c)
+    return c, question, checkpoint, rows, path
 
 
 # %% Imports ------------------------------------------------------------------------------------------------
@@ -181,9 +177,8 @@ def add_prompts(c: Constants, rows, tokenizer, think_tags: bool = False) -> list
     """The rows with `prompts` as in a run; warns of unknown words, UserError if a prompt is too long."""
     system_prompt = prompts.think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
     numbered = [row | {"line": str(i)} for i, row in enumerate(rows, start=1)]
-    rows, too_long = prompts.with_prompts(
-        numbered, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
-    )
+    form = {"template": c.TEMPLATE, "system_prompt": system_prompt}
+    rows, too_long = prompts.with_prompts(numbered, tokenizer, c.MAX_PROMPT_LENGTH, **form)
     for _, number, length in too_long:
         raise UserError(
             f"MAX_PROMPT_LENGTH={c.MAX_PROMPT_LENGTH}: question {number} takes {length} tokens, template "

@@ -49,11 +49,7 @@ def match_format_exactly(prompts, completions, **kwargs) -> list[float]:
 
 def match_format_approximately(prompts, completions, **kwargs) -> list[float]:
     """Partial credit: per tag, POINTS_TAG if it occurs exactly once, else minus POINTS_TAG."""
-
-    def points(completion: str) -> float:
-        return sum(POINTS_TAG if completion.count(tag) == 1 else -POINTS_TAG for tag in TAGS)
-
-    return [points(completion) for completion in completions]
+    return [sum(POINTS_TAG if text.count(tag) == 1 else -POINTS_TAG for tag in TAGS) for text in completions]
 
 
 def check_answer(prompts, completions, answer, **kwargs) -> list[float]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from short_runs import SHORT, load_weights
+from short_runs import SHORT
 from table_policy import train_llm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -18,7 +18,6 @@ from model import llama
 from model.cluster import make_cluster
 from model.llm import Llm
 from run import answers, run_folder, start, trained
-from run.run_files import read_log
 from settings import HERE
 from task import prompts, questions, run_grader
 from task.grading import format_ok, grade, last_number
@@ -27,7 +26,6 @@ G, STEPS = 4, 4
 KEPT = [1, 3, 4]  # the first, every third, the last
 ARGUMENTS = [*SHORT, f"NUM_BATCHES={STEPS}", "LOG_ANSWERS_EVERY=3", "SAVE_INTERVAL_STEPS=1", "MAX_TO_KEEP=20",
              "WARMUP_FRACTION=0.0", "TEMPERATURE_END=0.6", "EVAL_EVERY=3"]  # fmt: skip
-MEASURED = ("seconds", "tokens_per_second", "memory_")  # columns of this machine, not of the run
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
 
 
@@ -155,47 +153,6 @@ def train(folder, *arguments):
         train_llm(c, llm, grader, rows["train"], run.folder, rows["validation"])
 
 
-def test_logging_and_evaluating_change_no_weight(run, tmp_path):
-    silent = tmp_path / "silent"
-    train(silent, "LOG_ANSWERS_EVERY=0", "EVAL_EVERY=0")
-    logged, unlogged = load_weights(run, STEPS), load_weights(silent, STEPS)
-    assert logged.keys() == unlogged.keys() and len(logged) > 60
-    for name in logged:
-        np.testing.assert_array_equal(logged[name], unlogged[name], err_msg=name)
-    assert not list(silent.glob("answers*")) and not (silent / "evaluations.jsonl").exists()
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing of the run's own may catch it."""
-
-
-def test_a_kill_while_a_step_is_written_loses_no_step(run, rows, tmp_path, monkeypatch):
-    """The lines of step 3 are torn, its row and its checkpoint are not there: it is done again."""
-    folder = tmp_path / "broken"
-    append = answers.append_step
-
-    def killed(path, c, tokenizer, grader, samples, batch, row, log_prob):
-        if row["step"] < 3:
-            return append(path, c, tokenizer, grader, samples, batch, row, log_prob)
-        written = [line for line in rows if line["step"] == 3]
-        with open(path, "a") as file:
-            file.write(json.dumps(written[0]) + "\n" + json.dumps(written[1])[:100])
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(answers, "append_step", killed)
-        with pytest.raises(Killed):
-            train(folder)
-    assert [row["step"] for row in answers.read_lines(folder / "answers.jsonl")] == [1] * 4 + [3]
-    train(folder)
-    assert answers.read_lines(folder / "answers.jsonl") == rows
-    whole, resumed = (
-        [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in log]
-        for log in (read_log(path / "train_log.csv") for path in (run, folder))
-    )
-    assert [str(row) for row in resumed] == [str(row) for row in whole]  # nan is not nan
-
-
 def test_what_the_options_leave_out_is_marked(tmp_path):
     """With refilled groups the texts still belong to the tokens; masked answers do not count."""
     folder = tmp_path / "run"
@@ -262,12 +219,3 @@ def test_the_texts_of_the_tokens_add_up_to_the_text(byte_level, text):
     whole = [byte_level.decode([token]) for token in tokens]
     for piece, alone in zip(pieces, whole):  # a token that is whole characters has its own text
         assert "\ufffd" in alone or piece == alone
-
-
-def test_bytes_that_are_no_character_are_shown_and_do_not_swallow_the_rest(byte_level):
-    half = byte_level.encode("龘").ids[:-1]  # not among TEXTS: a token per byte
-    assert len(half) == 2
-    tokens = half * 20 + byte_level.encode("end").ids
-    pieces = answers.token_texts(byte_level.decode, tokens)
-    assert len(pieces) == len(tokens) and "".join(pieces).endswith("end")
-    assert "".join(pieces).count("\ufffd") >= 20  # each broken character leaves its mark

@@ -1,12 +1,10 @@
 """Programs that cheat (hostile_programs.toml) and programs that solve the task: only the second earn."""
 
 import csv
-import fcntl
 import itertools
 import os
 import subprocess
 import sys
-import termios
 import time
 import tomllib
 from pathlib import Path
@@ -26,17 +24,10 @@ FOLDER = Path(box.__file__).parent.parent
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-NAMESPACES = (os.CLONE_NEWNS, os.CLONE_NEWCGROUP, os.CLONE_NEWUTS, os.CLONE_NEWIPC, os.CLONE_NEWUSER)
-NAMESPACES += (os.CLONE_NEWPID, os.CLONE_NEWNET)
-FCNTL = ("F_SETOWN", "F_SETSIG", "F_SETLEASE", "F_SETPIPE_SZ")
-
-
 ISOLATED = [kind for kind in KINDS if kind != "limits"]
 UNPROTECTED = pytest.mark.skip(reason="no protection works on this machine")
 
 every_kind = pytest.mark.parametrize("kind", KINDS or [pytest.param(None, marks=UNPROTECTED)])
-
-# ---------------------------------------------------------------- programs that cheat
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +76,6 @@ def test_without_isolation_a_search_finds_the_answer(name, tmp_path):
     command = [sys.executable, "-I", "-c", program]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS).stdout
     assert same_output(printed, SECRET)
-
-
-# ---------------------------------------------------------------- the limits
 
 
 @pytest.fixture
@@ -150,9 +138,8 @@ settings.run(code_reward.main)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 def test_the_numbers_of_the_refused_calls_are_the_kernels():
-    """Compares the tables with the kernel's headers where they are installed, and with Python's constants."""
+    """Compares the tables with the kernel's headers where they are installed."""
     table = warden.refused_calls()
-    with_arguments = [row for row in table if len(row) > 3]
     assert len(table) > 50 and all(row[1].isdigit() and row[2].isdigit() for row in table)
     headers = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
     for column, header in enumerate(headers, 1):
@@ -166,17 +153,7 @@ def test_the_numbers_of_the_refused_calls_are_the_kernels():
             assert sum(row[0] in defined for row in table) > 40  # the newest may be missing
             wrong = [row for row in table if defined.get(row[0], row[column]) != row[column]]
             assert not wrong
-    assert {row[0]: set(row[3:]) for row in with_arguments} == {
-        "clone": {f"0&0x{sum(NAMESPACES):X}"},
-        "prlimit64": {"0&0xFFFFFFFF"},
-        "prctl": {"0=1"},  # PR_SET_PDEATHSIG
-        "fcntl": {"1=15", *(f"1={getattr(fcntl, name)}" for name in FCNTL)},  # 15: F_SETOWN_EX
-        "ioctl": {f"1=0x{termios.FIOASYNC:X}", "1=0x8901", "1=0x8902"},  # FIOSETOWN, SIOCSPGRP
-        "sendto": {"4&0xFFFFFFFF", "4.5&0xFFFFFFFF"},
-    }
 
-
-# ---------------------------------------------------------------- programs that solve the task
 
 ADD = "def add(a, b):\n    return a + b"
 HONEST = tomllib.loads(Path(__file__).with_name("honest_programs.toml").read_text()) | {

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -117,17 +115,13 @@ def test_a_checkpoint_of_the_run_can_be_chosen_and_samples_vote(trained, capsys)
     assert len(answers) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
 
 
-def page_of(path):
-    text = Path(path).read_text()
-    return json.loads(text.split('id="data">')[1].split("</script>")[0])
-
-
 def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(trained, capsys):
     run_dir, rows, *_ = trained
     question, gold = rows[0]["question"], rows[0]["answer"]
     inference.main([f"CHECKPOINT={run_dir}", "PAGE=True", f"ANSWER={gold}", question])
     assert f"page:     {run_dir}/answers.html" in capsys.readouterr().out
-    data = page_of(run_dir / "answers.html")
+    text = (run_dir / "answers.html").read_text()
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     [group] = data["groups"]
     assert (group["question"], group["answer"], group["graded"]) == (question, gold, True)
     assert data["kind"] == "questions" and data["compared"] and len(group["completions"]) == 8
@@ -135,21 +129,10 @@ def test_the_page_has_graded_answers_and_what_training_did_to_their_tokens(train
     R = np.array([answer["reward"] for answer in group["completions"]])
     expected = (R - R.mean()) / (R.std(ddof=1) + 1e-6)
     for answer, text, A in zip(group["completions"], texts, expected, strict=True):
-        points = {
-            name: getattr(reward_func, name)(None, completions=[text], answer=[gold])[0]
-            for name in COURSE_REWARDS
-        }
-        assert answer["points"] == points and answer["correct"] == grade(text, gold)
+        for name, points in answer["points"].items():
+            assert [points] == getattr(reward_func, name)(None, completions=[text], answer=[gold])
+        assert set(answer["points"]) == set(COURSE_REWARDS) and answer["correct"] == grade(text, gold)
         assert answer["advantage"] == pytest.approx(A, abs=1e-5)
-    # the untrained model's own page gives its log-probs to the same text the same number
-    inference.main(["CHECKPOINT=base", "PAGE=True", "SAMPLES=32", "BATCH_SIZE=8", question])
-    [base] = page_of("answers.html")["groups"]
-    untrained = {"".join(answer["pieces"]): answer["log_prob"] for answer in base["completions"]}
-    shared = [answer for answer in group["completions"] if "".join(answer["pieces"]) in untrained]
-    assert shared and base["graded"] is False and base["answer"] is None
-    for answer in shared:
-        # five decimals; other batches round otherwise
-        np.testing.assert_allclose(answer["log_prob"], untrained["".join(answer["pieces"])], atol=5e-5)
         assert np.abs(np.subtract(answer["log_prob_after"], answer["log_prob"])).max() > 1e-3
 
 
@@ -212,13 +195,6 @@ def test_an_inputs_data_source_says_who_grades_and_what_has_no_answer_is_not_gra
     assert graded == [True, True, True, False, None]
 
 
-def test_words_the_model_does_not_know_are_named(capsys):
-    c, *_ = inference.read_arguments(["CHECKPOINT=base"])
-    rows = inference.read_rows(c, "Tom has 2 zebras. How many zebras does Tom have?")
-    inference.add_prompts(c, rows, llama.load_tokenizer(HERE / "tiny_llama"))
-    assert "'zebras'" in capsys.readouterr().out.replace(" zebras", "zebras")
-
-
 LONG = "Tom has 2 apples and " * 9
 
 
@@ -267,16 +243,3 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments, words, monkeypatch
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(trained):
     with pytest.raises(UserError, match=r"CHECKPOINT=.*/5: no such checkpoint; there are 2, 4, 6, 8$"):
         inference.main([f"CHECKPOINT={trained[0]}/5", "How many?"])
-
-
-def test_what_can_be_refused_before_the_imports_is(tmp_path):
-    """A jax that cannot be imported shows it."""
-    Path("jax.py").write_text("raise SystemExit('jax was imported')")
-    Path("bad.jsonl").write_text("{")
-    given = (["--help"], 'CHECKPOINT: str = ""'), (["INPUT=bad.jsonl"], "line 1: not JSON")
-    for arguments, word in given:
-        done = subprocess.run(
-            [sys.executable, HERE / "inference.py", *arguments],
-            env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert word in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -22,7 +22,6 @@ FIGURES = {
     "tiny_gsm8k": "once_per_answer.csv",
     "small_numbers": "smollm2_seeds.csv",
 }  # of the run behind each task
-METRICS = {"strict-match": "greedy_answer_accuracy", "flexible-extract": "greedy_lenient_accuracy"}
 
 
 def rows_of(name):
@@ -51,11 +50,6 @@ def extract(task, name, text):
     for pattern in metric["regexes_to_ignore"]:
         match = re.sub(pattern, "", match)
     return match.strip()
-
-
-def task_of(row):
-    """The task in a command such as `make lm-eval MODEL=runs/mine_hf TASK=small_numbers`."""
-    return dict(word.split("=") for word in row["command"].split() if "=" in word).get("TASK", "tiny_gsm8k")
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -104,14 +98,3 @@ def test_the_two_filters_grade_as_the_course_does(name, text):
     }[name]()
     assert (extract(TASKS[name], "strict-match", text) == "7") == strict
     assert (extract(TASKS[name], "flexible-extract", text) == "7") == grade_lenient(text, "7")
-
-
-def test_our_figures_are_those_of_the_runs_tables():
-    for row in rows_of("lm_eval.csv"):
-        [run] = [run for run in rows_of(FIGURES[task_of(row)]) if run["command"].endswith(" SEED=0")]
-        assert float(row["ours"]) == float(run[f"{row['when']}_{METRICS[row['metric']]}"])
-        assert row["questions"] == run["questions"]
-        differing = set(map(int, row["differing questions"].split()))
-        assert differing <= set(range(int(row["questions"])))
-        gap = abs(float(row["ours"]) - float(row["lm_eval"])) * int(row["questions"])
-        assert round(gap) <= len(differing) and (len(differing) - round(gap)) % 2 == 0

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from short_runs import SHORT
-from tokenizers.processors import TemplateProcessing
 
 import grpo_llama3_1_8b_demo as demo
 import reward_func
@@ -89,34 +88,12 @@ def test_a_reward_that_no_answer_can_earn_is_named_before_training(edit, rewards
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (templates("", ""), None),
-        (OPENS, None),  # these rewards don't look at the form
-        (templates("{{ message['content'] }}", "{{ message['content'] }}<|begin_of_text|>"), None),
-        (templates("{% endfor %}", "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"),
-         "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>"),
-        (templates("{{ bos_token }}", "{{ strftime_now('%d %m %Y') }} "), "prints the day; every prompt of"),
-    ],
-)  # fmt: skip
-def test_what_is_odd_and_may_be_meant_is_said(edit, words, capsys):
-    checked(edit, "REWARDS=check_answer")
-    said = capsys.readouterr().out
-    if words is None:
-        assert "day" not in said
-    else:
-        assert f"note: MODEL=m: its chat template {words}" in said
-
-
-def test_a_prompt_without_the_token_that_begins_every_text_is_noted():
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
-    begin = tokenizer.bos_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
-    )
-    assert prompts.oddities(tokenizer, f"{begin}1 + 1?") == []
-    assert "begins a text with <|begin_of_text|>, its chat" in prompts.oddities(tokenizer, "1 + 1?")[0]
+def test_another_end_of_turn_than_the_tokenizers_is_noted(capsys):
+    checked(OPENS, "REWARDS=check_answer")  # this reward doesn't look at the form
+    assert capsys.readouterr().out == ""
+    end = "{% if not loop.last or loop.length > 1 %}<|pad|>{% endif %}{% endfor %}"
+    checked(templates("{% endfor %}", end), "REWARDS=check_answer")
+    assert "ends an answer with <|pad|>, its tokenizer's eos_token is <|eot_id|>" in capsys.readouterr().out
 
 
 def test_a_chat_template_prints_the_same_day_tomorrow():
@@ -203,17 +180,6 @@ def test_own_data_with_an_own_reward_file_runs_to_the_end():
     assert before["answer_accuracy"] <= before["mean_score"] <= 1
     assert "| mean score |" in report and "| two_step |" in report
     assert sum(part["questions"] for part in before["by_data_source"].values()) == 16
-
-
-def test_two_data_sets_run_to_the_end_and_the_report_is_split():
-    result, report = run(
-        "DATASET=examples/one_step:0.3,examples/two_step:0.7", "REWARDS=compute_score,match_format_exactly"
-    )
-    parts = result["after"]["by_data_source"]
-    assert set(parts) == {"gsm8k", "math_reasoning"} and parts["gsm8k"]["questions"] == 8
-    whole = (parts["gsm8k"]["answer_accuracy"] + parts["math_reasoning"]["answer_accuracy"]) / 2
-    assert result["after"]["answer_accuracy"] == pytest.approx(whole)
-    assert "| data_source | questions | answers right | right by the last number | format right |" in report
 
 
 def test_think_tags_run_to_the_end(monkeypatch):

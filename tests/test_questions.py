@@ -8,8 +8,6 @@ import functools
 import itertools
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,9 +66,6 @@ def write(path, rows):
     else:
         path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
     return str(path)
-
-
-# ---------------------------------------------------------------- files and columns
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
@@ -172,9 +167,6 @@ def test_a_ground_truth_need_not_be_a_text(ground_truth, text):
     assert questions.to_question(row)["answer"] == text
 
 
-# ---------------------------------------------------------------- GSM8K of tensorflow-datasets
-
-
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch):
     """tensorflow-datasets' default, which it takes from TFDS_DATA_DIR when it is imported; and no network."""
@@ -245,8 +237,6 @@ def test_inference_takes_the_question_and_the_right_answer_that_a_run_takes(row)
             reader(row | {"question": ""})
 
 
-# ---------------------------------------------------------------- bad rows
-
 BAD = {line.replace("{DEEP}", DEEP): words for line, words in CASES["rows"]}
 
 
@@ -269,11 +259,6 @@ def test_skipped_rows_are_counted_and_named(capsys):
         read("bad.jsonl", "train", bad_rows="skip")
 
 
-def test_a_compute_score_of_ones_own_decides_what_a_ground_truth_is():
-    write("mine.jsonl", [ROWS[0] | {"ground_truth": "two"}])
-    assert read("mine.jsonl", "train", fault=None)[0][0]["answer"] == "two"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [*CASES["files"], ("gone.jsonl", None, "No such file"), ("gone.parquet", None, "No such file")],
@@ -282,19 +267,6 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, words):
     if content is not None:
         Path(name).write_bytes(content.replace("{DEEP}", DEEP).encode("latin-1"))
     refused(rf"DATASET={name}: .*{re.escape(words)}", read, name, "train")
-
-
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
-def test_a_file_that_is_too_large_is_one_line(kind, monkeypatch):
-    rows = [ROWS[0] | {"prompt": f"{i} + 1?" + "?" * 90} for i in range(100)]
-    write(f"mine.{kind}", rows)
-    monkeypatch.setattr(questions, "MAX_BYTES", 100_000)
-    assert len(read(f"mine.{kind}", "train")[0]) == 100
-    monkeypatch.setattr(questions, "MAX_BYTES", 9_000)
-    refused(rf"DATASET=mine.{kind}: holds more than 1 GiB when it is read; ", read, f"mine.{kind}", "train")
-
-
-# ---------------------------------------------------------------- the test asks something else
 
 
 @pytest.mark.parametrize(
@@ -311,26 +283,6 @@ def test_the_file_that_is_trained_on_is_no_test(train, test):
     refused(said, check_paths, DATASET=train, TEST_DATASET=test)
     check_paths(DATASET="folder", TEST_DATASET="mine.jsonl")
     check_paths(DATASET="tiny_gsm8k", TEST_DATASET="tiny_gsm8k")  # its other file
-
-
-def test_questions_that_stand_in_two_sets_are_counted(capsys):
-    def said(**texts):
-        questions.say_overlap({use: [{"question": text} for text in part] for use, part in texts.items()})
-        return [line.split(", too")[0] for line in capsys.readouterr().out.splitlines()]
-
-    train, test = ("1 + 1?", "2 + 2?", "3 + 3?"), (" 2 + 2?", "4 + 4?", "1 + 1?\n", "?")
-    assert (
-        said(train=train, test=["4 + 4?"]) == [] == said(train=train, test=["4 + 4?"], validation=["5 + 5?"])
-    )
-    assert said(train=train, test=test) == ["note: 2 of 4 test questions are training questions"]
-    assert said(train=train, test=test, validation=["3 + 3?", "3 + 3?", "?", "5 + 5?", "6 + 6?"]) == [
-        "note: 2 of 4 test questions are training questions",
-        "note: 2 of 5 held-out questions are training questions",
-        "note: 1 of 5 held-out questions are test questions",
-    ]
-
-
-# ---------------------------------------------------------------- several sources
 
 
 @pytest.mark.parametrize(("spec", "expected"), CASES["sources_and_weights"])
@@ -413,9 +365,6 @@ def test_a_source_whose_questions_are_all_too_long_is_named(tokenizer, capsys):
     assert len(kept) == len(rows) and kept[0]["question"] in kept[0]["prompts"]
 
 
-# ---------------------------------------------------------------- which rewards grade them
-
-
 def chosen(*rows, rewards=""):
     data = [{"source": "mine.jsonl", "line": "7"} | questions.to_question(row) for row in rows]
     return run_grader.make_grader(rewards, "", reward_func, data).names
@@ -428,22 +377,11 @@ def test_the_rewards_follow_the_data():
     )
     assert chosen(gsm8k, ROWS[0]) == ("compute_score",)
     assert chosen(gsm8k, ROWS[0], rewards="check_answer") == ("check_answer",)
-
-
-def test_an_unknown_data_source_is_an_error_that_lists_the_known_ones():
-    known = "gsm8k, math_reasoning, math, code, code_generation, qa, trivia, classification"
-    said = f"mine.jsonl, row 7: data_source 'maths'.*{known}"
+    said = r"mine.jsonl, row 7: data_source 'maths' is none .*\(gsm8k, math_reasoning, "
     refused(said, chosen, ROWS[0], ROWS[0] | {"data_source": "maths"})
-
-
-def test_a_number_reward_for_texts_is_refused():
-    rewards = "check_answer,match_format_exactly"
-    chosen(ROWS[0] | {"ground_truth": "0"}, rewards=rewards)
+    chosen(ROWS[0] | {"ground_truth": "0"}, rewards="check_answer")
     with pytest.raises(UserError, match=r"the answer in mine.jsonl, row 7 is 'Paris'; leave REWARDS empty"):
-        chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards=rewards)
-
-
-# ---------------------------------------------------------------- the examples, and the README's commands
+        chosen(ROWS[0] | {"ground_truth": "Paris", "data_source": "qa"}, rewards="check_answer")
 
 
 def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
@@ -461,25 +399,6 @@ def test_the_examples_are_what_their_script_makes(monkeypatch, tokenizer):
     assert think.decode(tokenizer.encode(text)) == text.replace("reasoning", "think")
     weights = [p / "model.safetensors" for p in (Path("runs/tiny_think"), HERE / "tiny_llama")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-def test_small_numbers_are_right_and_no_pair_of_numbers_is_in_two_files():
-    pairs = {}
-    for split in ("train", "validation", "test"):
-        lines = (EXAMPLES / "small_numbers" / f"{split}.jsonl").read_text().splitlines()
-        pairs[split] = set()
-        for row in map(json.loads, lines):
-            a, operation, b, c = re.fullmatch(
-                r"(\d+)([-+*])(\d+)=(\d+)", row["extra_info"]["working"]
-            ).groups()
-            assert c == row["ground_truth"] and eval(f"{a}{operation}{b}") == int(c)
-            numbers = re.findall(r"\d+", row["prompt"])
-            assert numbers == [a, b]  # in the question as they are in the working
-            first = int(c) if operation == "-" else int(a)  # 10 - 3 = 7 is the fact 7 + 3 = 10
-            pairs[split].add(frozenset((first, int(b))))
-    assert not pairs["train"] & pairs["test"] and not pairs["train"] & pairs["validation"]
-    assert not pairs["validation"] & pairs["test"] and len(pairs["test"]) == 13
-    assert set().union(*map(set, pairs["train"])) <= set(range(2, 13))
 
 
 @pytest.mark.parametrize(
@@ -500,16 +419,6 @@ def test_a_template_that_asks_nothing_or_too_much_is_refused(template, words):
     refused(f"{re.escape(said)}.*{re.escape(words)}.*; write {{question}} where", checks.template,
             SimpleNamespace(TEMPLATE=template))  # fmt: skip
     checks.template(SimpleNamespace(TEMPLATE="{system_prompt}\n\n{question} {{x}}"))
-
-
-def test_reading_and_checking_need_no_heavy_import():
-    code = (
-        "import sys, run.checks, task.questions, task.task_rewards\n"
-        "print(*(name for name in sys.argv[1:] if name in sys.modules))"
-    )
-    heavy = ["jax", "transformers", "grain", "tensorflow_datasets", "huggingface_hub", "pyarrow"]
-    done = subprocess.run([sys.executable, "-c", code, *heavy], cwd=HERE, capture_output=True, text=True)
-    assert done.stdout == "\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)

@@ -34,9 +34,6 @@ def grader_of(rewards="", reward_file="", rows=()):
     return make_grader(rewards, reward_file, reward_func, rows)
 
 
-# ---------------------------------------------------------------- compute_score by data_source
-
-
 @pytest.mark.parametrize(
     "case", [c for c in cases(OWN_CASES, (False, True)) if c.values[0]["kind"] != "gold"]
 )
@@ -82,20 +79,6 @@ def test_nothing_is_collected_while_an_expression_is_compared():
     assert task_rewards.math_score(r"<answer>\frac{21}{3}</answer>", "7") == 1.0
     gc.set_threshold(*threshold)
     assert gc.get_stats()[0]["collections"] - before < 5 and gc.isenabled()  # else hundreds
-
-
-def test_endless_expressions_share_the_time_of_a_step(monkeypatch, capsys):
-    monkeypatch.setattr(run_grader, "IN_TIME", ((task_rewards.math_score, 1, 3.0),))
-    monkeypatch.setattr(task_rewards, "MATH_SECONDS", 1)
-    assert compute_score("math", "<answer>7</answer>", "7") == 1.0  # imports sympy
-    (reward,) = grader_of("compute_score").functions
-    answers = ["<answer>7</answer>", *(f"<answer>9^{{9^{{9^{{{i}}}}}}}</answer>" for i in range(10, 60))]
-    n = len(answers)
-    columns = {"answer": ["7"] * n, "data_source": ["math"] * n, "extra_info": [""] * n}
-    started = time.monotonic()
-    assert reward(["?"] * n, answers, **columns) == [1.0] + [0.0] * (n - 1)
-    assert time.monotonic() - started < 40  # 3 s, and the one that had begun; all take 50 s
-    assert f"of {n} answers in 3 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("data_source", "truth", "taken"), CASES["truths"])
@@ -170,9 +153,6 @@ def test_no_shape_of_text_takes_a_grader_longer_than_its_length(piece):
             assert min(seconds) < 0.5, (call.func, place)
 
 
-# ---------------------------------------------------------------- think tags
-
-
 def think(thoughts, answer):
     return f"<think>\n{thoughts}\n</think>\n<answer>\n{answer}\n</answer>"
 
@@ -192,8 +172,6 @@ def test_a_right_text_is_correct_where_the_truth_is_no_number():
     assert points(think("x", "Paris"), "Paris")[0] == 2.0
     assert points(think("x", "paris"), "Paris")[0] == 0.0
 
-
-# ---------------------------------------------------------------- own rewards
 
 COLUMNS = {
     "prompts": ["?", "?"], "completions": ["<answer>2</answer>", "<answer>3</answer>"], "answer": ["2", "2"],
@@ -218,35 +196,6 @@ def test_a_compute_score_of_ones_own_gets_the_rows_columns():
     (reward,) = grader.functions
     assert reward(**columns) == [15.0, 1.0]
     assert reward.__name__ == "compute_score" and grader.names == ("compute_score",)
-
-
-def test_the_example_file_does_what_it_says():
-    grader = grader_of("compute_score,short_answer,check_answer", f"{EXAMPLES}/my_reward.py")
-    score, few, check = grader.functions
-    tags = "<reasoning>{}</reasoning><answer>{}</answer>".format
-    completions = [tags("2+3=5", "5"), tags("4+1=5", "5"), tags("2+3=5", "5").replace("</reasoning>", ""),
-                   tags("2+3=6", "6"), "5"]  # fmt: skip
-    n = len(completions)
-    columns = {
-        "prompts": ["?"] * n, "completions": completions, "answer": ["5"] * n,
-        "data_source": ["one_step"] * n, "extra_info": ['{"working": "2+3=5"}'] * n,
-    }  # fmt: skip
-    assert score(**columns) == [1.0, 0.5, 0.25, 0.0, 0.0]
-    assert few(**columns) == [0.1, 0.1, 0.1, 0.1, 0.0]
-    assert check.__wrapped__ is reward_func.check_answer
-    # what is right in the report and in the log: full marks only
-    del columns["prompts"]
-    assert (grader.score(**columns) >= 1).tolist() == [True, False, False, False, False]
-
-
-def test_the_reward_by_the_last_number_forgives_every_form():
-    last, score = grader_of("last_number,compute_score", f"{EXAMPLES}/last_number.py").functions
-    completions = ["Tom has 3 + 8 = 11 shells.", "11", "Tom has 11 shells.", "11 or 12", "none", ""]
-    n = len(completions)
-    columns = {"prompts": ["?"] * n, "completions": completions, "answer": ["11"] * n,
-               "data_source": ["math_reasoning"] * n, "extra_info": [""] * n}  # fmt: skip
-    assert last(**columns) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    assert score(**columns) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]  # another number beside it is a doubt
 
 
 def test_a_function_of_ones_own_goes_before_a_built_in_of_that_name():
@@ -288,9 +237,6 @@ def test_a_bad_choice_of_rewards_is_named_before_anything_is_written(rewards, re
     with pytest.raises(UserError, match=words):
         grader_of(rewards, reward_file)
     assert not Path("runs").exists()
-
-
-# ---------------------------------------------------------------- what a grader makes of the scores
 
 
 @pytest.mark.parametrize(("data_source", "answers", "votes"), CASES["votes"])

@@ -4,7 +4,6 @@ import csv
 import functools
 import itertools
 import json
-import shutil
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from short_runs import load_weights, run_here
-from table_policy import as_batch, model_of
+from short_runs import run_here
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
@@ -24,7 +21,6 @@ import grpo_variants as variants
 import inference
 import settings
 from model import llama, rollout
-from model.llm import Llm
 from run import checks, page
 from settings import HERE, UserError
 from task import turns
@@ -88,9 +84,6 @@ QUESTIONS = [
 ]
 
 
-# --- the row
-
-
 @pytest.mark.parametrize("model", ["tiny_grid", "tiny_llama"])
 def test_the_log_probs_of_an_episode_are_those_of_one_pass_over_it(model):
     output = walk(QUESTIONS, model=model, temperature=0.7)
@@ -146,54 +139,6 @@ def test_the_world_draws_from_the_answers_own_generator_and_the_same_again(tmp_p
     assert len({episode.split("\n")[0] for episode in walks[0]}) == 4  # each row its own
 
 
-# --- what is trained
-
-
-class Given(nnx.Module):
-    """A language model whose logits are given."""
-
-    def __init__(self, logits):
-        self.logits = nnx.Param(logits)
-
-    def __call__(self, *tokens, **named):
-        return self.logits[...], None
-
-
-def free_logits(output):
-    """A `Batch` of the episodes, and the loss on the page as a function of every token's logits."""
-    c = constants("NUM_GENERATIONS=3", "BATCH_SIZE=9", "BETA=0.1", f"TOTAL_GENERATION_STEPS={T}")
-    pad_id, N = engine().pad_id(), len(output.text)
-    mask = turns.turns_of(output, T) >= 0  # [N, T]
-    fields = dict(
-        prompt_ids=output.left_padded_prompt_tokens,
-        completion_ids=rollout.right_padded(output.tokens, T, pad_id, np.int32),
-        mask=mask, weight=demo.mean_of_answers(mask.reshape(-1, 3, T)).reshape(N, T),
-        advantage=np.random.default_rng(0).normal(size=(N, 1)), beta=np.full((N, 1), c.BETA),
-        sampler_log_prob=rollout.right_padded(output.logprobs, T, 0.0, np.float32),
-        ref_log_prob=np.full((N, T), -2.0),
-    )  # fmt: skip
-    batch, P = as_batch(fields), fields["prompt_ids"].shape[1]
-    use = variants.choose(c, demo.TABLES)
-
-    def loss(logits):  # [N, T, V]
-        padded = jnp.pad(logits, ((0, 0), (P - 1, 1), (0, 0)))
-        params, model = model_of(c, Given(padded))
-        return demo.loss(params, model, batch, use)[0]
-
-    return batch, loss
-
-
-def test_the_gradient_is_exactly_zero_at_the_worlds_tokens():
-    output = walk(QUESTIONS)
-    batch, loss = free_logits(output)
-    logits = np.random.default_rng(1).normal(size=(*batch.completion_ids.shape, 19)).astype(np.float32)
-    gradient = np.abs(np.asarray(jax.grad(loss)(jnp.array(logits)))).max(axis=-1)  # [N, T]
-    of_turn = turns.turns_of(output, T)
-    worlds = np.array([np.arange(T) < len(ids) for ids in output.tokens]) & (of_turn < 0)
-    assert worlds.sum() > 100 and (gradient[worlds] == 0).all()
-    assert (gradient[of_turn >= 0] > 0).all()
-
-
 def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
     """As `update` gets it, from the main script, against the tokens and turns that a run leaves."""
     fed, update = [], demo.update
@@ -220,9 +165,6 @@ def test_the_batch_masks_the_worlds_tokens(tmp_path, monkeypatch):
 
 
 SHORT = CASES["short"]["arguments"]
-
-
-# --- credit
 
 
 def rewarded(*rewards, gamma=1.0):
@@ -266,14 +208,6 @@ def test_a_turn_is_judged_against_the_same_turn_of_its_group():
     np.testing.assert_allclose(plain[1, 0], [100 - (100 + 99 + 2) / 3] * 2 + [0, 0])
 
 
-def test_without_the_worlds_own_reward_turns_are_judged_by_the_others_alone():
-    samples = walked([[rewarded(-1, 100), rewarded(-1, -1)]], [[[0, 1]] * 2], other=[[0, 4]])
-    np.testing.assert_allclose(variants.centered_turn_advantage(samples), [[[-2, -2], [2, 2]]])
-
-
-# --- the grid
-
-
 def test_the_grid_is_chapter_1s():
     """Every move from every cell, and the optimum, against folder 1's own."""
     chapter = folders.load("1_Q_Learning", "grid")
@@ -302,9 +236,6 @@ def test_slips_and_walls():
     assert here.step("down")[0] == "row 1 column 2" and here.step("wait")[0] == "row 1 column 2"
     values = world.q_star("walls", 1.0)
     assert max(values[(0, 3), move] for move in world.MOVES) == 100 - 8  # nine moves around the walls
-
-
-# --- other interfaces: a tool inside of one message, a chat template
 
 
 def written(tmp_path, body, name="mine.py"):
@@ -354,9 +285,6 @@ def test_what_stands_around_an_observation_is_the_chat_templates():
         turns.around_observation(TokenizerAdapter(tokenizer))
 
 
-# --- a world at fault
-
-
 @pytest.mark.parametrize(("body", "words"), CASES["faults"])
 def test_a_world_at_fault_is_one_line(body, words, tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "WORLD_SECONDS", 0.3)
@@ -376,48 +304,6 @@ def test_a_world_that_never_ends_is_cut_off(tmp_path):
         assert not turns.ended(output, [engine().eos_id()]).any()
         lengths = [len(episode.rewards) for episode in output.text]
         assert max(lengths) == length and max(map(len, output.tokens)) <= T
-
-
-LOADS = f"""
-from pathlib import Path
-from task.run_grader import load_file
-grid_world = load_file(Path({str(HERE / GRID)!r}), "GRID")
-"""
-BREAKS = CASES["worlds"]["breaks"]
-
-
-def test_killed_by_its_world_and_resumed_a_run_is_the_same_bit_for_bit(tmp_path, monkeypatch):
-    """The world breaks in step 4, after an odd number of steps that no interval saved; nothing is lost."""
-    path = tmp_path / "breaks.py"
-    path.write_text(LOADS + "class Environment:" + BREAKS)
-    arguments = [*SHORT, f"ENVIRONMENT={path}"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken_run"
-    whole.mkdir(), broken.mkdir()
-    run_here(whole, *arguments)
-    generate, asked = Llm.generate, []
-
-    def breaking(llm, questions, step):
-        asked.append(1)
-        if len(asked) == 4:
-            (broken / "broken").touch()
-        return generate(llm, questions, step)
-
-    monkeypatch.setattr(Llm, "generate", breaking)
-    with pytest.raises(UserError, match="step raised OSError: the world is gone; fix it"):
-        run_here(broken, *arguments)
-    (broken / "broken").unlink()
-    assert sorted(p.name for p in (broken / "run" / "checkpoints").glob("[0-9]*")) == ["2", "3"]
-    run_here(broken, *arguments)
-    assert len(asked) == 5  # steps 1 to 4, and 4 once more
-    expected, found = (load_weights(folder / "run", 4) for folder in (whole, broken))
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-    after = [json.loads((folder / "run" / "after.json").read_text()) for folder in (whole, broken)]
-    assert after[0] == after[1] and len(set(after[0]["completions"])) > 1
-    shutil.rmtree(whole)
-
-
-# --- refused
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["refused"])
@@ -469,9 +355,6 @@ def test_the_page_has_the_turns_and_the_pictures_of_the_episodes(tmp_path):
     assert -1 in {turn for answer in shown for turn in answer["turn"]}
     svg = world.Environment.picture("row 1 column 1", "right\nrow 1 column 2\ndown")
     assert 'points="20,22 60,22 60,62"' in svg and ">goal<" in svg and ">90<" in svg
-
-
-# --- the page
 
 
 def spread(rows, column, digits, scale=1, unit=""):

@@ -21,7 +21,6 @@ import itertools
 import json
 import random
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
@@ -138,8 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as error:
-        print(f"error: {error}; run it where the files can be written", file=sys.stderr)
-        sys.exit(2)
+    main()

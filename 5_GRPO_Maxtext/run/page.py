@@ -173,7 +173,7 @@ def artist(environment: str) -> Callable[[str, str], str] | None:
     from task import turns  # needs jax, which takes a second to import
 
     picture = getattr(turns.load(environment), "picture", None)
-    return picture and turns.guarded(environment, "picture")(picture)
+    return picture and (lambda *given: turns.in_time(environment, "picture", lambda: picture(*given)))
 
 
 def fewer_questions(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

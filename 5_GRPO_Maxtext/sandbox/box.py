@@ -10,6 +10,7 @@ has exited: when the init process of a pid namespace ends, the kernel kills all 
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import subprocess
@@ -33,23 +34,23 @@ OPEN_FILES = 64
 OUTPUT_BYTES = 1 << 20  # a program that prints more fails
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # the one behind the .venv
+_ISOLATED = "no network, no other process, no files but Python's; limits on the rest"
+SENTENCES = {
+    "bubblewrap": f"bubblewrap: {_ISOLATED}",
+    "namespaces": f"namespaces: {_ISOLATED}",
+    "limits": "limits only: an answer can read and write what this user can, and so can forge its reward",
+}
 
 
 def processors(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """How many processors this process may use, by its affinity and by the quota of each enclosing cgroup.
-
-    `own` is the file that has this process's place in the folder `root`.
-    """
+    """How many processors this process may use, by its affinity and the quotas of its cgroups (v2)."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    folders = {Path(root)}
     with contextlib.suppress(OSError):
         inside = Path(root, Path(own).read_text().rpartition("::")[2].strip().lstrip("/"))
-        folders |= {folder for folder in (inside, *inside.parents) if folder.is_relative_to(root)}
-    for folder in folders:
-        for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroups 2 and 1
+        for folder in (inside, *inside.parents):
             with contextlib.suppress(OSError, ValueError):  # no such file; no quota, "max"
-                quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
-                count = min(count, max(1, quota // period)) if quota > 0 else count
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+                count = min(count, max(1, quota // period))
     return count
 
 
@@ -62,13 +63,14 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
     and the file the program prints to. If it couldn't be started, the end of the block raises RuntimeError.
     """
     limits = {"CPU": CPU_SECONDS, "AS": MEMORY_BYTES, "NPROC": PROCESSES, "NOFILE": OPEN_FILES, "CORE": 0}
-    limits |= {"FSIZE": DISK_BYTES}
     folder = tempfile.mkdtemp(prefix="answer_")
     with contextlib.ExitStack() as stack:
         stack.callback(remove, folder)
         file = stack.enter_context(read_only(program.encode(errors="replace")))
-        settings = {"protection": protection, "limits": limits, "disk": DISK_BYTES, "folder": folder}
-        settings |= {"program": file.fileno(), "parent": os.getpid(), "python": _PYTHON}
+        settings = dict(
+            protection=protection, limits=limits | {"FSIZE": DISK_BYTES}, disk=DISK_BYTES, folder=folder,
+            program=file.fileno(), parent=os.getpid(), python=_PYTHON,
+        )  # fmt: skip
         stdout = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
             [_PYTHON, "-I", "-S", warden.__file__, repr(settings)],
@@ -89,11 +91,11 @@ def started(program: str, protection: str, stdin=subprocess.DEVNULL, pass_fds=()
             raise RuntimeError(f"protection {protection}: {reason}")
 
 
-def output(process: subprocess.Popen, stdout, deadline: float) -> tuple[str, bool]:
-    """What a program printed, and whether it ended within OUTPUT_BYTES before `deadline` (monotonic)."""
+def output(process: subprocess.Popen, stdout, end: float = math.inf) -> tuple[str, bool]:
+    """What a program printed; whether it ended within OUTPUT_BYTES, WALL_SECONDS, and before `end`."""
     # Its pipe closes when the last of its processes has ended; `wait` would only poll every 50 ms.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        process.communicate(timeout=max(0.0, min(WALL_SECONDS, end - time.monotonic())))
     # A file, so we needn't drain a pipe; DISK_BYTES limits it. pread, because the program moves our position.
     data = os.pread(stdout.fileno(), OUTPUT_BYTES + 1, 0)
     ended = process.returncode is not None and len(data) <= OUTPUT_BYTES
@@ -112,24 +114,15 @@ def read_only(data: bytes):
 
 
 def remove(folder: str) -> None:
-    """Removes a folder with everything an answer left in it under `limits`.
+    """Removes a folder with everything an answer left in it under `limits`, where it runs as this user.
 
-    `rm` handles any depth, shutil.rmtree in Python 3.12 only about a thousand levels. An answer that runs as
-    this user can take away permissions that rm needs.
+    `rm` handles any depth, shutil.rmtree in Python 3.12 only about a thousand levels.
     """
     with contextlib.suppress(OSError):  # it isn't empty
         return os.rmdir(folder)
     if os.path.isdir(folder) and not os.path.islink(folder):  # chmod would follow a link
         subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL)
     subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
-
-
-_ISOLATED = "no network, no other process, no files but Python's; limits on the rest"
-SENTENCES = {
-    "bubblewrap": f"bubblewrap: {_ISOLATED}",
-    "namespaces": f"namespaces: {_ISOLATED}",
-    "limits": "limits only: an answer can read and write what this user can, and so can forge its reward",
-}
 
 
 def describe(kind: str) -> str:
@@ -141,13 +134,12 @@ def describe(kind: str) -> str:
 def _fault(kind: str) -> str:
     """Why the protection `kind` doesn't work here, or "" if it does; tries it."""
     if kind != "limits" and warden.seccomp_filter() is None:
-        machines = " or ".join(warden.MACHINES)
-        return f"only on Linux on {machines}, this is {sys.platform} on {os.uname().machine}"
+        return f"only on Linux on {' or '.join(warden.MACHINES)}, this is {sys.platform} {os.uname().machine}"
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
         return "no bwrap on the PATH"
     try:
         with started("print('it runs')", kind) as running:
-            printed, _ = output(*running, time.monotonic() + 10)
+            printed, _ = output(*running)
     except RuntimeError as error:
         return str(error).partition(": ")[2]
     return "" if printed == "it runs\n" else "a program that prints one line did not"
@@ -156,17 +148,15 @@ def _fault(kind: str) -> str:
 @functools.cache
 def protection(wanted: str = PROTECTION) -> str:
     """The protection for programs: `wanted`, or for "auto" the best that works; else ValueError."""
-    kinds = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
-    if not set(kinds) <= set(SENTENCES):
-        raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")
-    reasons = []
-    for kind in kinds:
-        if not (reason := _fault(kind)):
+    faults = {}
+    for kind in ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,):
+        if kind not in SENTENCES:
+            raise ValueError(f"CODE_PROTECTION={wanted}: must be auto, {', '.join(SENTENCES)}")
+        faults[kind] = _fault(kind)
+        if not faults[kind]:
             return kind
-        reasons.append(f"{kind}: {reason}")
-    remedy = "install bubblewrap, or allow user namespaces"
-    if wanted == "auto":
-        remedy += ", or set the environment variable CODE_PROTECTION=limits: answers then see your files"
     raise ValueError(
-        f"CODE_PROTECTION={wanted}: no answer runs unprotected. {'; '.join(reasons)}. Remedy: {remedy}"
+        f"CODE_PROTECTION={wanted}: no answer runs unprotected. "
+        f"{'; '.join(map(': '.join, faults.items()))}. Remedy: install bubblewrap, allow user namespaces, or "
+        "set the environment variable CODE_PROTECTION=limits: answers then see your files"
     )

@@ -52,18 +52,15 @@ TYPES = {  # by name: the type, how to split a value into parts (values, too), a
     "bytearray": (bytearray, lambda data: [data.hex()], bytearray.fromhex),
     "range": (range, operator.attrgetter("start", "stop", "step"), range),
     "slice": (slice, operator.attrgetter("start", "stop", "step"), slice),
-    "list": (list, list, lambda *items: list(items)),
-    "tuple": (tuple, list, lambda *items: items),
-    "set": (set, list, lambda *items: set(items)),
-    "frozenset": (frozenset, list, lambda *items: frozenset(items)),
-    "deque": (collections.deque, list, lambda *items: collections.deque(items)),
+    **{kind.__name__: (kind, list, lambda *items, kind=kind: kind(items))
+       for kind in (list, tuple, set, frozenset, collections.deque)},
     "dict": (dict, dict.items, lambda *items: dict(items)),
     "dict_keys": (type({}.keys()), list, lambda *items: dict.fromkeys(items).keys()),
     "dict_values": (type({}.values()), list, lambda *items: dict(enumerate(items)).values()),
     "dict_items": (type({}.items()), list, lambda *items: dict(items).items()),
     "generator": (collections.abc.Generator, _items, lambda *items: (item for item in items)),
     "iterator": (collections.abc.Iterator, _items, lambda *items: iter(items)),
-}
+}  # fmt: skip
 LIBRARY = {"Fraction": "fractions", "Decimal": "decimal"}
 LIBRARY |= dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime")
 

@@ -15,14 +15,14 @@ import sys
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column below, AUDIT_ARCH_*)
 
 with open(os.path.join(os.path.dirname(__file__), "refused_calls.txt")) as _file:
-    _REFUSED = [line for line in _file.read().splitlines() if not line.startswith("#")]
+    _REFUSED = [line for line in _file if not line.startswith("#")]
 _CLONE3 = 435
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def refused_calls() -> list[list[str]]:
     """The rows of refused_calls.txt: name, two numbers, conditions."""
-    return [row.split() for line in _REFUSED for row in line.split(",") if row]
+    return [row.split() for line in _REFUSED for row in line.split(",") if row.strip()]
 
 
 def seccomp_filter() -> bytes | None:
@@ -36,14 +36,14 @@ def seccomp_filter() -> bytes | None:
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, _KILL)]  # and x32's
     # clone3 passes its flags by pointer, which a filter can't read; without it the C library uses clone.
     program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _ENOSYS)]
-    for _, *numbers, in_table in ((*row[:3], row[3:]) for row in refused_calls()):
-        body = []
-        for condition in in_table:
+    for row in refused_calls():
+        body, numbers, conditions = [], row[1:3], row[3:]
+        for condition in conditions:
             argument, test, constant = condition.partition("=" if "=" in condition else "&")
             # 16: the low half of the first argument; the high half of argument 4 is 4.5
             body += [(load, 0, 0, 16 + int(8 * float(argument)))]
             body += [(equal if test == "=" else any_bit, 0, 1, int(constant, 0)), (answer, 0, 0, _EPERM)]
-        body += [(answer, 0, 0, _ALLOW if in_table else _EPERM)]
+        body += [(answer, 0, 0, _ALLOW if conditions else _EPERM)]
         program += [(equal, 0, len(body), int(numbers[column])), *body]
     program += [(answer, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
@@ -240,12 +240,11 @@ def guard(settings: dict) -> int:
     while signal.sigwait(signals) == signal.SIGCHLD:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-    # Before the child is reaped: until then its process id can't be reused.
-    os.kill(child, signal.SIGKILL)
-    try:  # noqa: SIM105 (importing contextlib takes time)
-        os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet
-        pass
+    for kill in (os.kill, os.killpg):  # before the child is reaped: until then its id can't be reused
+        try:  # noqa: SIM105 (importing contextlib takes time)
+            kill(child, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
+            pass
     status = 1
     try:
         while True:

@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -52,31 +53,31 @@ def extract_code(completion: str) -> str:
     return [text, *_FENCED.findall(text)][-1]
 
 
-def read_tests(ground_truth) -> list[tuple[str, str]] | str:
-    """Pairs of input and expected output, or the text of assert statements.
+def readable_tests(ground_truth, extra_info) -> list[tuple[str, str]] | tuple[list, dict, dict]:
+    """Pairs of input and expected output, or what `read_statements` makes of assert statements.
 
     `ground_truth` is Python text with assert statements; a list of such texts, of [input, output] or of
     {"input": ..., "output": ...}; {"inputs": [...], "outputs": [...]}; or JSON text of such a list or dict.
-    ValueError if it's none of these, or contains no test.
+    ValueError if it's none of these, or if no answer could pass the tests.
     """
-    tests = ground_truth
+    tests, pairs = ground_truth, []
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
         try:
             tests = json.loads(tests)
         except ValueError as error:
             raise ValueError(f"ground_truth={tests[:60]!r}: not JSON ({error})") from None
     if isinstance(tests, dict) and set(tests) == {"inputs", "outputs"}:
-        if len(tests["inputs"]) != len(tests["outputs"]):
-            raise ValueError("ground_truth: needs as many inputs as outputs")
-        tests = list(zip(tests["inputs"], tests["outputs"]))
+        tests = list(itertools.zip_longest(tests["inputs"], tests["outputs"]))
+    if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
+        tests = "\n".join(tests)
     if isinstance(tests, str):
-        return tests
-    tests = list(tests) if hasattr(tests, "__len__") else []
-    if tests and all(isinstance(test, str) for test in tests):
-        return "\n".join(tests)
-    pairs = [(t.get("input"), t.get("output")) if isinstance(t, dict) else t for t in tests]
-    pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
-    if not pairs or any(len(p) != 2 or not all(isinstance(part, str) for part in p) for p in pairs):
+        return read_statements(tests, extra_info.get("entry_point") if isinstance(extra_info, dict) else None)
+    tests = tests if isinstance(tests, list) else []
+    for test in tests:
+        match test:
+            case [str(given), str(expected)] | {"input": str(given), "output": str(expected)}:
+                pairs.append((given, expected))
+    if not pairs or len(pairs) < len(tests):
         start = str(ground_truth)[:60]
         raise ValueError(f"ground_truth={start!r}: must be assert statements, or pairs of input and output")
     return pairs
@@ -107,18 +108,14 @@ def read_statements(tests: str, entry_point: str | None = None) -> tuple[list, d
         (statements, names, library): list of (text, is_test) in order; names in the tests that are the
         answer's, each with its name there; names used without an import that are the standard library's
         (never the answer's own `math` or `isclose`), each with its module and its name there, or "".
-
-    Raises:
-        ValueError: not Python, no test, an import from outside the standard library, a name that nobody
-            defines, or several that could be the answer's.
+        ValueError if no answer could pass the tests.
     """
     start = f"ground_truth={tests[:60]!r}"
     try:
         body = ast.parse(tests).body
         entry = ast.parse(entry_point, mode="eval").body if entry_point else None
     except (SyntaxError, ValueError, RecursionError, TypeError) as error:
-        named = f" or entry_point={entry_point!r:.60}" if entry_point else ""
-        raise ValueError(f"{start}{named}: not valid Python ({error})") from None
+        raise ValueError(f"{start}, entry_point={entry_point!r:.60}: not valid Python ({error})") from None
     if not _parts(body, ast.Assert):
         raise ValueError(f"{start}: no assert statement in it")
     imports = [s for s in body if isinstance(s, ast.ImportFrom) and s.module in ("solution", "answer")]
@@ -203,19 +200,12 @@ def _place(name: str, body: list[ast.stmt]) -> tuple[str, str] | None:
     `copy` is the module where tests use its attributes, such as `copy.deepcopy`, and else the function.
     """
     attributes = {a.attr for a in _parts(body, ast.Attribute) if getattr(a.value, "id", None) == name}
-    function, is_module = library_functions().get(name), name in sys.stdlib_module_names
+    modules = () if name.startswith("_") else map(importlib.import_module, HELPERS)
+    function = next((m.__name__ for m in modules if name in getattr(m, "__all__", vars(m))), None)
+    is_module = name in sys.stdlib_module_names
     if is_module and (not function or (attributes and attributes <= {*dir(importlib.import_module(name))})):
         return name, ""
     return function and (function, name)
-
-
-@functools.cache
-def library_functions() -> dict[str, str]:
-    """The module of each name in HELPERS; if two share a name, the first."""
-    found = {}
-    for module in map(importlib.import_module, reversed(HELPERS)):
-        found |= dict.fromkeys(getattr(module, "__all__", vars(module)), module.__name__)
-    return {name: module for name, module in found.items() if not name.startswith("_")}
 
 
 def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
@@ -230,13 +220,6 @@ def _globals(body: list[ast.stmt]) -> tuple[set[str], set[str]]:
             elif symbol.is_referenced() and (table is top or symbol.is_global()):
                 used.add(symbol.get_name())
     return defined, used - defined
-
-
-def readable_tests(ground_truth, extra_info):
-    """The input and output pairs, or `read_statements`' result; ValueError if no answer could pass them."""
-    tests = read_tests(ground_truth)
-    entry_point = extra_info.get("entry_point") if isinstance(extra_info, dict) else None
-    return read_statements(tests, entry_point) if isinstance(tests, str) else tests
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -293,22 +276,15 @@ def compute_score(solution_str: str, ground_truth, extra_info: dict | None = Non
 def verdicts(solution_str: str, ground_truth, extra_info: dict | None = None) -> list[bool]:
     """Which tests the program in a completion passes: one bool each, False for those not reached.
 
-    "entry_point" in `extra_info` names the function under test, see `read_statements`.
-
-    Raises:
-        ValueError: the tests cannot be read, or this machine offers no protection.
-        RuntimeError: the sandbox could not start a program (the machine is out of memory or processes).
+    "entry_point" in `extra_info` names the function under test, see `read_statements`. ValueError if the
+    tests cannot be read, or this machine has no protection; RuntimeError if the sandbox cannot start.
     """
     protection = box.protection()
     tests, code = readable_tests(ground_truth, extra_info), extract_code(solution_str)
     end = time.monotonic() + ANSWER_SECONDS
-
-    def deadline():
-        return min(end, time.monotonic() + box.WALL_SECONDS)
-
     if isinstance(tests, tuple):
-        return _verdicts(code, tests, protection, deadline())
-    return [time.monotonic() < end and _passes(code, *test, protection, deadline()) for test in tests]
+        return _verdicts(code, tests, protection, end)
+    return [time.monotonic() < end and _passes(code, *test, protection, end) for test in tests]
 
 
 def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float, at_once: int) -> list[float]:
@@ -317,21 +293,14 @@ def side_by_side(score: Callable[..., float], answers: Sequence, seconds: float,
     `seconds` limits all of them together. Answers not started by then score 0.0, with a message.
     """
     end = time.monotonic() + seconds
-    late = []
 
     def in_time(answer):
-        if time.monotonic() < end:
-            return score(answer)
-        late.append(answer)
-        return 0.0
+        return score(answer) if time.monotonic() < end else None
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         running = (pool.map if at_once > 1 else map)(in_time, answers)
-        bar = tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")
-        scores = list(bar)
-    if late:
-        tqdm.write(
-            f"graded {len(answers) - len(late)} of {len(answers)} answers in {seconds:.0f} s, the others "
-            "score 0: they take too long (an endless loop costs its whole time limit)"
-        )
-    return scores
+        scores = [*tqdm(running, "grading", len(answers), leave=False, disable=None, delay=5, unit="answer")]
+    if late := scores.count(None):
+        done = f"graded {len(answers) - late} of {len(answers)} answers in {seconds:.0f} s"
+        tqdm.write(f"{done}, the others score 0: an endless loop costs its whole time limit")
+    return [score or 0.0 for score in scores]

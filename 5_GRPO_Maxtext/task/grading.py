@@ -197,16 +197,6 @@ def grade_lenient(completion: str, gold: str) -> bool:
     return number is not None and number == parse_number(gold)
 
 
-@functools.cache
-def _form(tags: tuple[str, str, str, str]) -> re.Pattern:
-    # `format_ok` has counted the tags, so each lazy group can only stop in one place, in linear time.
-    return re.compile(
-        r"\s*{}(.*?){}\s*{}(.*?){}\s*".format(*tags)
-        + r"(?:<\|\w+\|>\s*)*",  # samplers may leave stop and padding tokens, such as <|eot_id|>
-        re.DOTALL,
-    )
-
-
 def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
     """Whether `completion` is one reasoning block and one answer block, neither empty, and nothing else.
 
@@ -214,5 +204,7 @@ def format_ok(completion: str, tags: tuple[str, str, str, str] = TAGS) -> bool:
     """
     if any(completion.count(tag) != 1 for tag in tags):
         return False
-    form = _form(tags).fullmatch(completion)
-    return form is not None and all(block.strip() for block in form.groups())
+    # Each tag is there once, so a lazy group can only stop in one place, in linear time.
+    form = r"\s*{}(.*?){}\s*{}(.*?){}\s*(?:<\|\w+\|>\s*)*".format(*tags)
+    found = re.fullmatch(form, completion, re.DOTALL)
+    return found is not None and all(block.strip() for block in found.groups())

@@ -36,14 +36,8 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
             in a dry run, which writes nothing.
     """
     system_prompt = think_prompt(c.SYSTEM_PROMPT) if think_tags else c.SYSTEM_PROMPT
-    if broken := [row for row in rows if as_letters(tokenizer, row["question"]) != row["question"]]:
-        print(
-            f"note: {source}: {len(broken):,} of {len(rows):,} questions have a control token of the model in"
-            f" their text, the first in row {broken[0]['line']}; it's read as letters and not obeyed"
-        )
-    kept, left_out = with_prompts(
-        rows, tokenizer, c.MAX_PROMPT_LENGTH, template=c.TEMPLATE, system_prompt=system_prompt
-    )
+    form = {"template": c.TEMPLATE, "system_prompt": system_prompt}
+    kept, left_out = with_prompts(rows, tokenizer, c.MAX_PROMPT_LENGTH, **form)
     if left_out:
         several = "," in source
         named = ", ".join(f"{f'{file}, ' * several}row {line} ({n} tokens)" for file, line, n in left_out[:3])
@@ -52,9 +46,9 @@ def make_prompts(c, rows, source: str, tokenizer, think_tags: bool, too_long: Pa
             f"{source}: {len(left_out):,} of {len(rows):,} questions are longer than MAX_PROMPT_LENGTH="
             f"{c.MAX_PROMPT_LENGTH} and left out: {named}{more}"
         )
-    if left_out and too_long:
-        with open(too_long, "a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(left_out)
+        if too_long:
+            with open(too_long, "a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(left_out)
     for lost in {file for file, _, _ in left_out} - {row["source"] for row in kept}:
         shortest = min(tokens for file, _, tokens in left_out if file == lost)
         raise UserError(
@@ -127,9 +121,8 @@ def with_prompts(
 def check_form(c, tokenizer, grader) -> None:
     """Checks that a well-formatted answer survives MODEL's tokenizer and chat template.
 
-    Formats one prompt, appends the answer "1" in the rewards' format, encodes, decodes and grades it.
-    UserError if a built-in reward of `grader` gives less than for the original text. Prints what else looks
-    wrong, such as an unexpected end-of-turn token or a missing first token.
+    Encodes, decodes and grades the answer "1" in the rewards' format. UserError if a built-in reward of
+    `grader` gives less than for the original text. Prints if the chat template has another end of turn.
     """
     tags, at = THINK_TAGS if grader.think_tags else TAGS, f"MODEL={c.MODEL}"
     prompt = to_prompt(tokenizer, "1", template=c.TEMPLATE, system_prompt=c.SYSTEM_PROMPT)
@@ -137,12 +130,11 @@ def check_form(c, tokenizer, grader) -> None:
     opened = prompt.rstrip().endswith(tags[0])
     ids = tokenizer.encode(form.removeprefix(tags[0]) if opened else form, add_special_tokens=False)
     read = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
-    texts = {"prompts": [prompt] * 2, "question": ["1"] * 2, "completions": [form, read], "answer": ["1"] * 2}
-    texts |= {"data_source": ["gsm8k"] * 2, "extra_info": [""] * 2, "completion_ids": [ids] * 2}
+    texts = dict(prompts=[prompt] * 2, question=["1"] * 2, completions=[form, read], answer=["1"] * 2)
+    texts |= dict(data_source=["gsm8k"] * 2, extra_info=[""] * 2, completion_ids=[ids] * 2)
     for name, file, reward in zip(grader.names, grader.files, grader.functions, strict=True):
-        if file != "built in" or name == "episode_return":
-            continue
-        written, paid = reward(**texts)
+        built_in = file == "built in" and name != "episode_return"
+        written, paid = reward(**texts) if built_in else (0, 0)
         if paid < written:
             why = f"its tokenizer makes {read!r} of it"
             if opened:
@@ -150,27 +142,14 @@ def check_form(c, tokenizer, grader) -> None:
             elif dropped := [tag for tag in tags if tag not in read and tag in tokenizer.decode(ids)]:
                 why = f"{dropped[0]} is a special token, which decoding drops; make it an ordinary one"
             raise UserError(f"{at}: not even {form} earns all of {name}: {why}, or take other REWARDS")
-    for note in oddities(tokenizer, prompt):
-        print(f"note: {at}: {note}")
-
-
-def oddities(tokenizer, prompt: str) -> list[str]:
-    """Unusual but possibly correct things in the tokenizer and chat template; `prompt` is formatted."""
-    notes, special = [], tokenizer.added_tokens_decoder
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     try:
         turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<answer>"}]
-        end = encode(chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2])[:1]
+        after = chat(tokenizer, turns, add_generation_prompt=False).rpartition("<answer>")[2]
     except Exception:  # a template for one message
-        end = []
-    if end and end[0] in special and special[end[0]].special and end[0] != tokenizer.eos_token_id:
-        notes.append(
-            f"its chat template ends an answer with {special[end[0]].content}, its tokenizer's eos_token is "
+        after = ""
+    end = control_tokens(tokenizer).match(after)
+    if end and end[0] != tokenizer.eos_token:
+        print(
+            f"note: {at}: its chat template ends an answer with {end[0]}, its tokenizer's eos_token is "
             f"{tokenizer.eos_token}: answers may go on to the limit"
         )
-    begin = tokenizer.encode("1")[:1]
-    if begin == [tokenizer.bos_token_id] != encode(prompt)[:1]:
-        notes.append(f"its tokenizer begins a text with {tokenizer.bos_token}, its chat template doesn't")
-    if "strftime_now" in str(tokenizer.chat_template):
-        notes.append(f"its chat template prints the day; every prompt of a run has {DAY:%d %b %Y}")
-    return notes

@@ -17,10 +17,11 @@ A DATASET is one source, or several with their shares of the training questions:
 """
 
 import decimal
+import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,6 @@ EPOCHS = 10**6  # of each source; an infinite one would have a length that len()
 NAMES = {"train": "training questions", "validation": "held-out questions", "test": "test questions"}
 GRADED_COLUMNS = ("question", "answer", "data_source", "extra_info")  # of a row, as the rewards get them
 SHOWN_BAD_ROWS = 5  # in a message; the others are only counted
-MAX_BYTES = 2**30  # of an uncompressed file, by its own metadata
-TOO_LARGE = f"holds more than {MAX_BYTES / 2**30:g} GiB when it is read"
 Fault = Callable[[str, str, str], str | None]  # (data_source, ground truth, extra_info) -> what is wrong
 
 
@@ -54,16 +53,12 @@ def parse_sources(spec: str, constant: str = "DATASET") -> list[tuple[str, float
     for part in spec.split(","):
         name, colon, text = part.strip().rpartition(":")
         try:
-            weight = float(text) if colon else None
+            name, weight, weighted = (name, float(text), weighted + 1) if colon else (text, 1.0, weighted)
         except ValueError:  # the colon is part of the name
-            weight = None
-        if weight is None:
             name, weight = part.strip(), 1.0
-        else:
-            weighted += 1
         if not 0 < weight < math.inf:
             raise UserError(f"{constant}={spec}: the weight of {name} is {weight}; use a number above 0")
-        if not name or name in [other for other, _ in sources]:
+        if not name or name in dict(sources):
             fault = f"{name} appears twice" if name else "it has an empty name"
             raise UserError(f"{constant}={spec}: {fault}; write each file once: a.jsonl:0.7,b.jsonl:0.3")
         sources.append((name, weight))
@@ -81,11 +76,9 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     """
     try:
         if path.suffix == ".parquet":
-            return list(enumerate(parquet_rows(path), start=1))
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(TOO_LARGE)
-        if path.suffix in (".csv", ".tsv"):
-            raise ValueError("a table of texts, without lists and numbers, is not read")
+            import pyarrow.parquet
+
+            return list(enumerate(pyarrow.parquet.ParquetFile(path).read().to_pylist(), start=1))
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
@@ -103,26 +96,13 @@ def read_file(path: Path, constant: str = "DATASET") -> list[tuple[int, Any]]:
     return rows
 
 
-def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a Parquet file; ValueError if it isn't one, or is too large."""
-    import pyarrow.parquet
-
-    file = pyarrow.parquet.ParquetFile(path)
-    groups = map(file.metadata.row_group, range(file.num_row_groups))
-    if sum(group.total_byte_size for group in groups) > MAX_BYTES:  # unpacked
-        raise ValueError(TOO_LARGE)
-    return file.read().to_pylist()
-
-
 def checked_object(row: Any) -> dict[str, Any]:
     """A row from `read_file` without its nulls, None or NaN, which Parquet has where a column is missing.
 
     ValueError if it isn't an object, or contains half a character ("\\ud800"), which has no encoding.
     """
-    if isinstance(row, Exception):
-        raise ValueError(f"not JSON ({row})")
     if not isinstance(row, dict):
-        raise ValueError("not an object with named columns")
+        raise ValueError(f"not JSON ({row})" if isinstance(row, Exception) else "not an object with columns")
     json.dumps(row, ensure_ascii=False, default=str).encode()
     return {name: value for name, value in row.items() if value is not None and value == value}  # not NaN
 
@@ -147,14 +127,13 @@ def truth_text(value: Any) -> str:
     def plain(value):
         if isinstance(value, list):
             return list(map(plain, value))
-        if isinstance(value, bytes):
-            return value.decode()
         if isinstance(value, (float, decimal.Decimal)) and float(value).is_integer():
             return int(value)
-        return value if isinstance(value, (bool, int, float, dict)) or value is None else str(value)
+        return value.decode() if isinstance(value, bytes) else value
 
     value = plain(value)
-    return value if isinstance(value, str) else as_json(value)
+    is_json = isinstance(value, (bool, int, float, list, dict))
+    return as_json(value) if is_json else str(value)
 
 
 def to_question(row: Any) -> dict[str, str]:
@@ -163,50 +142,28 @@ def to_question(row: Any) -> dict[str, str]:
     `row` is from `read_file`, with either set of columns; ValueError says what is wrong with it.
     """
     row = checked_object(row)
-    if row.get("question") is not None or not row.keys() & {"prompt", "ground_truth"}:
+    if "question" in row or not row.keys() & {"prompt", "ground_truth"}:
         question, answer = checked_text(row, "question"), extract_hash_answer(checked_text(row, "answer"))
         if answer is None:
             raise ValueError("the answer does not end in '#### N'")
         row = {"data_source": "gsm8k"} | row
     else:
-        question, answer = checked_text(row, "prompt"), row.get("ground_truth")
-        answer = checked_text(row, "ground_truth") if isinstance(answer, str | None) else truth_text(answer)
+        question = checked_text(row, "prompt")
+        row |= {name: truth_text(value) for name, value in row.items() if name == "ground_truth"}
+        answer = checked_text(row, "ground_truth")
     return {
-        "question": question,
-        "answer": answer,
-        "data_source": checked_text(row, "data_source"),
+        "question": question, "answer": answer, "data_source": checked_text(row, "data_source"),
         "extra_info": as_json(row.get("extra_info")),
-    }
+    }  # fmt: skip
 
 
-def to_questions(rows: list[tuple[int, Any]], source: str, fault: Fault | None) -> tuple[list, list[str]]:
-    """Splits rows of `read_file` into questions, with `source` and `line` added, and error messages."""
-    good, bad = [], []
-    for number, row in rows:
-        try:
-            question = to_question(row)
-            named = [question[name] for name in ("data_source", "answer", "extra_info")]
-            if reason := fault and fault(*named):
-                raise ValueError(reason)
-            good.append(question | {"source": source, "line": str(number)})
-        except (ValueError, RecursionError) as error:
-            bad.append(f"{source}, row {number}: {error}")
-    return good, bad
-
-
-def interleave(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
+def interleave(parts: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
     """Takes a row from each part in turn until all are used, so the list's top covers every source."""
-    longest = max(map(len, parts), default=0)
-    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+    return [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
 
 
 def read_questions(
-    dataset: str,
-    split: str,
-    *,
-    constant: str = "DATASET",
-    bad_rows: str = "refuse",
-    fault: Fault | None = None,
+    dataset: str, split: str, *, constant="DATASET", bad_rows="refuse", fault: Fault | None = None
 ) -> tuple[list[dict[str, str]], str]:
     """Reads the questions and right answers of a DATASET.
 
@@ -220,7 +177,7 @@ def read_questions(
         Rows as from `to_question`, with `source` (the file), its `weight` and `line`, all texts, with the
         sources interleaved; and the names of the sources.
     """
-    parts, names, bad, total = [], [], [], 0
+    parts, bad, total = {}, [], 0
     for name, weight in parse_sources(dataset, constant):
         if name == "gsm8k" and not find_path(name).exists():
             rows, source = read_tfds_gsm8k(split, constant)
@@ -229,22 +186,28 @@ def read_questions(
             rows = read_file(Path(source), constant)
         if not rows:
             raise UserError(f"{constant}={dataset}: {source} has no rows; give at least one question")
-        good, faulty = to_questions(rows, source, fault)
         total += len(rows)
-        bad += faulty
-        parts.append([row | {"weight": str(weight)} for row in good])
-        names.append(source)
+        part = parts.setdefault(source, [])
+        for number, row in rows:
+            try:
+                question = to_question(row)
+                if reason := fault and fault(*map(question.get, ("data_source", "answer", "extra_info"))):
+                    raise ValueError(reason)
+            except (ValueError, RecursionError) as error:
+                bad.append(f"{source}, row {number}: {error}")
+            else:
+                part.append(question | {"source": source, "weight": str(weight), "line": str(number)})
     if bad:
         more = f"; and {len(bad) - SHOWN_BAD_ROWS:,} more" if len(bad) > SHOWN_BAD_ROWS else ""
         named = "; ".join(bad[:SHOWN_BAD_ROWS]) + more
-        described = f"{len(bad):,} of {total:,} rows cannot be used: {named}"
+        described = f"{constant}={dataset}: {len(bad):,} of {total:,} rows cannot be used: {named}"
         if bad_rows == "refuse":
-            raise UserError(f"{constant}={dataset}: {described}. Fix them, or set BAD_ROWS=skip")
-        print(shown(f"{constant}={dataset}: {described}. Left out (BAD_ROWS=skip)"))
-    for name, part in zip(names, parts, strict=True):
+            raise UserError(f"{described}. Fix them, or set BAD_ROWS=skip")
+        print(shown(f"{described}. Left out (BAD_ROWS=skip)"))
+    for source, part in parts.items():
         if not part:
-            raise UserError(f"{constant}={dataset}: no row of {name} can be used; fix them")
-    return interleave(parts), ", ".join(names)
+            raise UserError(f"{constant}={dataset}: no row of {source} can be used; fix them")
+    return interleave(parts.values()), ", ".join(parts)
 
 
 def source_file(name: str, split: str) -> Path:
@@ -293,9 +256,7 @@ def validation_file(source: str) -> Path | None:
     return file if Path(source).stem == "train" and file.exists() else None
 
 
-def read_validation(
-    rows: list[dict[str, str]], read: Callable[..., tuple[list[dict[str, str]], str]]
-) -> tuple[list[dict[str, str]], str]:
+def read_validation(rows: list[dict[str, str]], read: Callable) -> tuple[list[dict[str, str]], str]:
     """`read` of each `validation_file` beside the training questions `rows`; [] and "" without one."""
     files = filter(None, map(validation_file, dict.fromkeys(row["source"] for row in rows)))
     parts = [read(str(file), "validation") for file in files]
@@ -317,9 +278,7 @@ def group_of(row: Mapping[str, str]) -> str:
     return " ".join(row["question"].split()).casefold() if group is None else as_json([group])
 
 
-def hold_out(
-    rows: list[dict[str, str]], validation: list[dict[str, str]], count: int
-) -> tuple[list[dict[str, str]], list[dict[str, str]], str]:
+def hold_out(rows: list[dict[str, str]], validation: list[dict[str, str]], count: int):
     """Holds out `count` questions to ask during training, equally many from each source.
 
     A source without any in `validation`, from `read_validation`, holds out some of its training questions
@@ -363,7 +322,7 @@ def read_inputs(name: str, fault: Fault | None = None) -> list[dict[str, Any]]:
     for number, row in read_file(find_path(name), "INPUT"):
         try:
             given = checked_object(row)
-            key = "prompt" if given.get("question") is None else "question"  # as in `to_question`
+            key = "question" if "question" in given else "prompt"  # as in `to_question`
             question = checked_text(given, key)
             task = checked_text(given, "data_source") if "data_source" in given else None
             truth = truth_text(given.get("ground_truth", ""))
@@ -391,10 +350,8 @@ def mixed_batches(rows: list[dict[str, str]], seed: int, batch_size: int) -> "gr
     """
     import grain
 
-    parts = by_file(rows)
-    sources = [
-        grain.MapDataset.source(part).shuffle(seed=seed + i).repeat(EPOCHS)
-        for i, part in enumerate(parts.values())
-    ]
-    weights = [float(part[0]["weight"]) for part in parts.values()]
+    parts = by_file(rows).values()
+    whole = map(grain.MapDataset.source, parts)
+    sources = [part.shuffle(seed=seed + i).repeat(EPOCHS) for i, part in enumerate(whole)]
+    weights = [float(part[0]["weight"]) for part in parts]
     return grain.MapDataset.mix(sources, weights).batch(batch_size)

@@ -62,24 +62,21 @@ def correctness_reward(prompts, completions, answer, **kwargs) -> list[float]:
     """POINTS_CORRECT for the right number, or the right text if the ground truth isn't a number."""
 
     def right(completion: str, gold: str) -> bool:
-        if parse_number(gold) is not None:
-            return grade(completion, gold)
-        text = extract_answer(completion)
-        return text is not None and text.strip() == gold.strip()
+        same_text = parse_number(gold) is None and (extract_answer(completion) or "").strip() == gold.strip()
+        return same_text or grade(completion, gold)
 
-    pairs = zip(completions, answer, strict=True)
-    return [POINTS_CORRECT if right(completion, gold) else 0.0 for completion, gold in pairs]
+    return [POINTS_CORRECT * right(*pair) for pair in zip(completions, answer, strict=True)]
 
 
 def digit_reward(prompts, completions, **kwargs) -> list[float]:
     """POINTS_DIGIT if the answer is one number, such as "-3", "1,000" or "2.5", right or wrong."""
-    numbers_given = [parse_number(extract_answer(completion) or "") for completion in completions]
-    return [0.0 if number is None else POINTS_DIGIT for number in numbers_given]
+    found = [parse_number(extract_answer(completion) or "") for completion in completions]
+    return [POINTS_DIGIT * (number is not None) for number in found]
 
 
 def hard_format_reward(prompts, completions, **kwargs) -> list[float]:
     """POINTS_HARD_FORMAT for one think block and one answer block, neither empty, and nothing else."""
-    return [POINTS_HARD_FORMAT if format_ok(completion, THINK_TAGS) else 0.0 for completion in completions]
+    return [POINTS_HARD_FORMAT * format_ok(completion, THINK_TAGS) for completion in completions]
 
 
 def mark_reward(prompts, completions, **kwargs) -> list[float]:
@@ -148,8 +145,7 @@ class Grader:
             graded = task_rewards.GRADERS.get(data_source) in task_rewards.NEEDED
             tasks = (data_source,) if graded else ("gsm8k", "qa")
         votes = []
-        for completion in completions:
-            answer = task_rewards.final_answer(completion) if by_task else extract_answer(completion)
+        for answer in map(task_rewards.final_answer if by_task else extract_answer, completions):
             known = [*dict.fromkeys(filter(None, votes)), answer] if answer else []
             same = (o for o in known if any(task_rewards.same_answer(task, answer, o) for task in tasks))
             votes.append(next(same, None))
@@ -166,11 +162,9 @@ class WorldGrader(Grader):
     """A grader for rewards that only the environment gives: ending with a reward above 0 is right."""
 
     def score(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """1 for each right `Episode`, else 0."""
         return np.array([float(episode.right) for episode in completions])
 
     def right_lenient(self, completions, answer, data_source, extra_info, **columns) -> np.ndarray:
-        """Same as `score`."""
         return self.score(completions, answer, data_source, extra_info) >= 1
 
     def format_right(self, completion) -> bool:
@@ -185,23 +179,18 @@ def make_grader(rewards: str, reward_file: str, course: ModuleType, rows: Sequen
     there's a `reward_file` or the data names another task.
     """
     own = vars(load_file(find_path(reward_file).resolve())) if reward_file else {}
-    own = {name: value for name, value in own.items() if name[0] != "_"}
+    own = {name: value for name, value in own.items() if name[0] != "_" and callable(value)}
     known = {name: getattr(course, name) for name in COURSE_REWARDS} | THINK_REWARDS
     known |= {"compute_score": task_rewards.compute_score, "episode_return": episode_return} | own
-    known = {name: function for name, function in known.items() if callable(function)}
-    names = reward_names(rewards)
-    if not names:
-        by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
-        names = ["compute_score"] if by_task else list(COURSE_REWARDS)
+    by_task = reward_file or any(row["data_source"] != "gsm8k" for row in rows)
+    names = reward_names(rewards) or (["compute_score"] if by_task else list(COURSE_REWARDS))
     if missing := [name for name in names if name not in known]:
         place = f"REWARDS={rewards} REWARD_FUNC={reward_file}"
         raise UserError(f"{place}: no reward function {missing[0]!r}; there are {', '.join(known)}")
     if reward_file and own.keys().isdisjoint(names):
-        mine = ", ".join(name for name in own if name in known) or "no function"
-        raise UserError(
-            f"REWARD_FUNC={reward_file}: has {mine}, but not {' or '.join(names)}; rename one to "
-            "compute_score, or name it in REWARDS"
-        )
+        mine = f"has {', '.join(own) or 'no function'}, but not {' or '.join(names)}"
+        remedy = "rename one to compute_score, or name it in REWARDS"
+        raise UserError(f"REWARD_FUNC={reward_file}: {mine}; {remedy}")
     functions = [known[name] for name in names]
     by_number = course.check_answer in functions or course.check_numbers in functions
     for row in rows:
@@ -251,9 +240,8 @@ def by_row(score: Callable[..., float], reward_file: str) -> Reward:
     try:
         inspect.signature(score).bind(**dict.fromkeys(SCORE_ARGUMENTS))
     except TypeError as error:
-        raise UserError(
-            f"REWARD_FUNC={reward_file}: compute_score {error}; it takes {', '.join(SCORE_ARGUMENTS)}"
-        ) from None
+        told = f"REWARD_FUNC={reward_file}: compute_score {error}; it takes {', '.join(SCORE_ARGUMENTS)}"
+        raise UserError(told) from None
     scored: dict[tuple[str, ...], float] = {}
 
     def score_of(row: tuple[str, ...]) -> float:
@@ -290,22 +278,19 @@ def guarded(name: str, reward_fn: Reward) -> Reward:
             raise UserError(
                 f"reward function {name} raised {type(error).__name__}: {error}; fix it{place_of(error)}"
             ) from error
+        told = f"reward function {name} returned"
         try:
-            values = np.asarray(rewards)
+            values = np.asarray(rewards).tolist()
         except ValueError:  # lists of different lengths
-            values = np.empty(0, object)
-        if values.shape != (len(completions),):
-            raise UserError(
-                f"reward function {name} returned {rewards!r:.60} for {len(completions)} completions; return "
-                "one number per completion"
-            )
-        for value, completion in zip(values.tolist(), completions, strict=True):
+            values = None
+        if not isinstance(values, list) or len(values) != len(completions):
+            how_many = f"{rewards!r:.60} for {len(completions)} completions"
+            raise UserError(f"{told} {how_many}; return one number per completion")
+        for value, text in zip(values, completions):
             if not isinstance(value, numbers.Real) or not abs(value) <= MAX_REWARD:
-                raise UserError(
-                    f"reward function {name} returned {value!r:.60} for completion {completion!r}; return a "
-                    f"number of at most {MAX_REWARD:.0e}"
-                )
-        return [float(value) for value in values.tolist()]
+                remedy = f"return a number of at most {MAX_REWARD:.0e}"
+                raise UserError(f"{told} {value!r:.60} for completion {text!r}; {remedy}")
+        return list(map(float, values))
 
     checked.__name__ = name  # the log's column
     return checked

@@ -79,6 +79,5 @@ def make_task(c, rows: dict[str, list[dict[str, str]]], grader, sources: dict[st
     batches, rewards = mixed_batches(rows["train"], c.SEED, c.BATCH_SIZE), list(grader.functions)
     if c.OVERLONG_BUFFER:
         rewards.append(overlong_penalty(c.TOTAL_GENERATION_STEPS, c.OVERLONG_BUFFER, c.OVERLONG_PENALTY))
-    return Task(
-        batches, rows["train"], rows["test"], rows["validation"], grader, rewards, c.NUM_GENERATIONS, sources
-    )
+    parts = (rows[split] for split in ("train", "test", "validation"))
+    return Task(batches, *parts, grader, rewards, c.NUM_GENERATIONS, sources)

@@ -46,9 +46,8 @@ def marked_answer(text: str) -> str | None:
     if answer is None and BOXED in text:
         answer = boxed(text) or ""
     if answer is None and "####" in text:
-        answer = text.rpartition("####")[2].strip().partition("\n")[0]
-        answer = without_stop_tokens(answer)
-    return answer if answer is None else answer.strip()
+        answer = without_stop_tokens(text.rpartition("####")[2].strip().partition("\n")[0])
+    return answer and answer.strip()
 
 
 def final_answer(text: str) -> str:
@@ -93,11 +92,8 @@ def normalize_text(text: str) -> str:
         return ""
     text = unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)
     kept = {i for found in _KEPT.finditer(text) for i in range(*found.span())}
-    bare = "".join(
-        c
-        for i, c in enumerate(text)
-        if i in kept or not (unicodedata.category(c)[0] == "P" or c in string.punctuation)
-    )
+    dropped = {c for c in text if unicodedata.category(c)[0] == "P" or c in string.punctuation}
+    bare = "".join(c for i, c in enumerate(text) if i in kept or c not in dropped)
     forms = (" ".join(form.split()) for form in (_ARTICLES.sub(" ", bare), bare, text))
     return next(filter(None, forms), "")
 
@@ -143,19 +139,6 @@ def may_hold(equation: str) -> bool:
 MATH_SECONDS = 3  # to parse an expression, and again to compare; uses a signal, so main thread only
 
 
-@contextlib.contextmanager
-def no_garbage_collection():
-    """Pauses garbage collection, because a timeout raised inside jax's gc callback would be lost."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:  # two of these may be nested
-            gc.enable()
-
-
-@no_garbage_collection()
 def read_math(text: str) -> list:
     r"""What math-verify parses from `text`, nothing after MATH_SECONDS; `\$` is money, not LaTeX."""
     import math_verify
@@ -175,17 +158,20 @@ def read_gold(text: str) -> list:
     return read_math(text)
 
 
-@no_garbage_collection()
 def math_score(solution_str: str, ground_truth: str) -> float:
     """1.0 if math-verify finds the marked answer equal to `ground_truth`; ValueError if it can't parse it."""
+    import math_verify
+
     answer = marked_answer(solution_str)
     if not answer or len(answer) > MAX_LENGTH or not may_hold(answer):
         return 0.0
-    if not read_gold(ground_truth):
-        raise ValueError(f"math-verify cannot read ground_truth {ground_truth!r}")
-    import math_verify
-
-    return float(math_verify.verify(read_gold(ground_truth), read_math(answer), timeout_seconds=MATH_SECONDS))
+    gc.disable()  # a timeout that is raised inside jax's callback for a collection would be lost
+    try:
+        if not (gold := read_gold(ground_truth)):
+            raise ValueError(f"math-verify cannot read ground_truth {ground_truth!r}")
+        return float(math_verify.verify(gold, read_math(answer), timeout_seconds=MATH_SECONDS))
+    finally:
+        gc.enable()
 
 
 GRADERS = {
@@ -207,8 +193,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     if data_source not in GRADERS:
         raise ValueError(unknown_data_source(data_source))
     grader = GRADERS[data_source]
-    more = [extra_info] if grader is code_grading.compute_score else []
-    return grader(solution_str, ground_truth, *more)
+    return grader(solution_str, ground_truth, *[extra_info] * (grader is code_grading.compute_score))
 
 
 def unknown_data_source(data_source: str) -> str:

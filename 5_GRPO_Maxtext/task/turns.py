@@ -20,13 +20,13 @@ template. With a STOP such as "</calc>" an action also ends there, and the obser
 the same message; the end-of-sequence token then ends the episode.
 """
 
-import contextlib
 import functools
 import itertools
 import numbers
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -74,55 +74,35 @@ def load(environment: str) -> type:
     return kind
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if a block in the main thread takes longer, using a Unix signal."""
+def in_time(environment: str, call: str, answer: Callable[[], Any]):
+    """Calls `answer`, the environment's `call`; an exception or WORLD_SECONDS make a one-line UserError."""
 
     def end(number, frame):
-        raise TimeoutError(f"took more than {seconds:g} s")
+        raise TimeoutError(f"took more than {WORLD_SECONDS:g} s")
 
     old = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WORLD_SECONDS)
     try:
-        yield
+        return answer()
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())[:200]
+        fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
+        raise UserError(f"{fault}{place_of(error)}") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
 
 
-@contextlib.contextmanager
-def guarded(environment: str, call: str) -> Iterator[None]:
-    """Turns an environment's exception or timeout into a one-line UserError."""
-    try:
-        with time_limit(WORLD_SECONDS):
-            yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())[:200]
-        fault = f"ENVIRONMENT={environment}: {call} raised {type(error).__name__}: {reason}; fix it"
-        raise UserError(f"{fault}{place_of(error)}") from error
-
-
-def ask_world(environment: str, call: str, answer):
-    """Calls `answer()`, an environment's `reset` or `step`, and checks that it follows the interface."""
-    with guarded(environment, call):
-        given = answer()
-    faulty = f"ENVIRONMENT={environment}: {call} returned"
-    if call == "reset":
-        given = (given, 0.0, False, False)
-    if not isinstance(given, tuple) or len(given) != 4:
-        raise UserError(f"{faulty} {given!r:.60}; return observation, reward, terminated, truncated")
-    observation, reward, *ends = given
-    if not isinstance(observation, str):
-        raise UserError(f"{faulty} the observation {observation!r:.60}; return a text")
-    if not isinstance(reward, numbers.Real) or not abs(reward) <= MAX_REWARD:
-        raise UserError(
-            f"{faulty} the reward {reward!r:.60}; return a finite number of at most {MAX_REWARD:.0e}"
-        )
-    if not all(isinstance(end, (bool, np.bool_)) for end in ends):
-        raise UserError(f"{faulty} terminated, truncated = {ends!r:.60}; return True or False for each")
-    return observation, float(reward), *ends
+def ask_world(environment: str, call: str, answer: Callable[[], Any]):
+    """Calls `answer`, an environment's `reset` or `step`, and checks that it follows the interface."""
+    given = in_time(environment, call, answer)
+    given = (given, 0.0, False, False) if call == "reset" else given
+    match given:
+        case str(), numbers.Real(), bool() | np.bool_(), bool() | np.bool_() if abs(given[1]) <= MAX_REWARD:
+            return given
+    wanted = f"observation, reward, terminated, truncated: a text, a number up to {MAX_REWARD:.0e}, two bools"
+    wanted = "an observation, a text" if call == "reset" else wanted
+    raise UserError(f"ENVIRONMENT={environment}: {call} returned {given!r:.90}; return {wanted}")
 
 
 def around_observation(tokenizer) -> tuple[str, str]:
@@ -151,8 +131,7 @@ class Walker:
         self.tokens, self.log_probs, self.turn, self.said, self.rewards = [], [], [], [], []
         self.action, self.fed = [], deque()
         self.over = self.terminated = False
-        with guarded(c.ENVIRONMENT, "Environment()"):
-            self.world = load(c.ENVIRONMENT)()
+        self.world = in_time(c.ENVIRONMENT, "Environment()", load(c.ENVIRONMENT))
         first, *_ = ask_world(c.ENVIRONMENT, "reset", lambda: self.world.reset(question, rng))
         if first:
             self.hear(first, first)
@@ -184,10 +163,9 @@ class Walker:
         text = self.tokenizer.decode(self.action, skip_special_tokens=True)
         self.said.append(text)
         self.action = []
-        observation, reward, self.terminated, truncated = ask_world(
-            self.c.ENVIRONMENT, "step", lambda: self.world.step(text)
-        )
-        self.rewards.append(reward)
+        answer = ask_world(self.c.ENVIRONMENT, "step", lambda: self.world.step(text))
+        observation, reward, self.terminated, truncated = answer
+        self.rewards.append(float(reward))
         self.over = self.terminated or truncated or len(self.rewards) == self.c.MAX_TURNS
         self.over |= bool(self.stop and ends)
         if not self.over:
@@ -220,9 +198,7 @@ class Walker:
         )  # fmt: skip
 
 
-def walk(
-    c, rollout, prompts: Sequence[str], questions: Sequence[str], config: RolloutConfig
-) -> RolloutOutput:
+def walk(c, rollout, prompts: list[str], questions: Sequence[str], config: RolloutConfig) -> RolloutOutput:
     """Runs an episode of ENVIRONMENT from each prompt; passes each question to its `reset`.
 
     Takes a `MaxTextRollout` and returns the same as its `generate`, with the environment's tokens in `tokens`
@@ -236,10 +212,8 @@ def walk(
         part = slice(start, start + rollout.rows)
         drawn_by = jax.random.fold_in(key, start)
         seeds = np.random.SeedSequence(jax.random.key_data(drawn_by).tolist()).spawn(len(prompts[part]))
-        rows = [
-            Walker(c, tokenizer, stop, around, limit, question, np.random.default_rng(seed))
-            for question, seed in zip(questions[part], seeds, strict=True)
-        ]
+        asked = zip(questions[part], map(np.random.default_rng, seeds), strict=True)
+        rows = [Walker(c, tokenizer, stop, around, limit, *given) for given in asked]
         columns = rollout.token_by_token(prompts[part], config, drawn_by)
         tokens = None
         while not all(row.over for row in rows):

@@ -26,30 +26,21 @@ def main(arguments: list[str]) -> None:
     """Prints the protection of this machine and, with ANSWER and TESTS, the score and what failed."""
     c = settings.read(Constants, arguments)
     if bool(c.ANSWER) != bool(c.TESTS):
-        raise settings.UserError(
-            f"ANSWER={c.ANSWER!r} TESTS={c.TESTS!r}: give both files to score an answer, or neither to see "
-            "which protection this machine gives"
-        )
-    files = []
-    for name, path in {"ANSWER": c.ANSWER, "TESTS": c.TESTS}.items() if c.ANSWER else ():
-        try:
-            files.append(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise settings.UserError(f"{name}={path}: cannot be read ({error}); give a text file") from None
+        raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: give both files to score, or neither")
     try:
         print(f"protection: {box.describe(box.protection())}")
-        if not files:
-            return
-        passed = code_grading.verdicts(*files)
-        tests = code_grading.readable_tests(files[1], None)
-        if isinstance(tests, tuple):
-            texts = [text for text, is_test in tests[0] if is_test]
-        else:
-            texts = [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
-    except (ValueError, RuntimeError) as error:
-        raise settings.UserError(str(error)) from None
-    print(f"score: {sum(passed) / len(passed):.3f}")
-    for text, held in zip(texts, passed, strict=True):
+        files = [Path(path).read_text(encoding="utf-8") for path in (c.ANSWER, c.TESTS) if path]
+        passed = code_grading.verdicts(*files) if files else []
+        tests = code_grading.readable_tests(files[1], None) if files else []
+    except (ValueError, RuntimeError, OSError) as error:
+        raise settings.UserError(f"ANSWER={c.ANSWER} TESTS={c.TESTS}: {error}") from None
+    if passed:
+        print(f"score: {sum(passed) / len(passed):.3f}")
+    if isinstance(tests, tuple):
+        tests = [text for text, is_test in tests[0] if is_test]
+    else:
+        tests = [f"input {given!r}, expected output {expected!r}" for given, expected in tests]
+    for text, held in zip(tests, passed, strict=True):
         if not held:
             print(shown(f"failed: {text}"))
 

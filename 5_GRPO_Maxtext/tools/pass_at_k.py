@@ -91,8 +91,7 @@ def count_right(c: Constants, ask, checkpoint, step: int, rows, grader, tokenize
 
     counts = {reading: np.zeros(len(rows), int) for reading in READINGS}
     asked = np.repeat(np.arange(len(rows)), c.SAMPLES)
-    name = f"{checkpoint.run.name}, step {step}" if step else f"{ask.MODEL}, untrained"
-    for first in tqdm(range(0, len(asked), ask.BATCH_SIZE), name, disable=None):
+    for first in tqdm(range(0, len(asked), ask.BATCH_SIZE), f"step {step}", disable=None):
         part = asked[first : first + ask.BATCH_SIZE]
         how = sampling(ask, "policy", seed=jax.random.fold_in(jax.random.key(c.SEED), first))
         texts = rollout.generate([rows[i]["prompts"] for i in part], how).text
@@ -110,25 +109,19 @@ def kept_counts(c: Constants, run: str, trained: bool) -> dict[str, list[int]]:
     if checkpoint is None:
         raise UserError(f"CHECKPOINT={run}: there is no run yet; train one, then give its folder")
     step = runs.place_of(checkpoint)[1] if trained else 0
-    if step and "run_id" not in checkpoint.note:
-        raise UserError(f"CHECKPOINT={run}: its run.json, with the number of the run, is lost; put it back")
     made = SimpleNamespace(**checkpoint.constants)  # questions are read and asked as the run did
     data = start.read_questions(made)
     everything = [row for rows, _ in data.values() for row in rows]
     grader = run_grader.make_grader(ask.REWARDS, ask.REWARD_FUNC, reward_func, everything)
     tokenizer = llama.load_tokenizer(llama.load_hf_config(ask.MODEL)[0])
     mine = SimpleNamespace(**vars(made) | {"REWARD_FUNC": ask.REWARD_FUNC, "METHOD": "", "TEACHER": ""})
-    found = []
-    for count in (made.NUM_TEST_QUESTIONS, c.NUM_QUESTIONS):
-        mine.NUM_TEST_QUESTIONS = count
-        rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
-        found.append(identity.of(mine, rows, grader.names, reward_func.__file__))
-    if trained:
-        runs.changed_model(ask.MODEL, checkpoint)
-        if said := identity.changes(checkpoint.note.get("identity", {}), found[0], mine, f"CHECKPOINT={run}"):
-            print(shown(f"note: {said}; counted as it is now"))
+    mine.NUM_TEST_QUESTIONS = c.NUM_QUESTIONS
+    rows, _ = start.as_asked(mine, {"test": data["test"]}, grader, tokenizer)
+    if trained and (said := runs.changed_model(ask.MODEL, checkpoint)):
+        print(shown(f"note: {said}; counted as it is now"))
+    identities = identity.of(mine, rows, grader.names, reward_func.__file__)
     known = {"constants": asdict(c) | {"CHECKPOINT": ""}, "asked": asdict(ask) | {"CHECKPOINT": ""}}
-    known |= {"step": step, "run": checkpoint.note["run_id"] if step else "", "identity": found[1]}
+    known |= {"step": step, "run": checkpoint.note.get("run_id", run) if step else "", "identity": identities}
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
     path = Path(c.RUN_DIR) / f"counts_{digest}.json"
     kept = run_files.read_object(path)

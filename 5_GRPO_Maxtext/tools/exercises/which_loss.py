@@ -12,7 +12,6 @@ import collections
 import functools
 import inspect
 import itertools
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ import numpy as np
 from jax.lax import stop_gradient as fixed
 
 from settings import UserError
+from task.run_grader import load_file
 
 CLOSE = 1e-5  # of a value or of a gradient's entry: float32 against float64 differs by less than 1e-6 here
 
@@ -206,14 +206,7 @@ Findings = dict[str, tuple[float, Any]]  # by method: of the value, and of the g
 
 def read_loss(path: str) -> Callable:
     """The function `loss` of a file; raises UserError if there's none that takes the golden batch."""
-    file = Path(path)
-    if not file.is_file() or file.suffix != ".py":
-        raise UserError(f"{path}: no such Python file; give the file that holds your loss")
-    try:
-        function = runpy.run_path(path).get("loss")
-    except Exception as error:  # from the file, of any kind
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise UserError(f"{path}: {reason}; mend the file") from None
+    function = getattr(load_file(Path(path), "loss"), "loss", None)
     if not callable(function):
         raise UserError(f"{path}: has no function `loss`; name yours so")
     needed = [name for name, p in inspect.signature(function).parameters.items() if p.default is p.empty]
@@ -225,11 +218,7 @@ def read_loss(path: str) -> Callable:
 
 
 def value_and_gradient(function: Callable, b: dict[str, Any], method: str) -> tuple[float, np.ndarray]:
-    """Value and gradient of a reader's loss on the golden batch, with a method's advantages if it takes any.
-
-    Raises:
-        UserError: it doesn't return a single number, or can't be differentiated.
-    """
+    """A reader's loss and its gradient on the golden batch, with a method's advantages if it takes any."""
     b = b | {"advantage": b[f"{method}_advantage"].astype(np.float32)}
     given = {name: jnp.asarray(b[name]) for name in ARRAYS} | {name: b[name].item() for name in NUMBERS}
     wanted = {name: given[name] for name in inspect.signature(function).parameters if name in given}
@@ -255,27 +244,7 @@ def looks_like(found: Findings, number: int, takes_advantage: bool) -> list[tupl
         given = b[f"{method}_advantage"] if takes_advantage else None
         for words, pieces in changed(method, number):
             compute = functools.partial(loss, pieces, b, given=given)
-            if abs(float(compute(b["log_prob"])) - value) > CLOSE:
-                continue  # without its gradient, which takes longer
-            if equal((value, gradient), jax.value_and_grad(compute)(b["log_prob"])):
+            near = abs(float(compute(b["log_prob"])) - value) <= CLOSE  # the gradient takes longer
+            if near and equal((value, gradient), jax.value_and_grad(compute)(b["log_prob"])):
                 same.append((method, *words))
     return same
-
-
-def identify(function: Callable) -> tuple[Findings, list[str], list[tuple[str, ...]]]:
-    """Compares a loss with the six methods, then with each of them with one and with two other pieces.
-
-    Returns:
-        By method: how far the value is from the golden one, and the gradient's most distant entry.
-        The methods it equals. If there are none, what it looks like, with the fewest changes.
-    """
-    b, found, distances, equals = golden_batch(), {}, {}, []
-    for method in METHODS:
-        found[method] = value, gradient = value_and_gradient(function, b, method)
-        golden = b[f"{method}_loss"], b[f"{method}_gradient"]
-        distances[method] = abs(value - golden[0]), np.abs(gradient - golden[1]).max()
-        if equal(found[method], golden):
-            equals.append(method)
-    takes = "advantage" in inspect.signature(function).parameters
-    names = [] if equals else looks_like(found, 1, takes) or looks_like(found, 2, takes)
-    return distances, equals, names
