@@ -248,9 +248,8 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
 
 
 # %% Output -------------------------------------------------------------------------------------------------
-def show_grid(strategy: Strategy) -> None:
+def show_grid(grid: np.ndarray) -> None:
     """Prints the devices' numbers at their coordinates in the mesh."""
-    grid = make_mesh(strategy).devices
     print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(grid.shape[1])))
     for i, row in enumerate(grid):
         print(f"data {i}  " + "".join(f"{device.id:>9}" for device in row))
@@ -363,7 +362,7 @@ def main(arguments: Sequence[str]) -> None:
 
     both = STRATEGIES["both"]
     print("1. The mesh: 8 devices as 4 x 2\n")
-    show_grid(both)
+    show_grid(make_mesh(both).devices)
     results = {name: run_strategy(c, strategy) for name, strategy in STRATEGIES.items()}
     print(f"\n2. One layer, outputs = inputs @ weights, under the rules {both.rules}")
     show_layer(results["both"])

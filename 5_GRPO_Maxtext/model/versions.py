@@ -27,6 +27,11 @@ def check_versions() -> None:
             )
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, without the pages that some libraries add."""
+    return str(error).strip().partition("\n")[0]
+
+
 @contextlib.contextmanager
 def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
     """Replaces `owner.name` while the block runs."""

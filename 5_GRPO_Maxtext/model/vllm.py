@@ -5,10 +5,7 @@ trained weights using MaxText's map: it unstacks the scanned layers, applies the
 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. If the map misses a
 weight, Tunix only logs it, and the engine would go on with random numbers there. Here that's an error.
 
-`stochastic_round` converts the weights for an engine in bfloat16. With rounding to nearest, most wouldn't
-change early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
-
-`VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
+Only `VllmRollout` needs the packages of requirements/tpu.txt.
 """
 
 import dataclasses
@@ -47,9 +44,7 @@ def engine_mapping(actor, model_name: str, head_dim: int) -> MappingConfig:
 
 def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:
     """Raises ValueError unless every parameter of the actor (`source`) maps to one of the engine (`target`)
-    and every one of those is filled; otherwise some would keep their random numbers.
-
-    `names` maps MaxText's name to (engine's name, axes); the states hold arrays or shapes.
+    and every one of those is filled; `names` maps MaxText's name to (engine's name, axes).
     """
 
     def paths(state):
@@ -66,11 +61,11 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
 def stochastic_round(x: jax.Array) -> jax.Array:
     """Rounds each weight randomly to one of its two bfloat16 neighbors, without bias.
 
-    The upper 16 bits of a float32 are a bfloat16. We add 16 random bits to the lower half, and the closer the
-    weight is to its upper neighbor, the more often that carries. A weight on the grid doesn't change.
-
-    The random key is the sum of the weights. So the same weights always round the same way, also in a resumed
-    run, and each layer and step gets different noise.
+    With rounding to nearest, most weights wouldn't change early in a run, since LoRA moves them by less than
+    half a grid step (docs/sampler_and_trainer.md). The upper 16 bits of a float32 are a bfloat16. We add 16
+    random bits to the lower half, and the closer the weight is to its upper neighbor, the more often that
+    carries. The random key is the sum of the weights: the same ones always round the same way, also in a
+    resumed run, and each layer and step gets different noise.
     """
     x = x.astype(jnp.float32)
     key = jax.random.key(jax.lax.bitcast_convert_type(x.sum(), jnp.uint32))
@@ -94,8 +89,8 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
 
         sum (H - W) (W' - W) / sum (W' - W)^2        W' = W + scale * A B
 
-    That's a regression through the origin over the middle layer, as a sample of all. Skips weights the engine
-    pads or repeats. NaN while B is 0, because there's no update yet.
+    A regression through the origin over the middle layer, without weights the engine pads or repeats. NaN
+    while B is 0.
     """
     held = build_flat_dict(engine.flat_state(), mapping.to_hf_mappings)
     layer = {  # W [in, layer, ...], A [in, layer, r] and B [r, layer, out] without the layers
@@ -144,17 +139,9 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tup
 class VllmRollout(BaseRollout):
     """Tunix's vLLM engine for a MaxText actor; strips special tokens from the texts.
 
-    Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check.
-
-    Args:
-        rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them; vLLM builds a mesh of its own
-            over the devices.
-        maxtext_config: the actor's.
-        merge: merges the actor's LoRA matrices, if any, into plain parameters, since the engine's model has
-            none. Sending them needs memory for a full copy of the weights.
-
-    Attributes:
-        metrics: of the newest weights, for the log; with LoRA, `sync_gain`.
+    Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check. The arguments
+    are as in `MaxTextRollout`; vLLM builds a mesh of its own over the devices. Its model has no LoRA, so
+    sending `merge`d weights needs memory for a full copy. `metrics` of the newest ones are for the log.
     """
 
     def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None):
