@@ -16,6 +16,7 @@ from table_policy import train_llm
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
+import inference
 import reward_func
 import settings
 from model import llama, lora
