@@ -132,12 +132,11 @@ def test_the_compiler_puts_in_the_collectives_that_the_strategy_needs(probe):
             [("all-gather", "data", half)], [(*of_weights, half + 4), (*of_inputs, inputs // 4 + 4)]
         ),
     }  # fmt: skip
-    for name, (forward, step) in needed.items():
+    for name, (forward, gradients) in needed.items():
         result = probe["layers"][name]
         assert sorted(result["forward"]) == forward, name
-        assert sorted(set(result["step"])) == forward + step, (
-            name
-        )  # a set: weights may be gathered anew going back
+        step = sorted({*result["step"]})  # weights may be gathered anew going back
+        assert step == forward + gradients, name
 
 
 def test_the_ledger_counts_llama_8b(probe):
@@ -174,11 +173,10 @@ def test_maxtext_cuts_its_llama_by_the_same_rules(probe, name):
 
 
 @pytest.mark.parametrize("language", pages.LANGUAGES)
-def test_it_leaves_a_picture_and_the_readme_shows_what_it_prints(probe, language):
+def test_the_readme_shows_what_it_prints(probe, language):
     """Rows without words; the last digits of the differences depend on the machine, so up to there."""
     grid = "data 0          0        1\ndata 1          2        3\ndata 2          4        5\n"
     assert all(words in probe["text"] for words in (grid, "CPU 0,2,4,6", "CPU 1,3,5,7"))
-    assert (probe["folder"] / "mesh_and_axis_rules.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((probe["folder"] / "result.json").read_text())
     for table in ("strategies", "ledger", "llama"):
         assert result[table] in probe["text"]
