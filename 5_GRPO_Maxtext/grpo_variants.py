@@ -91,10 +91,10 @@ def maxrl_advantage(samples):
     gradient of p. The fewer answers are right, the more each one counts. 0 if no answer is right.
     """
     rewards = samples.rewards  # [B, G]
-    if rewards.min() < 0:
+    if (least := rewards.min()) < 0:
         raise UserError(
-            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {rewards.min():g}; take rewards that "
-            "are never negative, such as REWARDS=correctness_reward"
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that are never "
+            "negative, such as REWARDS=correctness_reward"
         )
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
     return (rewards - mean) / np.where(mean > 0, mean, 1.0)

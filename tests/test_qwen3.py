@@ -7,6 +7,7 @@ import pytest
 import random_qwen3
 import safetensors.numpy
 from short_runs import SHORT
+from test_load_llama import load
 from test_rollout import full_forward, prompts, settings
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
@@ -23,14 +24,11 @@ def model(tmp_path_factory):
 
 def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
     """The cache holds keys that are normalised and rotated."""
-    folder, hf = llama.load_hf_config(str(model))
-    tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_maxtext_config(hf, rows=8, prompt_tokens=28, new_tokens=28)
-    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+    actor, mesh, config, hf = load(model, 8, 28, 28)
+    tokenizer = TokenizerAdapter(llama.load_tokenizer(model))
     engine = rollout.MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, settings(),
-        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
-    )  # fmt: skip
+        actor, tokenizer, mesh, settings(), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0
+    )
     output = engine.generate(prompts(8), settings(temperature=0.0))
     logits, completions = full_forward(engine, output)
     generated = completions != engine.pad_id()

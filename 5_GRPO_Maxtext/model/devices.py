@@ -1,10 +1,9 @@
 """Assigns devices to training and generation, and coordinates several hosts.
 
 With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
-same questions, samples the same answers and grades them all. That's cheap, and only the model has to stay in
-sync. The model's arrays are sharded over the devices of all hosts, and each host places its own part of a
-batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
-together, to a shared folder.
+same questions, samples the same answers and grades them all: that's cheap. Only the model's arrays are
+sharded over the devices of all hosts, and each host places its own part of a batch. The first host writes
+RUN_DIR, the others a folder host_<i> in it. All write the checkpoints together, to a shared folder.
 """
 
 import contextlib
@@ -108,8 +107,7 @@ def all_hosts(c) -> Iterator[None]:
     """Makes Tunix work on several hosts while the block runs, and silences all but the first."""
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
-            # Tunix copies the weights to host memory, which only its agents need, and jax can't do that for
-            # arrays sharded over several hosts.
+            # Tunix copies the weights to host memory for its agents; jax can't if they're on several hosts.
             stack.enter_context(patched(rl_utils, "put_params_on_memory_kind", lambda params, kind: None))
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -119,9 +117,8 @@ def all_hosts(c) -> Iterator[None]:
 def join() -> None:
     """Joins the other hosts. Call it before asking jax for its devices.
 
-    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI, jax finds the others itself; under SLURM each
-    task gets one GPU, the one with its number on the node. Elsewhere set these environment variables:
-    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+    On a TPU slice, under SLURM (launch/slurm.sh: one GPU per task) and Open MPI, jax finds the others itself.
+    Elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
     names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:

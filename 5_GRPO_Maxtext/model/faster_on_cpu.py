@@ -1,15 +1,9 @@
 """Faster training on a CPU: rewrites the parts that XLA's CPU backend compiles badly.
 
 When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the same up to
-rounding:
-
-    RotaryOnce             computes sin and cos once; XLA recomputes them in each of 66 places that use them
-    UnfusedDense           keeps element-wise work out of transposes, which would then read several arrays
-                           with a stride of kilobytes
-    SharedPromptAttention  puts a question and its G answers in one row, so the prompt is computed only once
-
-Other devices keep MaxText's modules: we measured this on CPUs, and flash attention can't handle such rows.
-docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
+rounding. Other devices keep MaxText's: we measured this on CPUs, and flash attention can't handle rows with
+several answers. docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is
+fast without it.
 """
 
 import contextlib
@@ -38,7 +32,7 @@ _layout = contextvars.ContextVar("tokens of the prompt, answers per prompt", def
 
 # %% Modules ------------------------------------------------------------------------------------------------
 class RotaryOnce(LLaMARotaryEmbedding):
-    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), its angles computed once per call."""
+    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), with sin and cos once, not in each of 66 uses."""
 
     def __call__(self, inputs: jax.Array, position: jax.Array) -> jax.Array:
         """Rotates each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
@@ -60,7 +54,7 @@ fusion_barrier.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimiza
 
 
 class UnfusedDense(DenseGeneral):
-    """One matrix product over all rows; computes the operands before transposing them."""
+    """Computes operands before transposing them: fused, a transpose would read arrays with a large stride."""
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
         """Like MaxText's: inputs [..., in features] to [..., out features]."""

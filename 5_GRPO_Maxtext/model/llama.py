@@ -199,18 +199,10 @@ def check_teacher(c, tokenizer) -> None:
 
 # %% MaxText's side -----------------------------------------------------------------------------------------
 def to_maxtext_config(
-    hf: transformers.PretrainedConfig,
-    *,
-    rows: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    dtype: str = "float32",
-    weight_dtype: str = "float32",
-    attention: str = "dot_product",
-    scan_layers: bool = False,
-    remat_policy: str = "none",
-    **machine: Any,
-):
+    hf: transformers.PretrainedConfig, *, rows: int, prompt_tokens: int, new_tokens: int,
+    dtype: str = "float32", weight_dtype: str = "float32", attention: str = "dot_product",
+    scan_layers: bool = False, remat_policy: str = "none", **machine: Any,
+):  # fmt: skip
     """The MaxText config for a model with the sizes in `config.json`.
 
     `rows` are the sequences in one forward pass, over all devices; `prompt_tokens` and `new_tokens`, P and T,
@@ -235,22 +227,14 @@ def to_maxtext_config(
         per_device_batch_size=rows / jax.device_count(),
         max_prefill_predict_length=prompt_tokens,
         max_target_length=prompt_tokens + new_tokens,
-        dtype=dtype,
-        weight_dtype=weight_dtype,
-        matmul_precision="highest" if dtype == "float32" else "default",
-        attention=attention,
-        scan_layers=scan_layers,
-        remat_policy=remat_policy,
+        dtype=dtype, weight_dtype=weight_dtype, attention=attention, scan_layers=scan_layers,
+        remat_policy=remat_policy, matmul_precision="highest" if dtype == "float32" else "default",
         ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
-        skip_jax_distributed_system=True,
-        enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
-        convert_checkpoint_if_possible=False,
-        log_config=False,
+        skip_jax_distributed_system=True, enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
+        convert_checkpoint_if_possible=False, log_config=False, run_name="grpo", base_output_directory="runs",
         jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
-        run_name="grpo",
-        base_output_directory="runs",
-    )
+    )  # fmt: skip
     settings |= machine
     if settings["hardware"] == "cpu":
         settings |= faster_on_cpu.CACHE_LAYOUT
@@ -344,11 +328,9 @@ def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.M
 
 
 def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
-    """Builds the MaxText model in Tunix's adapter and fills it with a checkpoint's weights.
+    """The MaxText model in Tunix's adapter with a checkpoint's weights, and its mesh, over `devices` or all.
 
-    Returns:
-        The adapter, which maps tokens [B, L], positions [B, L], None and a mask [B, L, L] or None to logits
-        [B, L, V] and None; and its mesh, over `devices` or all devices.
+    The adapter maps tokens [B, L], positions [B, L], None and a mask [B, L, L] to logits [B, L, V] and None.
     """
     # MaxText's own `from_pretrained` would compile a program for random weights that we'd overwrite.
     model, mesh = abstract_model(hf, config, devices)
@@ -364,16 +346,14 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
-        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)[
-            "params"
-        ]
+        found = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
 
     def fit(path, wanted, found):
         if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
             raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
         return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, found["params"]))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
@@ -407,8 +387,7 @@ def named_weights(adapter) -> dict[str, np.ndarray]:
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
-    names, _ = weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
+    names, shapes = weight_mapping(hf, config, True)[0], hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
 
 
