@@ -16,7 +16,6 @@ Three things differ from Tunix's vanilla sampler. Getting any of them wrong woul
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -144,11 +143,10 @@ class MaxTextRollout(BaseRollout):
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
         """The structure of a module with the actor's layers and a KV cache; allocates nothing."""
         with self._axes(), faster_on_cpu.modules_for(self._mesh):
-            make = functools.partial(
-                model_creation_utils.from_config, config, mesh=self._mesh,
-                model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE, rngs=nnx.Rngs(params=0, dropout=1),
-            )  # fmt: skip
-            decoder = nnx.eval_shape(make)
+            decoder = nnx.eval_shape(lambda: model_creation_utils.from_config(
+                config, mesh=self._mesh, model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
+                rngs=nnx.Rngs(params=0, dropout=1),
+            ))  # fmt: skip
         llama.use_rope_scaling(decoder, hf)
         graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         return graphdef, cache, rest
