@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import random_qwen3
 import safetensors.numpy
+import test_qwen3
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
@@ -144,7 +144,7 @@ QWEN3_HEADS = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=128)
 
 def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path):
     """Its output layer is its own: a tied one MaxText rounds to bfloat16, and the engine does not."""
-    model = random_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **QWEN3_HEADS)
+    model = test_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **QWEN3_HEADS)
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["lm_head.weight"][0] = 0  # else it would answer with padding, which the trainer masks
     safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
