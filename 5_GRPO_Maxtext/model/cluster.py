@@ -33,7 +33,7 @@ def make_cluster(c, folder: Path, hf, tokenizer) -> RLCluster:
     if c.ROLLOUT_ENGINE == "vllm":
         from model import vllm  # needs the TPU packages
 
-        engine = functools.partial(vllm.VllmRollout, maxtext_config=config, merge=merge)
+        engine = functools.partial(vllm.engine_class(), maxtext_config=config, merge=merge)
         engine_config = vllm.engine_config(c, folder, rollout_mesh, tokenizer.eos_ids)
     else:
         # On one device each prompt is computed once. With several, there may be fewer rows than devices.
