@@ -155,7 +155,7 @@ def abstract_actor(hf):
     """The MaxText model under Tunix's adapter, all shapes and no memory."""
     sizes = dict(rows=16, prompt_tokens=256, new_tokens=768)
     config = llama.to_maxtext_config(hf, **sizes, dtype="bfloat16", scan_layers=True)
-    return nnx.eval_shape(lambda: TunixMaxTextAdapter(llama.abstract_model(hf, config)[0], pad_id=0))
+    return TunixMaxTextAdapter(llama.abstract_model(hf, config)[0], pad_id=0)
 
 
 def engine_state(shapes, make):
