@@ -22,7 +22,6 @@ from model.cluster import make_cluster
 from model.llm import Llm
 from model.rollout import MaxTextRollout, sampling
 from run import run_folder
-from settings import HERE
 from task import prompts, run_grader
 from tools import convert_checkpoint as convert
 
@@ -112,17 +111,6 @@ def test_only_the_named_weights_get_matrices():
     assert lora.count_parameters(hf, 2, "q_proj,o_proj") == 3 * 2 * (96 + 96) * 2  # layers x rank x ...
 
 
-def start(run_dir, rows):
-    """The run's language model, trained to the end."""
-    c = constants(*RUN, f"RUN_DIR={run_dir}")
-    folder, hf = llama.load_hf_config(c.MODEL)
-    tokenizer = llama.load_tokenizer(folder)
-    with run_folder.open_run(c) as run:
-        llm = Llm(c, make_cluster(c, folder, hf, tokenizer))
-        train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
-    return llm
-
-
 def greedy_answers(rollout, rows):
     return rollout.generate([row["prompts"] for row in rows], sampling(constants(*RUN), "greedy")).text
 
@@ -130,11 +118,14 @@ def greedy_answers(rollout, rows):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
-    c = constants(*RUN)
+    c = constants(*RUN, f"RUN_DIR={folder / 'run'}")
+    model, hf = llama.load_hf_config(c.MODEL)
+    tokenizer = llama.load_tokenizer(model)
     questions, source = prompts.read_data(c, None)["test"]
-    tokenizer = llama.load_tokenizer(HERE / "tiny_llama")
     rows = prompts.make_prompts(c, questions[:16], source, tokenizer, False, folder / "too_long.csv")
-    llm = start(folder / "run", rows)
+    with run_folder.open_run(c) as run:
+        llm = Llm(c, make_cluster(c, model, hf, tokenizer))
+        train_llm(c, llm, run_grader.make_grader("", "", reward_func, rows), rows, run.folder)
     return llm, folder / "run", rows, greedy_answers(llm.rollout, rows)
 
 
