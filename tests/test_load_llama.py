@@ -58,7 +58,7 @@ def test_logits_equal_transformers(name, scan_layers):
 
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("model.layers.1.mlp.up_proj.weight", dict.pop, "lacks weight"),
-    ("model.layers.0.self_attn.q_proj.bias", lambda w, name: w.setdefault(name, np.zeros(9)), "unknown weight"),
+    ("model.layers.0.mlp.up_proj.bias", lambda w, name: w.setdefault(name, np.zeros(9)), "unknown weight"),
 ])  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, name, change, message):
     folder = shutil.copytree(GOLDEN / "grouped_kv_heads", tmp_path / "model")
