@@ -197,15 +197,6 @@ def k3(log_ref_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ref_ratio) - log_ref_ratio  # exp(x) - 1 would lose its digits near 0
 
 
-TABLES = {  # by constant: this page's function comes first and is the default
-    "ROLLOUTS": {"fresh": rollouts} | variants.ROLLOUTS,
-    "ADVANTAGE": {"group": group_advantage} | variants.ADVANTAGES,
-    "LOSS_AGG_MODE": {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS,
-    "LOSS_ALGO": {"grpo": clipped_objective} | variants.OBJECTIVES,
-    "KL_LOSS_MODE": {"low_var_kl": k3} | variants.KLS,
-}
-
-
 def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One gradient pass's share of -J, the objective at the top of this file.
 
@@ -221,7 +212,7 @@ def loss(params, model: Model, batch: Batch, use: variants.Method) -> tuple[jax.
     pi = model(params, batch)  # log_prob and entropy, [N, T] each
     if batch.old_log_prob is None:  # each answer is used once, so pi_old is pi
         batch = batch._replace(old_log_prob=jax.lax.stop_gradient(pi.log_prob))
-    objective, clipped = use.objective(pi, batch)  # [N, T] each
+    objective, clipped = use.objective(pi, batch, use.c)  # [N, T] each
     kl = jnp.zeros_like(objective)
     if batch.ref_log_prob is not None:
         kl = use.kl((batch.ref_log_prob - pi.log_prob) * batch.mask)  # [N, T]; exp could overflow on padding
@@ -273,6 +264,15 @@ def to_batch(llm: Llm, samples: Samples, beta: float, use: variants.Method) -> B
         sampler_log_prob=samples.answers.sampler_log_prob,  # [B, G, T]
     )
     return llm.place(batch)  # [passes, N / passes, ...]
+
+
+TABLES = {  # by constant: this page's function comes first and is the default
+    "ROLLOUTS": {"fresh": rollouts} | variants.ROLLOUTS,
+    "ADVANTAGE": {"group": group_advantage} | variants.ADVANTAGES,
+    "LOSS_AGG_MODE": {"seq-mean-token-mean": mean_of_answers} | variants.WEIGHTS,
+    "LOSS_ALGO": {"grpo": clipped_objective} | variants.OBJECTIVES,
+    "KL_LOSS_MODE": {"low_var_kl": k3} | variants.KLS,
+}
 
 
 def train(c: Constants, llm: Llm, task: Task, run: TrainingRun) -> list[dict[str, float]]:

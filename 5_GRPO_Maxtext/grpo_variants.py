@@ -1,9 +1,8 @@
 """Alternatives to plain GRPO. Each is a complete function that replaces one on the main script's page.
 
-The page has five tables, and one constant picks from each: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE, LOSS_ALGO and
-KL_LOSS_MODE. The other entries are below. You can read each function on its own, next to its paper's formula.
-Options that combine with all of them (a sampler correction, an entropy bonus, filters) wrap the function you
-picked; see `choose` at the end of this file. The constants are in constants.py.
+One constant picks from each of the page's five tables: ROLLOUTS, ADVANTAGE, LOSS_AGG_MODE, LOSS_ALGO and
+KL_LOSS_MODE. You can read each function on its own, next to its paper's formula. Options that combine with
+all of them (a sampler correction, an entropy bonus, filters) wrap the function you picked; see `choose`.
 """
 
 import functools
@@ -92,10 +91,10 @@ def maxrl_advantage(samples):
     gradient of p. The fewer answers are right, the more each one counts. 0 if no answer is right.
     """
     rewards = samples.rewards  # [B, G]
-    if rewards.min() < 0:
+    if (least := rewards.min()) < 0:
         raise UserError(
-            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {rewards.min():g}; take rewards that "
-            "are never negative, such as REWARDS=correctness_reward"
+            f"ADVANTAGE=maxrl: divides by the mean reward, and one is {least:g}; take rewards that are never "
+            "negative, such as REWARDS=correctness_reward"
         )
     mean = rewards.mean(axis=1, keepdims=True)  # [B, 1]
     return (rewards - mean) / np.where(mean > 0, mean, 1.0)
@@ -155,14 +154,10 @@ def per_token(per_turn, turn):
 
 
 ADVANTAGES = {
-    "centered": centered_advantage,
-    "rloo": leave_one_out_advantage,
-    "maxrl": maxrl_advantage,
-    "gdpo": decoupled_advantage,
-    "none": no_advantage,
-    "turn": turn_advantage,
+    "centered": centered_advantage, "rloo": leave_one_out_advantage, "maxrl": maxrl_advantage,
+    "gdpo": decoupled_advantage, "none": no_advantage, "turn": turn_advantage,
     "turn-centered": centered_turn_advantage,
-}
+}  # fmt: skip
 
 
 # %% LOSS_AGG_MODE: of the mask, bool [B, G, T]; a weight per token, float [B, G, T] -------------------------
@@ -277,42 +272,45 @@ SAMPLER_WEIGHTS = {
 }
 
 
-# %% Wrappers for the chosen functions -----------------------------------------------------------------------
+# %% Options that combine with every method ------------------------------------------------------------------
 def has_signal(advantage, samples):
     """Whether a group's advantages differ by more than rounding: bool [B]."""
     spread = np.ptp(advantage(samples), axis=1)  # [B], or [B, T] where each token has an advantage
     return spread.reshape(len(spread), -1).max(axis=1) > 1e-6
 
 
-def refilled(rollouts, signal, c, llm, task, run):
-    """ZERO_VARIANCE_GROUPS=refill, DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+def selected(use, c, llm, task, run):
+    """The samples of `use.rollouts`, without what isn't to be trained on.
 
-    Asks replacement questions until B groups have a signal, at most MAX_REFILLS batches.
-
-    Yields:
-        The groups with a signal first, in order; `samples.sampled` has all sampled groups, for the log.
+    ZERO_VARIANCE_GROUPS=refill replaces groups without a signal; it and skip mask those that remain, also
+    for the KL. MASK_OVERLONG masks cut-off answers (DAPO's overlong filter, arXiv 2503.14476, section 3.4).
     """
     others = mixed_batches(task.train, c.SEED + REFILL_SEED, c.BATCH_SIZE)
-    for step, samples in rollouts(c, llm, task, run):
-        for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
-            if signal(samples).sum() >= c.BATCH_SIZE:
-                break
-            more = sample(c, llm, task, others[i], step)
-            samples = samples.joined(more)
-        first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
-        yield step, samples.groups(first)._replace(sampled=samples)
+    signal = functools.partial(has_signal, use.advantage)
+    for step, samples in use.rollouts(c, llm, task, run):
+        if c.ZERO_VARIANCE_GROUPS == "refill":
+            samples = refilled(samples, signal, others, c, llm, task, step)
+        mask = samples.mask  # [B, G, T]
+        if c.ZERO_VARIANCE_GROUPS != "keep":
+            mask = mask & signal(samples)[:, None, None]
+        if c.MASK_OVERLONG:
+            mask = mask & samples.answers.ended[..., None]
+        yield step, samples._replace(mask=mask)
 
 
-def without_equal_groups(rollouts, signal, c, llm, task, run):
-    """ZERO_VARIANCE_GROUPS=skip or refill: doesn't train on groups without a signal, not even the KL."""
-    for step, samples in rollouts(c, llm, task, run):
-        yield step, samples._replace(mask=samples.mask & signal(samples)[:, None, None])
+def refilled(samples, signal, others, c, llm, task, step):
+    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): asks `others`, at most MAX_REFILLS batches,
+    until B groups have a signal.
 
-
-def without_cut_off(rollouts, c, llm, task, run):
-    """MASK_OVERLONG, DAPO's overlong filter (arXiv 2503.14476, section 3.4): masks cut-off answers."""
-    for step, samples in rollouts(c, llm, task, run):
-        yield step, samples._replace(mask=samples.mask & samples.answers.ended[..., None])
+    Returns:
+        The groups with a signal first, in order; its `sampled` are all sampled groups, for the log.
+    """
+    for i in range(step * MAX_REFILLS, (step + 1) * MAX_REFILLS):
+        if signal(samples).sum() >= c.BATCH_SIZE:
+            break
+        samples = samples.joined(sample(c, llm, task, others[i], step))
+    first = np.argsort(~signal(samples), kind="stable")[: c.BATCH_SIZE]
+    return samples.groups(first)._replace(sampled=samples)
 
 
 def clipped_advantage(advantage, limit, samples):
@@ -320,16 +318,16 @@ def clipped_advantage(advantage, limit, samples):
     return np.clip(advantage(samples), -limit, limit)
 
 
-def corrected_objective(objective, c, pi, batch):
-    """SAMPLER_CORRECTION: weights the objective by pi_old / pi_sampler (trainer over sampler)."""
-    value, clipped = objective(pi, batch)
-    return value * SAMPLER_WEIGHTS[c.SAMPLER_WEIGHT](batch, c.SAMPLER_CORRECTION), clipped
-
-
-def objective_with_entropy(objective, coefficient, pi, batch):
-    """ENTROPY_COEF: adds coefficient * entropy (Mnih et al., arXiv 1602.01783, section 4)."""
-    value, clipped = objective(pi, batch)
-    return value + coefficient * pi.entropy, clipped
+def extended_objective(objective, pi, batch, c):
+    """SAMPLER_CORRECTION weights the objective by pi_old / pi_sampler (trainer over sampler). ENTROPY_COEF
+    adds ENTROPY_COEF * entropy (Mnih et al., arXiv 1602.01783, section 4).
+    """
+    value, clipped = objective(pi, batch, c)
+    if c.SAMPLER_CORRECTION:
+        value = value * SAMPLER_WEIGHTS[c.SAMPLER_WEIGHT](batch, c.SAMPLER_CORRECTION)
+    if c.ENTROPY_COEF:
+        value = value + c.ENTROPY_COEF * pi.entropy
+    return value, clipped
 
 
 # %% Rewards and schedules -----------------------------------------------------------------------------------
@@ -370,38 +368,31 @@ def temperature_at(c, step: int) -> float:
 
 # %% Choosing a run's functions ------------------------------------------------------------------------------
 class Method(NamedTuple):
-    """One function per table, wrapped."""
+    """One function per table, with the options around it, and the constants."""
 
     rollouts: Callable[..., Any]  # (c, llm, task, run): yields (step, Samples)
     advantage: Callable[..., Any]  # (samples): [B, G] or [B, G, T]
     weights: Callable[..., Any]  # (mask [B, G, T]): [B, G, T]
-    objective: Callable[..., Any]  # (pi, batch, c), of a `choose`d method (pi, batch): [N, T], bool [N, T]
+    objective: Callable[..., Any]  # (pi, batch, c): [N, T], bool [N, T]
     kl: Callable[..., Any]  # (log_ref_ratio [N, T]): [N, T]
+    c: Any = None
+
+
+FUNCTIONS = Method._fields[:-1]
 
 
 def choose(c, tables: dict[str, dict[str, Callable]]) -> Method:
     """The functions the constants select; METHOD's file overrides the tables."""
     picked = (table[getattr(c, constant)] for constant, table in tables.items())
-    use = Method(*picked)._replace(**own_functions(c.METHOD))
-    rollouts, advantage = use.rollouts, use.advantage
-
-    def objective(pi, batch):
-        return use.objective(pi, batch, c)
-
-    signal = functools.partial(has_signal, use.advantage)
-    if c.ZERO_VARIANCE_GROUPS == "refill":
-        rollouts = functools.partial(refilled, rollouts, signal)
-    if c.ZERO_VARIANCE_GROUPS != "keep":
-        rollouts = functools.partial(without_equal_groups, rollouts, signal)
-    if c.MASK_OVERLONG:
-        rollouts = functools.partial(without_cut_off, rollouts)
+    use = Method(*picked, c)._replace(**own_functions(c.METHOD))
+    wrapped = {}
+    if c.ZERO_VARIANCE_GROUPS != "keep" or c.MASK_OVERLONG:
+        wrapped["rollouts"] = functools.partial(selected, use)
     if c.ADVANTAGE_CLIP:
-        advantage = functools.partial(clipped_advantage, advantage, c.ADVANTAGE_CLIP)
-    if c.SAMPLER_CORRECTION:
-        objective = functools.partial(corrected_objective, objective, c)
-    if c.ENTROPY_COEF:
-        objective = functools.partial(objective_with_entropy, objective, c.ENTROPY_COEF)
-    return use._replace(rollouts=rollouts, advantage=advantage, objective=objective)
+        wrapped["advantage"] = functools.partial(clipped_advantage, use.advantage, c.ADVANTAGE_CLIP)
+    if c.SAMPLER_CORRECTION or c.ENTROPY_COEF:
+        wrapped["objective"] = functools.partial(extended_objective, use.objective)
+    return use._replace(**wrapped)
 
 
 @functools.cache
@@ -410,9 +401,9 @@ def own_functions(method: str) -> dict[str, Callable[..., Any]]:
     if not method:
         return {}
     module = load_file(find_path(method).resolve(), "METHOD")
-    found = {name: getattr(module, name) for name in Method._fields if callable(getattr(module, name, None))}
+    found = {name: getattr(module, name) for name in FUNCTIONS if callable(getattr(module, name, None))}
     if not found:
-        raise UserError(f"METHOD={method}: defines none of {', '.join(Method._fields)}; name a function so")
+        raise UserError(f"METHOD={method}: defines none of {', '.join(FUNCTIONS)}; name a function so")
     return found
 
 
@@ -430,27 +421,25 @@ def check_method(c, tables) -> None:
         sampler_log_prob=log_prob, ref_log_prob=log_prob[::-1], old_log_prob=log_prob[::-1],
     )  # fmt: skip
     calls = {  # traced as in the loss, where NumPy can't be used
-        "advantage": lambda function: function(samples),
-        "weights": lambda function: function(mask),
-        "objective": lambda function: jax.jit(
-            lambda x: function(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
+        "advantage": lambda use: use.advantage(samples),
+        "weights": lambda use: use.weights(mask),
+        "objective": lambda use: jax.jit(
+            lambda x: use.objective(SimpleNamespace(log_prob=x, entropy=-x), batch, c)
         )(log_prob),
-        "kl": lambda function: jax.jit(function)(log_prob[::-1] - log_prob),
+        "kl": lambda use: jax.jit(use.kl)(log_prob[::-1] - log_prob),
     }
-    plain = Method(*(next(iter(table.values())) for table in tables.values()))
-    own = own_functions(c.METHOD)
+    plain, own = Method(*(next(iter(table.values())) for table in tables.values())), own_functions(c.METHOD)
     for name in own.keys() & calls.keys():
-        fault = f"METHOD={c.METHOD}: {name}"
         try:
-            given = calls[name](own[name])
-            shapes, expected = (jax.tree.map(np.shape, x) for x in (given, calls[name](getattr(plain, name))))
+            given, expected = (calls[name](use) for use in (plain._replace(**own), plain))
+            shapes, wanted = (jax.tree.map(np.shape, x) for x in (given, expected))
             finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(given))
         except (Exception, SystemExit) as error:
             reason = (str(error).splitlines() or [""])[0][:200]
-            raise UserError(
-                f"{fault} raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
-            ) from error
-        if shapes != expected:
-            raise UserError(f"{fault} returned the shape {shapes}, not {expected}; fix it")
-        if not finite:
-            raise UserError(f"{fault} returned NaN or infinity (a group of equal rewards? a 0 / 0?); fix it")
+            fault = f" raised {type(error).__name__}: {reason}; fix it{place_of(error)}"
+        else:
+            if shapes == wanted and finite:
+                continue
+            nan = "NaN or infinity (a group of equal rewards? a 0 / 0?)"
+            fault = f" returned {nan if shapes == wanted else f'the shape {shapes}, not {wanted}'}; fix it"
+        raise UserError(f"METHOD={c.METHOD}: {name}{fault}")

@@ -42,7 +42,7 @@ class Constants:
     MLP: Shared = 32  # columns of the weights, and of the output
     LEARNING_RATE: float = 0.1  # of the one SGD step
     SEED: settings.Seed = 0  # of weights, inputs and targets
-    RUN_DIR: str = ""  # for the picture and the tables (empty = runs/mesh_and_axis_rules/<time>)
+    RUN_DIR: str = ""  # for the tables (empty = runs/mesh_and_axis_rules/<time>)
 
 
 class Strategy(NamedTuple):
@@ -81,7 +81,6 @@ if __name__ == "__main__":  # refuses a wrong constant now, before seconds of im
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 from flax import linen, nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -167,18 +166,19 @@ def run_strategy(c: Constants, strategy: Strategy) -> dict[str, Any]:
     inputs = rng.standard_normal((c.BATCH_SIZE, c.EMBED)).astype(np.float32)
     targets = rng.standard_normal((c.BATCH_SIZE, c.MLP)).astype(np.float32)
     inputs, targets = jax.device_put((inputs, targets), (placed["inputs"], placed["outputs"]))
-    forward = jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"])
-    forward = forward.lower(layer, inputs).compile()
-    sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
     whole = NamedSharding(mesh, PartitionSpec())
+    forward = (
+        jax.jit(lambda layer, x: layer(x), out_shardings=placed["outputs"]).lower(layer, inputs).compile()
+    )
+    sgd = functools.partial(train_step, learning_rate=c.LEARNING_RATE)
     step = jax.jit(sgd, out_shardings=(whole, placed["weights"], placed["inputs"]))
     step = step.lower(layer, inputs, targets).compile()
     outputs = forward(layer, inputs)
-    loss, weights, input_grads = step(layer, inputs, targets)
-    results = {"outputs": outputs, "loss": loss, "weights": weights, "input gradient": input_grads}
+    names = ("outputs", "loss", "weights", "input gradient")
+    results = zip(names, (outputs, *step(layer, inputs, targets)), strict=True)
     return {
         "arrays": {"inputs": inputs, "weights": layer.kernel.get_value(), "outputs": outputs},
-        "results": jax.tree.map(np.asarray, results),
+        "results": {name: np.asarray(array) for name, array in results},
         "forward": collectives(forward.as_text(), mesh),
         "step": collectives(step.as_text(), mesh),
     }
@@ -193,8 +193,7 @@ def largest_difference(results: dict[str, np.ndarray], expected: dict[str, np.nd
 def llama_8b_axes() -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """`axes_in` for Llama 3.1 8B, without allocating anything."""
     hf, sizes = memory.published_config(), dict(rows=DEVICES, prompt_tokens=1, new_tokens=1)
-    config = llama.to_maxtext_config(hf, scan_layers=True, **sizes)
-    return axes_in(llama.abstract_model(hf, config)[0])
+    return axes_in(llama.abstract_model(hf, llama.to_maxtext_config(hf, scan_layers=True, **sizes))[0])
 
 
 def axes_in(model: nnx.Module) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -219,8 +218,8 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
     """MaxText's Llama (the tiny one) on the strategy's mesh: shape and logical axes of each array, the shape
     of a device's shard, the logits [8, 24, V], and how many collectives of each kind.
 
-    MaxText's own rules have a mesh axis for each way to shard. Our "data" is its 'data' if only the batch is
-    sharded, and its 'fsdp' if the weights are, too; our "model" is its 'tensor'.
+    MaxText has a mesh axis for each way to shard. Our "data" is its 'data' if only the batch is sharded, and
+    its 'fsdp' if the weights are, too; our "model" is its 'tensor'.
     """
     parts, tensor = strategy.mesh_shape
     fsdp = parts if strategy.rules["embed"] else 1
@@ -248,9 +247,8 @@ def run_llama(c: Constants, strategy: Strategy) -> dict[str, Any]:
 
 
 # %% Output -------------------------------------------------------------------------------------------------
-def show_grid(strategy: Strategy) -> None:
+def show_grid(grid: np.ndarray) -> None:
     """Prints the devices' numbers at their coordinates in the mesh."""
-    grid = make_mesh(strategy).devices
     print(" " * 8 + "".join(f"{f'model {j}':>9}" for j in range(grid.shape[1])))
     for i, row in enumerate(grid):
         print(f"data {i}  " + "".join(f"{device.id:>9}" for device in row))
@@ -278,16 +276,16 @@ def strategy_table(results: dict[str, dict[str, Any]]) -> str:
     rows = {}
     for name, result in results.items():
         strategy, weights = STRATEGIES[name], result["arrays"]["weights"]
-        forward, step = (
-            "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part]) or "silent"
+        sent = {
+            part: "; ".join(f"{kind} along {axis}, {size:,} bytes" for kind, axis, size in result[part])
             for part in ("forward", "step")
-        )
+        }
         rows[name] = {
             "mesh": " x ".join(map(str, strategy.mesh_shape)),
             "rules": ", ".join(f"{k}: {v}" for k, v in strategy.rules.items() if v) or "nothing cut",
             "weights on a device": " x ".join(map(str, weights.sharding.shard_shape(weights.shape))),
-            "forward pass": forward,
-            "training step": step,
+            "forward pass": sent["forward"] or "silent",
+            "training step": sent["step"] or "silent",
             "difference": largest_difference(result["results"], results["one device"]["results"]),
         }
     return markdown(rows)
@@ -322,33 +320,6 @@ def llama_table(results: dict[str, dict[str, Any]]) -> str:
     })  # fmt: skip
 
 
-def draw_picture(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    """Draws each array as a rectangle with its shards, labelled with the devices that hold each."""
-    names = [name for name in results if name != "one device"]
-    figure, axes = plt.subplots(3, len(names), figsize=(13, 6.5), facecolor="white", layout="constrained")
-    for column, name in zip(axes.T, names):
-        column[0].set_title(f"{name}\nmesh {' x '.join(map(str, STRATEGIES[name].mesh_shape))}", fontsize=10)
-        for panel, (array_name, array) in zip(column, results[name]["arrays"].items()):
-            shards = {}  # corner and size -> devices
-            for shard in array.addressable_shards:
-                y, x = (part.start or 0 for part in shard.index)
-                shards.setdefault((x, y, *shard.data.shape[::-1]), []).append(shard.device.id)
-            for (x, y, width, height), ids in shards.items():
-                color = plt.cm.Set3(min(ids)) if len(shards) > 1 else "#dddddd"
-                panel.add_patch(plt.Rectangle((x, y), width, height, facecolor=color, edgecolor="black"))
-                text = ",".join(map(str, ids)) if len(ids) < 8 else "all 8"
-                rotation = 90 if width < array.shape[1] / 4 and len(ids) > 1 else 0
-                middle = x + width / 2, y + height / 2
-                panel.text(*middle, text, ha="center", va="center", fontsize=8, rotation=rotation)
-            panel.set(xlim=(0, array.shape[1]), ylim=(array.shape[0], 0), xticks=[], yticks=[])
-            panel.set_xlabel(LOGICAL_AXES[array_name][1], fontsize=8)
-            panel.set_ylabel(LOGICAL_AXES[array_name][0], fontsize=8)
-    for panel, name in zip(axes[:, 0], LOGICAL_AXES):
-        panel.annotate(name, (-0.32, 0.5), xycoords="axes fraction", rotation=90, va="center", fontsize=11)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 # %% Main ---------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str]) -> None:
     """Shows it all; see the module's docstring."""
@@ -363,11 +334,10 @@ def main(arguments: Sequence[str]) -> None:
 
     both = STRATEGIES["both"]
     print("1. The mesh: 8 devices as 4 x 2\n")
-    show_grid(both)
+    show_grid(make_mesh(both).devices)
     results = {name: run_strategy(c, strategy) for name, strategy in STRATEGIES.items()}
     print(f"\n2. One layer, outputs = inputs @ weights, under the rules {both.rules}")
     show_layer(results["both"])
-    draw_picture(run_dir / "mesh_and_axis_rules.png", results)
     tables = {"strategies": strategy_table(results)}
     print("\n3. The same layer under other rules. Difference: to one device, relative, of outputs, loss, "
           f"updated weights and gradients\n\n{tables['strategies']}")  # fmt: skip
@@ -379,7 +349,7 @@ def main(arguments: Sequence[str]) -> None:
           f"{tables['llama']}")  # fmt: skip
     seconds = time.perf_counter() - started
     (run_dir / "result.json").write_text(json.dumps(tables | {"seconds": round(seconds, 1)}, indent=1) + "\n")
-    print(f"\npicture: {run_dir}/mesh_and_axis_rules.png, total {seconds:.0f} s after imports")
+    print(f"\ntables: {run_dir}/result.json, total {seconds:.0f} s after imports")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import settings
 from model import llama
 from model.cluster import make_cluster
 from model.llm import Llm, split
+from model.versions import patched
 from task import prompts, run_grader
 from tools import fit_check as fit
 
@@ -42,13 +43,11 @@ def first_update(c, llm, grader, rows, folder):
         seen.append(arguments)
         raise InterruptedError
 
-    update, demo.update = demo.update, observed
-    try:
-        train_llm(c, llm, grader, rows, folder)
-    except InterruptedError:
-        return seen[0]
-    finally:
-        demo.update = update
+    with patched(demo, "update", observed):
+        try:
+            train_llm(c, llm, grader, rows, folder)
+        except InterruptedError:
+            return seen[0]
 
 
 def main(run_dir: str, trained: str) -> None:
@@ -78,7 +77,8 @@ def main(run_dir: str, trained: str) -> None:
         assert described(arrays_of(real)) == described(arrays_of(ours))
     print("the same arrays in the same places")
 
-    given = [(*copied((params, opt_state)), model, batch) for _ in range(2)]
+    # copies: `update` gives away what it is handed
+    given = [(*jax.tree.map(jnp.copy, (params, opt_state)), model, batch) for _ in range(2)]
     theirs = demo.update(*given[0], use, optimizer)
     ours = programs["update"]({"beside": jnp.zeros(8)}, *given[1])
     assert described(ours) == described(theirs)
@@ -118,11 +118,6 @@ def main(run_dir: str, trained: str) -> None:
 def arrays_of(tree):
     """What is in it beside random numbers, which nothing samples from."""
     return nnx.to_pure_dict(tree.filter(nnx.Param)) if isinstance(tree, nnx.State) else tree
-
-
-def copied(tree):
-    """The arrays once more: `update` gives away what it is handed."""
-    return jax.tree.map(jnp.copy, tree)
 
 
 if __name__ == "__main__":

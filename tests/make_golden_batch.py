@@ -2,21 +2,18 @@
 
     python tests/make_golden_batch.py
 
-Everything is float64 and written as the papers write it, one answer and one token at a time, without a mask:
-a loop that ends with the answer never meets padding. The gradient with respect to each log-prob is a central
-difference. What a paper puts under stop-gradient is held fixed: such terms read `fixed`, a second copy of
-the log-probs that no difference moves.
+Everything is float64 and written as the papers write it, one answer and one token at a time, without a mask.
+The gradient with respect to each log-prob is a central difference. What a paper puts under stop-gradient is
+held fixed: such terms read `fixed`, a second copy of the log-probs that no difference moves.
 
-    grpo      DeepSeekMath, arXiv 2402.03300, eq. 3 and 4; the std is the sample's, as Tunix, TRL and verl
-              have it (the paper does not say), plus 1e-6 against 0 / 0
-    dr_grpo   arXiv 2503.20783, section 3.2: neither std nor an answer's length; each sum is divided by the
-              longest answer that may be drawn. No KL
-    dapo      arXiv 2503.14476, eq. 8: mean over all tokens, clip-higher. No KL
-    gspo      GSPO-token, arXiv 2507.18071, eq. 13 and 14. The paper leaves the KL out. Its epsilon is 3e-4,
-              which would clip every answer of a batch as small as this one; here it is GRPO's
-    cispo     MiniMax-M1, arXiv 2506.13585, eq. 4 and 5: no lower bound, no KL
-    rloo      arXiv 2402.14740, section 3.3: REINFORCE, an answer being one action. The rewards are taken to
-              hold the paper's KL penalty already
+    grpo      arXiv 2402.03300, eq. 3 and 4; the std is the sample's, as Tunix, TRL and verl have it
+    dr_grpo   arXiv 2503.20783, section 3.2; each sum is divided by the longest answer that may be drawn
+    dapo      arXiv 2503.14476, eq. 8: mean over all tokens, clip-higher
+    gspo      GSPO-token, arXiv 2507.18071, eq. 13 and 14. Its epsilon of 3e-4 would clip every answer here
+    cispo     arXiv 2506.13585, eq. 4 and 5: no lower bound
+    rloo      arXiv 2402.14740, section 3.3: an answer is one action
+
+Only grpo has a KL.
 """
 
 from math import exp, log

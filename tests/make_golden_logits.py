@@ -19,43 +19,25 @@ LLAMA31_ROPE = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
-CONFIGS = {
-    "grouped_kv_heads": dict(num_attention_heads=4, num_key_value_heads=2),
-    "tied_embeddings": dict(
-        num_attention_heads=2, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True
-    ),
-    "llama31_rope": dict(
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA31_ROPE
-    ),
-    "llama32_rope": dict(  # Llama 3.2 1B and 3B
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        tie_word_embeddings=True,
-        rope_parameters=LLAMA31_ROPE | {"factor": 32.0},
-    ),
-    "qwen3": dict(num_attention_heads=4, num_key_value_heads=2, head_dim=24),  # 8B and larger
-    "qwen3_tied": dict(  # 0.6B, 1.7B, 4B
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
-    ),
+TIED, SCALED = dict(tie_word_embeddings=True), dict(head_dim=32, rope_parameters=LLAMA31_ROPE)
+CONFIGS = {  # heads and key/value heads, and what else differs from the sizes in `main`
+    "grouped_kv_heads": (4, 2, {}),
+    "tied_embeddings": (2, 2, TIED | dict(head_dim=24)),
+    "llama31_rope": (2, 1, SCALED),
+    "llama32_rope": (2, 1, TIED | SCALED | dict(rope_parameters=LLAMA31_ROPE | {"factor": 32.0})),  # 1B, 3B
+    "qwen3": (4, 2, dict(head_dim=24)),  # 8B and larger
+    "qwen3_tied": (2, 1, TIED | dict(head_dim=32)),  # 0.6B, 1.7B, 4B
 }
 QWEN3_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
-
-
-def positions_of(name: str, length: int) -> np.ndarray:
-    """Consecutive positions; with rope scaling they spread to 12,000, beyond the original 8,192."""
-    return (
-        np.linspace(0, 12_000, length).astype(np.int32)
-        if "rope" in name
-        else np.arange(length, dtype=np.int32)
-    )
 
 
 def write_logits(model: torch.nn.Module, name: str, path: Path) -> None:
     """Logits of two random rows of 24 tokens."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(5, model.config.vocab_size, (2, 24)).astype(np.int32)
-    positions = np.broadcast_to(positions_of(name, 24), tokens.shape)
+    # consecutive; with rope scaling they spread to 12,000, beyond the original 8,192
+    positions = (np.linspace(0, 12_000, 24) if "rope" in name else np.arange(24)).astype(np.int32)
+    positions = np.broadcast_to(positions, tokens.shape)
     with torch.no_grad():
         logits = model(
             input_ids=torch.tensor(tokens, dtype=torch.long),
@@ -66,8 +48,9 @@ def write_logits(model: torch.nn.Module, name: str, path: Path) -> None:
 
 def main() -> None:
     """One folder for each config, and the logits of the shipped tiny_llama."""
-    for name, sizes in CONFIGS.items():
+    for name, (heads, kv_heads, sizes) in CONFIGS.items():
         torch.manual_seed(0)
+        sizes |= dict(num_attention_heads=heads, num_key_value_heads=kv_heads)
         make_config = LlamaConfig
         if "qwen3" in name:
             make_config, sizes = Qwen3Config, sizes | {"rope_parameters": QWEN3_ROPE}

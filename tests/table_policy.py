@@ -74,14 +74,12 @@ def batch_of(c, passes=0, **changes) -> demo.Batch:
         beta=np.full((2, 1), c.BETA), sampler_log_prob=SAMPLER, old_log_prob=OLD,
         ref_log_prob=REFERENCE if c.BETA else None,
     ) | changes  # fmt: skip
-    fields["weight"] = weights_of(c, fields["mask"])
-    return as_batch(fields, passes)
+    return as_batch(fields | {"weight": weights_of(c, np.asarray(fields["mask"]))}, passes)
 
 
 def weights_of(c, mask) -> np.ndarray:
     """What the run's aggregation makes of a mask [N, T], a group of two at a time."""
-    weights = variants.choose(c, demo.TABLES).weights(np.asarray(mask).reshape(-1, 2, mask.shape[-1]))
-    return weights.reshape(mask.shape)
+    return variants.choose(c, demo.TABLES).weights(mask.reshape(-1, 2, mask.shape[-1])).reshape(mask.shape)
 
 
 def as_batch(fields, passes=0) -> demo.Batch:
@@ -135,6 +133,7 @@ def mean(figure):
 
 
 # --- Tunix's cluster around it
+ROLES = (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)
 
 
 class Tokenizer:
@@ -187,11 +186,7 @@ class Scripted(BaseRollout):
     def update_params(self, params, filter_types=None):
         self._table = jnp.copy(params["table"][...])
 
-    def pad_id(self):
-        return PAD
-
-    def eos_id(self):
-        return EOS
+    pad_id, eos_id = Tokenizer.pad_id, Tokenizer.eos_id
 
     def model(self):
         return self._model
@@ -202,20 +197,16 @@ def make_cluster(c, answers, *, takes=0.0, **training):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("fsdp",))
     placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     actor, frozen = (Table(jax.device_put(TABLE, placed)) for _ in range(2))
-    return RLCluster(
-        actor=actor,
-        reference=frozen if c.BETA else None,
-        tokenizer=Tokenizer(),
-        cluster_config=ClusterConfig(
-            role_to_mesh={Role.ACTOR: mesh, Role.REFERENCE: mesh, Role.ROLLOUT: mesh},
-            role_to_logical_axis_rule={role: () for role in (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)},
-            rollout_engine=functools.partial(Scripted, answers=answers, takes=takes),
-            rollout_config=sampling(c),
-            training_config=RLTrainingConfig(
-                actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000, **training
-            ),
-        ),
+    training = dict(actor_optimizer=demo.make_optimizer(c), eval_every_n_steps=1_000) | training
+    config = ClusterConfig(
+        role_to_mesh=dict.fromkeys(ROLES, mesh),
+        role_to_logical_axis_rule=dict.fromkeys(ROLES, ()),
+        rollout_engine=functools.partial(Scripted, answers=answers, takes=takes),
+        rollout_config=sampling(c),
+        training_config=RLTrainingConfig(**training),
     )
+    reference = frozen if c.BETA else None
+    return RLCluster(actor=actor, reference=reference, tokenizer=Tokenizer(), cluster_config=config)
 
 
 def questions(count):
@@ -230,9 +221,8 @@ def graded(points) -> run_grader.Grader:
     def reward(prompts, completions, completion_ids, **columns):
         return [float(points(list(ids))) for ids in completion_ids]
 
-    return dataclasses.replace(
-        run_grader.make_grader("check_numbers", "", reward_func, []), functions=[reward]
-    )
+    grader = run_grader.make_grader("check_numbers", "", reward_func, [])
+    return dataclasses.replace(grader, functions=[reward])
 
 
 def train(c, answers, points, folder: Path, **cluster):

@@ -1,37 +1,59 @@
 """Qwen3 through everything that a Llama goes through; its logits are compared in test_load_llama.py."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-import random_qwen3
 import safetensors.numpy
+from maxtext.checkpoint_conversion.utils import hf_shape
 from short_runs import SHORT
-from test_rollout import full_forward, prompts, settings
+from test_load_llama import GOLDEN, load
+from test_rollout import full_forward, prompts
+from test_rollout import settings as sampling
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 import grpo_llama3_1_8b_demo as demo
 import inference
+import settings
 from model import llama, rollout
 from tools import convert_checkpoint as convert
 
 
+def make(folder, **changes):
+    """A tiny Qwen3 with random weights and the tiny Llama's tokenizer; `changes` are of its config.json."""
+    shutil.copytree(settings.HERE / "tiny_llama", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    tiny, config = (
+        json.loads((path / "config.json").read_text()) for path in (folder, GOLDEN / "qwen3_tied")
+    )
+    config |= {name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    config |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(0)
+    weights = {}
+    for name, shape in hf_shape.HF_SHAPE["qwen3-0.6b"](config).items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        noise = rng.normal(size=shape).astype(np.float32)
+        # norms about 1; the others large enough for sharp, and so different, answers
+        weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.3 * noise
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return random_qwen3.make(tmp_path_factory.mktemp("models") / "qwen3")
+    return make(tmp_path_factory.mktemp("models") / "qwen3")
 
 
 def test_decoding_with_a_cache_is_the_argmax_of_the_full_forward_pass(model):
     """The cache holds keys that are normalised and rotated."""
-    folder, hf = llama.load_hf_config(str(model))
-    tokenizer = llama.load_tokenizer(folder)
-    config = llama.to_maxtext_config(hf, rows=8, prompt_tokens=28, new_tokens=28)
-    actor, mesh = llama.load_llama(folder, hf, config, tokenizer.pad_token_id)
+    actor, mesh, config, hf = load(model, 8, 28, 28)
+    tokenizer = TokenizerAdapter(llama.load_tokenizer(model))
     engine = rollout.MaxTextRollout(
-        actor, TokenizerAdapter(tokenizer), mesh, settings(),
-        maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0,
-    )  # fmt: skip
-    output = engine.generate(prompts(8), settings(temperature=0.0))
+        actor, tokenizer, mesh, sampling(), maxtext_config=config, hf=hf, current_step=lambda: 0, seed=0
+    )
+    output = engine.generate(prompts(8), sampling(temperature=0.0))
     logits, completions = full_forward(engine, output)
     generated = completions != engine.pad_id()
     assert len(np.unique(completions)) > 5  # of 76: not one token for ever

@@ -18,7 +18,6 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from model import llama, rollout
 from model.llm import SampledAhead
 from run import answers
-from run.run_files import read_log
 from settings import HERE, UserError
 from task.prompts import to_prompt
 
@@ -35,24 +34,17 @@ def shipped():
 
 
 @functools.cache
-def make_rollout(rows=16, prompt_tokens=28, temperature=1.0, fresh=0, logits_clip=0.0, prompt_rows=None):
+def make_rollout(rows=16, prompt_tokens=28, fresh=0, logits_clip=0.0, prompt_rows=None):
     """A rollout engine on the shipped tiny Llama; its step is `engine.step`, for a test to set."""
     hf, tokenizer, actor, mesh = shipped()
-    config = functools.partial(
-        llama.to_maxtext_config, hf, prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS
+    sizes = dict(prompt_tokens=prompt_tokens, new_tokens=NEW_TOKENS)
+    config, of_prompts = (
+        llama.to_maxtext_config(hf, rows=count, **sizes) if count else None for count in (rows, prompt_rows)
     )
     engine = rollout.MaxTextRollout(
-        rollout_actor=actor,
-        tokenizer=TokenizerAdapter(tokenizer),
-        mesh=mesh,
-        rollout_config=settings(temperature),
-        maxtext_config=config(rows=rows),
-        prompt_config=config(rows=prompt_rows) if prompt_rows else None,
-        hf=hf,
-        current_step=lambda: engine.step,
-        seed=0,
-        logits_clip=logits_clip,
-    )
+        actor, TokenizerAdapter(tokenizer), mesh, settings(), maxtext_config=config, prompt_config=of_prompts,
+        hf=hf, current_step=lambda: engine.step, seed=0, logits_clip=logits_clip,
+    )  # fmt: skip
     engine.step = 0
     return engine
 
@@ -66,18 +58,13 @@ def settings(temperature=1.0, top_p=1.0, top_k=-1, prompt_tokens=28, new_tokens=
 
 
 def prompts(n):
-    lines = (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n]
-    return [
-        to_prompt(shipped()[1], json.loads(line)["question"], template="{question}", system_prompt="")
-        for line in lines
-    ]
+    rows = map(json.loads, (HERE / "tiny_gsm8k" / "test.jsonl").read_text().splitlines()[:n])
+    return [to_prompt(shipped()[1], row["question"], template="{question}", system_prompt="") for row in rows]
 
 
 def full_forward(engine, output):
     """Logits [B, T, V] that predict each completion token, from one uncached pass over everything."""
-    completions = np.full((len(output.tokens), NEW_TOKENS), engine.pad_id(), np.int32)
-    for row, tokens in zip(completions, output.tokens):
-        row[: len(tokens)] = tokens
+    completions = rollout.right_padded(output.tokens, NEW_TOKENS, engine.pad_id(), np.int32)
     tokens = np.concatenate([output.left_padded_prompt_tokens, completions], axis=1)
     mask = tokens != engine.pad_id()
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
@@ -88,32 +75,24 @@ def full_forward(engine, output):
     return np.asarray(logits)[:, -NEW_TOKENS - 1 : -1], completions
 
 
-def test_uncut_samples_have_the_log_probs_of_the_full_forward_pass():
-    engine = make_rollout()
-    output = engine.generate(prompts(16), settings(temperature=0.7, seed=3))
-    logits, _ = full_forward(engine, output)
-    expected = np.asarray(jax.nn.log_softmax(logits / 0.7))
-    for row, tokens, log_prob in zip(expected, output.tokens, output.logprobs, strict=True):
-        assert len(log_prob) == len(tokens)
-        # two programs sum float32 in another order: 1e-5 of logits of size 10
-        np.testing.assert_allclose(log_prob, row[np.arange(len(tokens)), tokens], atol=2e-4)
-
-
-def test_what_is_drawn_with_a_logit_clip_has_the_clipped_policys_log_probs():
-    engine = make_rollout(logits_clip=2.0)
-    output = engine.generate(prompts(16), settings(seed=3))
+@pytest.mark.parametrize(("clip", "temperature"), [(np.inf, 0.7), (2.0, 1.0)])
+def test_samples_have_the_log_probs_of_the_full_forward_pass(clip, temperature):
+    """Also of a policy whose logits are clipped; there the trainer's log-probs, too."""
+    engine = make_rollout(logits_clip=clip if clip < 9 else 0.0)
+    output = engine.generate(prompts(16), settings(temperature, seed=3))
     logits, completions = full_forward(engine, output)
-    clipped = np.clip(logits, -2, 2)
+    assert np.abs(logits).max() > 5  # the clip binds
+    clipped = np.clip(logits, -clip, clip) / temperature
     trained = np.asarray(jax.nn.log_softmax(clipped))
     clipped[..., engine.pad_id()] = -np.inf  # never drawn
     drawn = np.asarray(jax.nn.log_softmax(clipped))
-    tokens = jnp.array(output.left_padded_prompt_tokens), jnp.array(completions)
-    scored = np.asarray(engine.get_per_token_logps(*tokens))
+    scored = np.asarray(engine.get_per_token_logps(output.left_padded_prompt_tokens, completions))
     for i, (ids, log_prob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         at = np.arange(len(ids)), ids
-        np.testing.assert_allclose(log_prob, drawn[i][at], atol=2e-4)  # as above
-        np.testing.assert_allclose(scored[i, : len(ids)], trained[i][at], atol=2e-4)
-    assert np.abs(logits).max() > 5 and drawn.max() < -0.5  # the clip binds
+        # two programs sum float32 in another order: 1e-5 of logits of size 10
+        np.testing.assert_allclose(log_prob, drawn[i][at], atol=2e-4)
+        if temperature == 1:
+            np.testing.assert_allclose(scored[i, : len(ids)], trained[i][at], atol=2e-4)
 
 
 def filtered(logits, temperature, top_p, top_k):
@@ -133,69 +112,51 @@ def filtered(logits, temperature, top_p, top_k):
     return result
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k"),
-    [
-        (1.0, 1.0, -1),
-        (3.0, 1.0, 5),
-        (3.0, 0.6, -1),
-    ],
-)
-def test_sampling_frequencies_match_the_distribution(temperature, top_p, top_k):
+@pytest.mark.parametrize("how", [(1.0, 1.0, -1), (3.0, 1.0, 5), (3.0, 0.6, -1)])
+def test_sampling_frequencies_match_the_distribution(how):
     engine = make_rollout(rows=256)
     # in the middle of the working, where the operation, hence the reading, is chosen
     prompt = prompts(1)[0] + "<reasoning>8"
-    config = functools.partial(settings, temperature, top_p, top_k, new_tokens=2)  # the first one counts
-    first = engine.generate([prompt], config(seed=0))
-    logits, _ = full_forward(engine, first)
+    config = functools.partial(settings, *how, new_tokens=2)  # the first one counts
+    logits, _ = full_forward(engine, engine.generate([prompt], config(seed=0)))
     logits = logits[0, 0].astype(np.float64)
     logits[engine.pad_id()] = -np.inf
-    expected = filtered(logits, temperature, top_p, top_k)
+    expected = filtered(logits, *how)
 
     outputs = [engine.generate([prompt] * 256, config(seed=seed)) for seed in range(1, 13)]
     drawn = np.array([tokens[0] for output in outputs for tokens in output.tokens])
     reported = np.array([log_prob[0] for output in outputs for log_prob in output.logprobs])
     # float32 logits of size 10, cached decoding against the full pass
     np.testing.assert_allclose(reported, np.log(expected[drawn]), atol=1e-4)
-    counts = np.bincount(drawn, minlength=len(expected))
-    total = counts.sum()
+    counts, total = np.bincount(drawn, minlength=len(expected)), len(drawn)
     assert counts[expected == 0].sum() == 0
-    common = expected * total >= 5  # chi-square needs 5 a cell; the rest is one cell
-    observed = [*counts[common], counts[~common].sum()]
-    wanted = [*(expected[common] * total), expected[~common].sum() * total]
-    if wanted[-1] < 5:
-        observed, wanted = observed[:-1], np.array(wanted[:-1]) * sum(observed[:-1]) / sum(wanted[:-1])
-    assert len(observed) > 1
+    common = expected * total >= 5  # chi-square needs 5 a cell
+    assert common.sum() > 1
+    wanted = expected[common] / expected[common].sum() * counts[common].sum()
     # the seeds are fixed, so this passes or fails for good; a right sampler fails with probability 0.001
-    assert chisquare(observed, wanted).pvalue > 1e-3
+    assert chisquare(counts[common], wanted).pvalue > 1e-3
 
 
-def test_the_end_of_sequence_token_is_kept_and_not_shown():
-    engine = make_rollout()
-    output = engine.generate(prompts(16), settings(temperature=0.0))
-    for text, tokens in zip(output.text, output.tokens):
-        assert tokens[-1] == engine.eos_id()
-        assert (tokens[:-1] != engine.eos_id()).all() and (tokens != engine.pad_id()).all()
-        assert text == engine.tokenizer.decode(tokens[:-1])
-
-
-def test_padding_is_never_drawn():
+@pytest.mark.parametrize("temperature", [0.0, 30.0])
+def test_padding_is_never_drawn_and_the_end_is_kept_but_not_shown(temperature):
     """At temperature 30 all tokens are about as likely: of 448 drawn, 6 would be padding."""
     engine = make_rollout()
-    output = engine.generate(prompts(16), settings(temperature=30.0, seed=1))
-    lengths = [len(tokens) for tokens in output.tokens]
-    assert sum(lengths) > 300 and all((tokens != engine.pad_id()).all() for tokens in output.tokens)
-    for tokens, length in zip(output.tokens, lengths, strict=True):
-        assert length == NEW_TOKENS or tokens[-1] == engine.eos_id()
-    assert all(np.isfinite(log_prob).all() for log_prob in output.logprobs)
+    output = engine.generate(prompts(16), settings(temperature, seed=1))
+    assert sum(map(len, output.tokens)) > 200
+    for text, tokens, log_prob in zip(output.text, output.tokens, output.logprobs, strict=True):
+        assert (tokens != engine.pad_id()).all() and (tokens[:-1] != engine.eos_id()).all()
+        assert len(tokens) == NEW_TOKENS or tokens[-1] == engine.eos_id()
+        if temperature == 0:
+            assert tokens[-1] == engine.eos_id() and text == engine.tokenizer.decode(tokens[:-1])
+        assert np.isfinite(log_prob).all()
 
 
 def test_batch_size_and_padding_do_not_change_a_row():
     asked = prompts(16)
     greedy = make_rollout().generate(asked, settings(temperature=0.0)).text
     assert make_rollout(rows=4).generate(asked, settings(temperature=0.0)).text == greedy
-    wide = make_rollout(prompt_tokens=48)
-    assert wide.generate(asked, settings(temperature=0.0, prompt_tokens=48)).text == greedy
+    wide = make_rollout(prompt_tokens=48).generate(asked, settings(temperature=0.0, prompt_tokens=48))
+    assert wide.text == greedy
     # sampled rows too: row i of a batch does not depend on the rows after it
     sampled = make_rollout().generate(asked, settings(seed=3)).text
     assert make_rollout().generate(asked[:5], settings(seed=3)).text == sampled[:5]
@@ -225,8 +186,7 @@ def test_a_prompt_is_computed_once_and_its_answers_are_the_same(monkeypatch):
 
 def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
     """Through JSON: text, tokens, log-probs in float32, prompts."""
-    engine, asked = make_rollout(), prompts(4)
-    sampled = []
+    engine, asked, sampled = make_rollout(), prompts(4), []
 
     def sample(texts, step):
         sampled.append(texts)
@@ -236,20 +196,13 @@ def test_answers_ahead_are_the_same_bit_for_bit_after_a_checkpoint():
     ahead = SampledAhead(llm, None)
     assert ahead.to_json() is None
     ahead.begin(asked, 0)
-    saved = json.loads(json.dumps(ahead.to_json()))
-    resumed = SampledAhead(llm, saved)
-    assert resumed.to_json() == saved
+    resumed = SampledAhead(llm, json.loads(json.dumps(ahead.to_json())))
     expected, found = (each.take(asked, 1) for each in (ahead, resumed))
-    assert len(sampled) == 1  # neither samples again
-    assert found.text == expected.text
+    assert len(sampled) == 1 and found.text == expected.text  # neither samples again
     np.testing.assert_array_equal(found.left_padded_prompt_tokens, expected.left_padded_prompt_tokens)
-    for name, fill, dtype in (("tokens", 0, np.int32), ("logprobs", 0.0, np.float32)):
-        rows = [
-            rollout.right_padded(getattr(output, name), NEW_TOKENS, fill, dtype)
-            for output in (expected, found)
-        ]
-        np.testing.assert_array_equal(*rows)
-        assert len({len(row) for row in getattr(found, name)}) > 1  # of different lengths
+    for name, dtype in (("tokens", np.int32), ("logprobs", np.float32)):
+        for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+            np.testing.assert_array_equal(ours.astype(dtype), theirs)
     assert ahead.to_json() is None and resumed.to_json() is None
 
 
@@ -266,23 +219,17 @@ def test_the_key_is_a_function_of_the_step():
 
 
 def test_decoding_stops_when_every_row_is_done(monkeypatch):
-    steps = []
+    steps, original = [], rollout.sample_top_p
 
     def counting(*args):
         jax.debug.callback(lambda: steps.append(1))
         return original(*args)
 
-    original = rollout.sample_top_p
     monkeypatch.setattr(rollout, "sample_top_p", counting)
     engine = make_rollout(rows=4, fresh=2)  # not compiled yet, so it will call `counting`
     output = engine.generate(prompts(4), settings(temperature=0.01))
     jax.effects_barrier()
     assert len(steps) == max(len(tokens) for tokens in output.tokens) < NEW_TOKENS
-
-
-def test_an_answer_that_never_ends_is_cut_off_at_the_limit():
-    output = make_rollout().generate(prompts(16), settings(temperature=0.0, new_tokens=5))
-    assert {len(tokens) for tokens in output.tokens} == {5}
 
 
 def test_a_prompt_that_is_too_long_is_refused():
@@ -300,17 +247,14 @@ def test_every_end_of_sequence_token_of_generation_config_ends_an_answer(tmp_pat
     assert set(llama.load_tokenizer(folder).eos_ids) == ends > {tokenizer.eos_token_id}
     more = ["NUM_BATCHES=1", "LOG_ANSWERS_EVERY=1", "EVAL_EVERY=0", f"MODEL={folder}"]
     short_runs.run_here(tmp_path, *short_runs.SHORT, *more)
-    [row] = read_log(tmp_path / "run" / "train_log.csv")
     kept = answers.read_lines(tmp_path / "run" / "answers.jsonl")
     said = [answer for question in kept for answer in question["completions"]]
     for answer in said:
         *before, last = answer["tokens"]
         assert ends.isdisjoint(before) and answer["cut_off"] == (last not in ends)
-    assert np.mean([answer["cut_off"] for answer in said]) == row["cut_off"]
     assert {answer["tokens"][-1] for answer in said} > {number}
 
-    for ids, found in ((tokenizer.pad_token_id, "no pad token of its own"), ("[", "is damaged")):
-        text = json.dumps({"eos_token_id": ids}) if isinstance(ids, int) else ids
+    for text, found in ((f'{{"eos_token_id": {tokenizer.pad_token_id}}}', "no pad token"), ("[", "damaged")):
         (folder / "generation_config.json").write_text(text)
         with pytest.raises(UserError, match=f"^MODEL={folder}: .*{found}"):
             llama.load_tokenizer(folder)

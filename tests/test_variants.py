@@ -1,7 +1,6 @@
 """The variants that work on rewards, groups, lengths and steps: NumPy, by hand."""
 
 import itertools
-import math
 import statistics
 from types import SimpleNamespace
 
@@ -40,22 +39,6 @@ def test_each_advantage_equals_tunixs_own(ours, tunixs):
     assert np.isfinite(advantage(ours, *np.ones((2, 4)))).all()
 
 
-def test_maxrl_climbs_the_first_terms_of_log_p():
-    """Its mean over all draws of G coins with a logit against the gradient of the expansion of log p.
-
-    log p = - sum_k (1 - p)^k / k; the mean of the group as a baseline leaves the terms up to G - 1.
-    """
-    G, p = 5, 0.3
-    found = 0.0
-    for right in range(G + 1):
-        rewards = np.array([1.0] * right + [0.0] * (G - right))
-        score = rewards - p  # d log prob of each coin / d logit
-        often = math.comb(G, right) * p**right * (1 - p) ** (G - right)
-        found += often * (advantage("maxrl", rewards) * score).mean()
-    slope = sum((1 - p) ** (k - 1) for k in range(1, G)) * p * (1 - p)  # dp / d logit = p (1 - p)
-    np.testing.assert_allclose(found, slope, rtol=1e-12)
-
-
 def test_maxrl_by_hand_and_without_a_right_answer():
     found = advantage("maxrl", [1, 0, 0, 0], [0, 0, 0, 0], [2, 2, 2, 2])
     np.testing.assert_allclose(found, [[3, -1, -1, -1], [0] * 4, [0] * 4], rtol=1e-12)
@@ -64,23 +47,18 @@ def test_maxrl_by_hand_and_without_a_right_answer():
 
 
 def test_gdpo_normalises_each_reward_by_itself():
-    """In plain Python. The first two answers earn 3 in sum, of different rewards, and are told apart."""
-    points = {"form": [3.0, 0, 3, 0, 1, 1, 1, 1], "answer": [0.0, 3, 1, 2, 2, 0, 0, 0]}
-    total = [0.0] * 8
-    for values in points.values():
-        for start in (0, 4):
-            group = values[start : start + 4]
-            for i in range(start, start + 4):
-                spread = statistics.stdev(group)
-                total[i] += (values[i] - statistics.mean(group)) / spread if spread else 0.0
-    spread = statistics.stdev(total)
-    parts = {name: np.reshape(values, (2, 4)) for name, values in points.items()}
-    rewards = sum(parts.values())
-    found = advantage("gdpo", *rewards, reward_parts=parts).ravel()
-    np.testing.assert_allclose(found, [value / spread for value in total], atol=1e-5)  # 1e-6 beside each std
-    assert found[1] - found[0] > 0.5
-    of_sum = advantage("group", *rewards)
-    assert of_sum[0, 0] == of_sum[0, 1]
+    """With Python's statistics. It tells apart the first two answers, which earn 3 of different rewards."""
+    parts = {"form": [[3.0, 0, 3, 0], [1, 1, 1, 1]], "answer": [[0.0, 3, 1, 2], [2, 0, 0, 0]]}
+    total = []
+    for groups in zip(*parts.values(), strict=True):
+        means, spreads = ([of(group) for group in groups] for of in (statistics.mean, statistics.stdev))
+        total += [sum((x - m) / (s or 1) for x, m, s in zip(row, means, spreads)) for row in zip(*groups)]
+    parts = {name: np.array(values) for name, values in parts.items()}
+    found = advantage("gdpo", *sum(parts.values()), reward_parts=parts).ravel()
+    expected = np.array(total) / statistics.stdev(total)
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # 1e-6 beside each std
+    of_sum = advantage("group", *sum(parts.values()))
+    assert found[1] - found[0] > 0.5 and of_sum[0, 0] == of_sum[0, 1]
 
 
 # --- rollouts: from questions whose answers and rewards are given
@@ -90,17 +68,13 @@ class Echo:
     """A language model whose answers are its prompts, one token each."""
 
     def generate(self, questions, step):
-        count = len(questions["prompts"])
-        return SimpleNamespace(questions=questions, ended=np.arange(count) % 2 == 0, step=[step] * count)
+        return SimpleNamespace(ended=np.arange(len(questions["prompts"])) % 2 == 0)
 
 
 def rollouts(c, rewards_of, rights_of=None, steps=1, train=40, carried=None, start=0):
-    """The samples of some steps, and what was asked: lists of questions.
+    """The samples of some steps, and what was asked: lists of questions. G is 2.
 
-    Args:
-        c: constants, with G = 2.
-        rewards_of: of a question, its G rewards.
-        rights_of: of a question, whether its G answers are right.
+    `rewards_of` a question are its G rewards, `rights_of` one says whether its G answers are right.
     """
     names = [f"{i:02d}" for i in range(train)]
     rows = [dict(prompts=name, question=name, weight="1", source="") for name in names]
@@ -226,12 +200,6 @@ def test_a_function_that_cannot_work_gets_one_line(text, tmp_path):
         variants.check_method(constants_of(f"METHOD={own}"), demo.TABLES)
     line = str(error.value)
     assert line.startswith(f"METHOD={own}: ") and "\n" not in line and WRONG_METHODS[text] in line, line
-
-
-# --- the length penalty
-
-
-# --- schedules
 
 
 def test_the_kl_controller_by_hand():

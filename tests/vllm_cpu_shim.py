@@ -44,17 +44,10 @@ def ragged_paged_attention(
 ):
     """Writes the new keys and values into the paged cache and attends causally to all that came before.
 
-    Args:
-        q, k, v: [T, H, D], [T, K, D] twice: the new tokens of all sequences, one sequence after the other.
-        kv_cache: [pages, page_size, 2 K, 1, D]; key and value of a head lie side by side.
-        kv_lens: [S], tokens of each sequence, the new ones included.
-        page_indices: [S * pages a sequence].
-        cu_q_lens: [S + 1], where the new tokens of each sequence begin.
-        distribution: [3]; the last is the number of sequences.
-        sm_scale, **options: factor of the attention scores; what must be switched off.
-
-    Returns:
-        [T, H, D] and the new cache.
+    `q` [T, H, D], `k` and `v` [T, K, D] are the new tokens of all sequences, one after the other, which begin
+    at `cu_q_lens` [S + 1]; `kv_lens` [S] are a sequence's tokens with them. `kv_cache` is [pages, page_size,
+    2 K, 1, D], key and value of a head side by side; `page_indices` is [S * pages a sequence]. The last of
+    `distribution` [3] is the number of sequences. Returns [T, H, D] and the new cache.
     """
     assert options.pop("update_kv_cache") and options.pop("use_causal_mask")
     assert not any(options.values()), options

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import random_qwen3
 import safetensors.numpy
+import test_qwen3
 import tpu_inference.layers.jax.pp_utils as pp_utils
 import tpu_inference.models.jax.llama3 as engine_llama3
 from flax import nnx
@@ -71,48 +71,45 @@ class Session:
         seed = jax.random.key(0) if rollout is not self.cluster.rollout else None
         return rollout.generate(prompts, sampling(self.c, config_name, seed=seed))
 
-    def by_rollout_py(self):
-        """Greedy answers of the trainer's own model, decoded by rollout.py."""
+    def answers(self):
+        """Greedy, of the engine, and of the trainer's own model decoded by rollout.py."""
         cluster, c = self.cluster, self.c
         rollout = MaxTextRollout(
-            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[Role.ACTOR],
-            sampling(c, "greedy"),
+            cluster.actor_trainer.model, cluster.tokenizer, cluster.r2m[Role.ACTOR], sampling(c, "greedy"),
             maxtext_config=self.config, hf=self.hf, current_step=lambda: 0, seed=0,
             merge=functools.partial(lora.merge, scale=c.LORA_ALPHA / (c.LORA_RANK or 1)),
         )  # fmt: skip
-        return self.ask(rollout, "greedy")
+        return self.ask(cluster.rollout, "greedy"), self.ask(rollout, "greedy")
+
+
+def steps_that_agree(session):
+    """The log of two steps, before and after which the engine's texts are the trainer's, and change."""
+    before, log, after = session.answers(), session.train(), session.answers()
+    for engine, own in (before, after):
+        assert engine.text == own.text
+        for a, b in zip(engine.tokens, own.tokens, strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(engine.left_padded_prompt_tokens, own.left_padded_prompt_tokens)
+    assert sum(a != b for a, b in zip(before[0].text, after[0].text, strict=True)) >= 5  # of 64
+    return log, after[0].text
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Before and after two steps of GRPO."""
+    """After two steps of GRPO; rollout.py decodes the same weights with another program: prompts, weights,
+    rope and cache agree.
+    """
     session = Session(tmp_path_factory.mktemp("run"))
-    session.before = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
-    session.log = session.train()
-    session.after = session.ask(session.cluster.rollout, "greedy"), session.by_rollout_py()
+    session.log, _ = steps_that_agree(session)
     return session
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_greedy_answers_are_those_of_the_trainers_model(trained, when):
-    """rollout.py decodes the same weights with another program: prompts, weights, rope, cache agree."""
-    engine, own = getattr(trained, when)
-    assert engine.text == own.text
-    for a, b in zip(engine.tokens, own.tokens, strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(engine.left_padded_prompt_tokens, own.left_padded_prompt_tokens)
-
-
-def test_two_steps_of_training_change_what_the_engine_answers(trained):
-    before, after = trained.before[0].text, trained.after[0].text
-    assert sum(a != b for a, b in zip(before, after, strict=True)) >= 5  # of 64
-    # Each step compares the engine's log-probs with the trainer's: of the first weights, and of the second.
+def test_the_engines_log_probs_are_the_trainers(trained):
+    """Of the first weights, and of the second. Answers end, have no special token, and differ in a group."""
     assert [row["step"] for row in trained.log] == [1, 2]
-    assert max(row["mismatch_max"] for row in trained.log) < TOLERANCE
-    # Answers end, their text has no special token, and those of a group differ.
-    assert all(
-        row["cut_off"] < 0.5 and row["format_ok"] > 0.3 and row["distinct"] > 1.5 for row in trained.log
-    )
+    for row in trained.log:
+        assert row["mismatch_max"] < TOLERANCE
+        assert row["cut_off"] < 0.5 and row["format_ok"] > 0.3 and row["distinct"] > 1.5
 
 
 def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
@@ -133,18 +130,12 @@ def test_log_probs_of_a_cut_distribution_are_renormalised(trained):
 def test_lora_is_merged_before_the_engine_gets_the_weights(tmp_path):
     """Before training (Tunix hands over everything), after it (A and B alone), and in a resumed run."""
     settings = ["LORA_RANK=4", "LEARNING_RATE=0.03"]
-    session = Session(tmp_path, *settings)
-    before = session.ask(session.cluster.rollout, "greedy")
-    assert before.text == session.by_rollout_py().text
-    log = session.train()
-    after = session.ask(session.cluster.rollout, "greedy")
-    assert after.text == session.by_rollout_py().text
-    assert sum(a != b for a, b in zip(before.text, after.text, strict=True)) >= 5  # of 64
+    log, after = steps_that_agree(Session(tmp_path, *settings))
     assert max(row["mismatch_max"] for row in log) < TOLERANCE
     assert [row["sync_gain"] for row in log] == pytest.approx([1, 1], abs=1e-3)  # float32: nothing is rounded
     resumed = Session(tmp_path, *settings)
     resumed.train()  # restores the weights of the last step, and does nothing else
-    assert resumed.ask(resumed.cluster.rollout, "greedy").text == after.text
+    assert resumed.answers()[0].text == after
 
 
 # Two key/value heads, which the engine splits between two devices; no padding (see plan_devices).
@@ -153,31 +144,24 @@ QWEN3_HEADS = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=128)
 
 def test_the_engine_answers_as_a_qwen3_before_and_after_training(tmp_path):
     """Its output layer is its own: a tied one MaxText rounds to bfloat16, and the engine does not."""
-    model = random_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **QWEN3_HEADS)
+    model = test_qwen3.make(tmp_path / "qwen3", tie_word_embeddings=False, **QWEN3_HEADS)
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["lm_head.weight"][0] = 0  # else it would answer with padding, which the trainer masks
     safetensors.numpy.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     session = Session(tmp_path, f"MODEL={model}", "REWARDS=match_format_approximately")
-    before = session.ask(session.cluster.rollout, "greedy")
-    assert before.text == session.by_rollout_py().text
     session.grader = run_grader.make_grader("match_format_approximately", "", reward_func, session.rows)
-    session.train()
-    after = session.ask(session.cluster.rollout, "greedy")
-    assert after.text == session.by_rollout_py().text
-    assert sum(a != b for a, b in zip(before.text, after.text, strict=True)) >= 5  # of 64
+    steps_that_agree(session)
 
 
 def test_the_engines_8b_model_has_the_weights_of_the_golden_file(monkeypatch):
     stage = types.SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1)
     for module in (engine_llama3, pp_utils):
         monkeypatch.setattr(module, "get_pp_group", lambda: stage)
+    model = dict(hf_config=LLAMA_8B, get_vocab_size=lambda: LLAMA_8B.vocab_size, dtype=jnp.bfloat16)
     settings = types.SimpleNamespace(
-        model_config=types.SimpleNamespace(
-            hf_config=LLAMA_8B, get_vocab_size=lambda: LLAMA_8B.vocab_size, dtype=jnp.bfloat16
-        ),
+        model_config=types.SimpleNamespace(**model), speculative_config=None,
         cache_config=types.SimpleNamespace(cache_dtype="auto"),
-        speculative_config=None,
-    )
+    )  # fmt: skip
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
     with jax.set_mesh(mesh):
         model = nnx.eval_shape(lambda: engine_llama3.LlamaForCausalLM(settings, jax.random.key(0), mesh))

@@ -1,10 +1,9 @@
 """Assigns devices to training and generation, and coordinates several hosts.
 
 With `jax.distributed` one process per host runs the same command with DISTRIBUTED=True. Every host reads the
-same questions, samples the same answers and grades them all. That's cheap, and only the model has to stay in
-sync. The model's arrays are sharded over the devices of all hosts, and each host places its own part of a
-batch. The first host writes RUN_DIR, the others a folder host_<i> in it. All hosts write the checkpoints
-together, to a shared folder.
+same questions, samples the same answers and grades them all: that's cheap. Only the model's arrays are
+sharded over the devices of all hosts, and each host places its own part of a batch. The first host writes
+RUN_DIR, the others a folder host_<i> in it. All write the checkpoints together, to a shared folder.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from jax.experimental import multihost_utils
 from tunix.rl import utils as rl_utils
 
 import settings
-from model.versions import patched
+from model.versions import first_line, patched
 from run.machine import CARDS, TPU, Machine, attention_fault, named
 from settings import UserError
 
@@ -29,14 +28,9 @@ NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # also in a con
 
 
 def check_gpu() -> None:
-    """Warns about an unused GPU, and refuses CUDA packages without a GPU.
-
-    jax itself would silently fall back to the CPU in both cases, and the run would be slow.
-
-    Raises:
-        UserError: the CUDA packages are installed but there's no GPU, or the platform isn't available.
-    """
-    if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
+    """Warns about an unused GPU, and refuses CUDA packages without a GPU: jax would silently use the CPU."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if "cpu" in platforms:
         return
     packages, gpu = importlib.util.find_spec("jax_cuda13_plugin"), any(map(os.path.exists, NVIDIA_DEVICES))
     if packages and not gpu:
@@ -47,9 +41,8 @@ def check_gpu() -> None:
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # jax has no such backend or device
-        named = os.environ.get("JAX_PLATFORMS", "")
-        reason = str(error).partition("\n")[0] or "no such device is set up here"
-        raise UserError(f"JAX_PLATFORMS={named}: {reason}; unset it to use the CPU") from None
+        reason = first_line(error) or "no such device is set up here"
+        raise UserError(f"JAX_PLATFORMS={platforms}: {reason}; unset it to use the CPU") from None
     if gpu and not packages and backend == "cpu":
         print("devices  the NVIDIA GPU here is not used: these packages are the CPU's; see `make demo-cuda`")
 
@@ -114,8 +107,7 @@ def all_hosts(c) -> Iterator[None]:
     """Makes Tunix work on several hosts while the block runs, and silences all but the first."""
     with contextlib.ExitStack() as stack:
         if c.DISTRIBUTED:
-            # Tunix copies the weights to host memory, which only its agents need, and jax can't do that for
-            # arrays sharded over several hosts.
+            # Tunix copies the weights to host memory for its agents; jax can't if they're on several hosts.
             stack.enter_context(patched(rl_utils, "put_params_on_memory_kind", lambda params, kind: None))
             if not is_first():
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -125,19 +117,17 @@ def all_hosts(c) -> Iterator[None]:
 def join() -> None:
     """Joins the other hosts. Call it before asking jax for its devices.
 
-    On a TPU slice, under SLURM (launch/slurm.sh) and Open MPI, jax finds the others itself; under SLURM each
-    task gets one GPU, the one with its number on the node. Elsewhere set these environment variables:
-    JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+    On a TPU slice, under SLURM (launch/slurm.sh: one GPU per task) and Open MPI, jax finds the others itself.
+    Elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
+    names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:
-        names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
         told = {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
         jax.distributed.initialize(**told)
     except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"DISTRIBUTED=True: jax does not find the other hosts ({reason}); set JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
+            f"DISTRIBUTED=True: jax does not find the other hosts ({first_line(error)}); set "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on each, or DISTRIBUTED=False"
         ) from None
 
 
@@ -179,8 +169,8 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
     devices do both with rollout.py (it decodes with the trainer's own weights), on a single device, or if
     both fractions are 1.0. The heads in the checkpoint's config `hf` are sharded among the chips, too.
     """
-    trainer = sampler = devices
-    if c.ROLLOUT_ENGINE == "vllm" and len(devices) > 1:
+    vllm, trainer, sampler = c.ROLLOUT_ENGINE == "vllm", devices, devices
+    if vllm and len(devices) > 1:
         shares = {name: getattr(c, name) for name in ("TRAINER_DEVICES_FRACTION", "SAMPLER_DEVICES_FRACTION")}
         for name, share in shares.items():
             count = share * len(devices)
@@ -196,39 +186,37 @@ def plan_devices(c, hf, devices: list) -> tuple[list, jax.sharding.Mesh | None]:
                 "lower one, or set both to 1.0 to share all devices"
             )
         trainer, sampler = devices[:trains], devices[-generates:]
-    tensor = c.TRAINER_TENSOR_PARALLEL
-    if len(trainer) % tensor or hf.num_key_value_heads % tensor:
-        raise UserError(
-            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the {len(trainer)} devices that train and the "
-            f"{hf.num_key_value_heads} key/value heads of MODEL"
-        )
-    fsdp = len(trainer) // tensor
+    heads, kv = hf.num_attention_heads, hf.num_key_value_heads
+    tensor, copies = c.TRAINER_TENSOR_PARALLEL, c.SAMPLER_DATA_PARALLEL
+    fsdp, chips = len(trainer) // tensor, len(sampler) // copies
     sequences = (c.TRAIN_MICRO_BATCH_SIZE or c.BATCH_SIZE) * c.NUM_GENERATIONS
-    if sequences % fsdp:
-        raise UserError(
+    fault = ""
+    if len(trainer) % tensor or kv % tensor:
+        fault = (
+            f"TRAINER_TENSOR_PARALLEL={tensor}: must divide the {len(trainer)} devices that train and the "
+            f"{kv} key/value heads of MODEL"
+        )
+    elif sequences % fsdp:
+        fault = (
             f"BATCH_SIZE={c.BATCH_SIZE}: the {sequences} sequences of a gradient pass, "
             f"(TRAIN_MICRO_BATCH_SIZE={c.TRAIN_MICRO_BATCH_SIZE} or BATCH_SIZE) x "
             f"NUM_GENERATIONS={c.NUM_GENERATIONS}, must divide evenly among {fsdp} devices; change one"
         )
-    if c.ROLLOUT_ENGINE != "vllm":
-        return trainer, None
-    if hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
+    elif vllm and hf.model_type == "qwen3" and hf.head_dim != 64 and hf.head_dim % 128:
         # tpu-inference 0.32 pads such heads with zeros, and its norms average over the padding, too
-        raise UserError(
+        fault = (
             f"ROLLOUT_ENGINE=vllm: its engine answers wrongly with a Qwen3 whose head_dim is {hf.head_dim}; "
             "64 and multiples of 128 are right, or set ROLLOUT_ENGINE=maxtext"
         )
-    if len(sampler) % c.SAMPLER_DATA_PARALLEL:
-        raise UserError(
-            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: must divide the {len(sampler)} devices that "
-            "generate"
+    elif vllm and len(sampler) % copies:
+        fault = f"SAMPLER_DATA_PARALLEL={copies}: must divide the {len(sampler)} devices that generate"
+    elif vllm and (heads % chips or (kv % chips and chips % kv)):  # vLLM repeats too few kv heads
+        fault = (
+            f"SAMPLER_DATA_PARALLEL={copies}: leaves {chips} chips to a copy of the model; that must divide "
+            f"the {heads} heads of MODEL, and divide its {kv} key/value heads or be a multiple of them"
         )
-    tensor, kv = len(sampler) // c.SAMPLER_DATA_PARALLEL, hf.num_key_value_heads
-    if hf.num_attention_heads % tensor or (kv % tensor and tensor % kv):  # vLLM repeats too few kv heads
-        raise UserError(
-            f"SAMPLER_DATA_PARALLEL={c.SAMPLER_DATA_PARALLEL}: leaves {tensor} chips to a copy of the model; "
-            f"that must divide the {hf.num_attention_heads} heads of MODEL, and divide its {kv} key/value "
-            "heads or be a multiple of them"
-        )
-    mesh = np.array(sampler).reshape(c.SAMPLER_DATA_PARALLEL, tensor)
-    return trainer, jax.sharding.Mesh(mesh, ("data", "model"))
+    if fault:
+        raise UserError(fault)
+    if not vllm:
+        return trainer, None
+    return trainer, jax.sharding.Mesh(np.array(sampler).reshape(copies, chips), ("data", "model"))

@@ -1,15 +1,9 @@
 """Faster training on a CPU: rewrites the parts that XLA's CPU backend compiles badly.
 
 When a model is built for a CPU, MaxText uses these subclasses of its modules, which compute the same up to
-rounding:
-
-    RotaryOnce             computes sin and cos once; XLA recomputes them in each of 66 places that use them
-    UnfusedDense           keeps element-wise work out of transposes, which would then read several arrays
-                           with a stride of kilobytes
-    SharedPromptAttention  puts a question and its G answers in one row, so the prompt is computed only once
-
-Other devices keep MaxText's modules: we measured this on CPUs, and flash attention can't handle such rows.
-docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is fast without it.
+rounding. Other devices keep MaxText's: we measured this on CPUs, and flash attention can't handle rows with
+several answers. docs/speed.md has each one's speedup. Drop one once MaxText (0.2.5) or XLA (jaxlib 0.12.0) is
+fast without it.
 """
 
 import contextlib
@@ -38,7 +32,7 @@ _layout = contextvars.ContextVar("tokens of the prompt, answers per prompt", def
 
 # %% Modules ------------------------------------------------------------------------------------------------
 class RotaryOnce(LLaMARotaryEmbedding):
-    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), its angles computed once per call."""
+    """Llama's rotary embedding (arXiv 2104.09864, eq. 34), with sin and cos once, not in each of 66 uses."""
 
     def __call__(self, inputs: jax.Array, position: jax.Array) -> jax.Array:
         """Rotates each pair (x_2i, x_2i+1) of `inputs` [B, L, heads, D] by position [B, L] x frequency i."""
@@ -60,7 +54,7 @@ fusion_barrier.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.optimiza
 
 
 class UnfusedDense(DenseGeneral):
-    """One matrix product over all rows; computes the operands before transposing them."""
+    """Computes operands before transposing them: fused, a transpose would read arrays with a large stride."""
 
     def __call__(self, inputs: jax.Array, *arguments, **named) -> jax.Array:
         """Like MaxText's: inputs [..., in features] to [..., out features]."""
@@ -71,7 +65,7 @@ class UnfusedDense(DenseGeneral):
 
 
 class SharedPromptAttention(AttentionOp):
-    """Attention over rows with one prompt and its G answers, inside `shared_prompt`.
+    """Attention over rows with one prompt and its G answers, inside `logits_of_groups`.
 
     An answer token attends to the prompt and to its own answer so far, as in a separate row; the softmax
     runs over both.
@@ -79,16 +73,16 @@ class SharedPromptAttention(AttentionOp):
 
     def __call__(self, query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named):
         """Like MaxText's: query [B, L, heads, D], key and value [B, L, kv_heads, D]; [B, L, heads, D]."""
+        attend = super().__call__
         if _layout.get() is None or model_mode != MODEL_MODE_TRAIN:
-            return super().__call__(
+            return attend(
                 query, key, value, decoder_segment_ids, inputs_positions, model_mode, *rest, **named
             )
         P, G = _layout.get()
         B, L, heads, D = query.shape
         K, T = key.shape[2], (L - P) // G
-        prompt = super().__call__(
-            query[:, :P], key[:, :P], value[:, :P], decoder_segment_ids[:, :P], None, model_mode
-        )
+        of_prompt = (x[:, :P] for x in (query, key, value, decoder_segment_ids))
+        prompt = attend(*of_prompt, None, model_mode)
         to_prompt = decoder_segment_ids[:, None, None, None, None, :P] == 1  # [B, 1, 1, 1, 1, P]: no padding
         to_answer = jnp.tril(jnp.ones((T, T), bool))  # padding comes after an answer, so no token sees it
         q = query[:, P:].reshape(B, G, T, K, heads // K, D)  # h = heads // K query heads per key head
@@ -132,16 +126,6 @@ def shares_prompts(model: nnx.Module) -> bool:
     return any(isinstance(module, SharedPromptAttention) for _, module in nnx.iter_modules(model))
 
 
-@contextlib.contextmanager
-def shared_prompt(prompt_tokens: int, answers: int) -> Iterator[None]:
-    """Code traced in the block treats rows as [prompt, answer 1, ..., answer G]."""
-    token = _layout.set((prompt_tokens, answers))
-    try:
-        yield
-    finally:
-        _layout.reset(token)
-
-
 def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: int, answers: int) -> jax.Array:
     """Logits [N, T, V] for N = B * G rows [N, P + T], each prompt of P tokens computed once.
 
@@ -153,11 +137,14 @@ def logits_of_groups(model, tokens, positions, segment_ids, *, prompt_tokens: in
     def folded(x):
         return jnp.concatenate([x[::G, :P], x[:, P:].reshape(-1, G * (x.shape[1] - P))], axis=1)
 
-    with shared_prompt(P, G):
+    token = _layout.set((P, G))  # while the model is traced
+    try:
         logits, _ = model(
             folded(tokens), positions=folded(positions), cache=None, attention_mask=None,
             segment_ids=folded(segment_ids),
         )  # [B, P + G * T, V]  # fmt: skip
+    finally:
+        _layout.reset(token)
     B, _, V = logits.shape
     first = jnp.broadcast_to(logits[:, P - 1, None, None], (B, G, 1, V))  # shared by all G answers
     later = logits[:, P:].reshape(B, G, -1, V)[:, :, :-1]

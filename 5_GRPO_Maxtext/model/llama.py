@@ -30,6 +30,7 @@ from maxtext.utils import globals as maxtext_globals
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 from model import faster_on_cpu
+from model.versions import first_line
 from settings import UserError, find_path
 
 ARCHITECTURES = {  # model_type in config.json: a MaxText model with these layers, weight names, layout hooks
@@ -48,23 +49,17 @@ def load_hf_config(model: str, weights: bool = True) -> tuple[Path, transformers
     folder = find_path(model)
     if not folder.is_dir():
         patterns = ["*.json", "*.jinja", "README.md", "LICENSE*"]  # the last two: an export names the licence
-        if weights:
-            patterns += ["*.safetensors"]
-        folder = from_hub(model, patterns)
+        folder = from_hub(model, patterns + ["*.safetensors"] * weights)
     if not (folder / "config.json").is_file():
         raise UserError(f"MODEL={model}: {folder} has no config.json; give a Hugging Face model folder")
     if weights:
         weight_files(folder)
     try:
         hf = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-    ) as error:  # an unknown model_type, own code, no JSON object
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, TypeError) as error:  # an unknown model_type, own code, no JSON object
         raise UserError(
-            f"MODEL={model}: its config.json is not understood ({reason}); {' or '.join(ARCHITECTURES)} is"
+            f"MODEL={model}: its config.json is not understood ({first_line(error)}); "
+            f"{' or '.join(ARCHITECTURES)} is"
         ) from None
     refuse_unsupported(model, hf)
     return folder, hf
@@ -75,34 +70,28 @@ def weight_files(folder: Path) -> list[Path]:
 
     That's model.safetensors, or else the files in model.safetensors.index.json.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    files = [whole]
-    if index.is_file() and not whole.is_file():
-        try:
-            names = json.loads(index.read_text())["weight_map"].values()
-            files = sorted({folder / name for name in names})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"MODEL={folder}: its {index.name} is damaged; fetch it again") from None
-    for path in files:
-        if not path.is_file():
-            raise UserError(
-                f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
-            )
-        try:
+    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    files = [path]
+    try:
+        if index.is_file() and not path.is_file():
+            path = index
+            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        for path in files:
             with safetensors.safe_open(path, "np"):
                 pass
-        except safetensors.SafetensorError as error:
-            raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
+    except FileNotFoundError:
+        raise UserError(
+            f"MODEL={folder}: has no {path.name}; fetch its weights (*.safetensors), or rebuild"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        raise UserError(f"MODEL={folder}: {path.name} is damaged ({error}); fetch it again") from None
     return files
 
 
 def read_weights(folder: Path) -> dict[str, jax.Array]:
     """The tensors in `weight_files` by Hugging Face name, sharded over all devices."""
-    files = weight_files(folder)
-    if files == sorted(folder.glob("*.safetensors")):
-        return load_dynamic.load_sharded_hf_state(str(folder))
     with tempfile.TemporaryDirectory() as links:  # Orbax would read every *.safetensors file in the folder
-        for path in files:
+        for path in weight_files(folder):
             (Path(links) / path.name).symlink_to(path.resolve())
         return load_dynamic.load_sharded_hf_state(links)
 
@@ -119,9 +108,8 @@ def from_hub(model: str, patterns: list[str]) -> Path:
         # A commit is looked up on the hub even if a cache of older versions of huggingface_hub has it.
         with contextlib.suppress(Exception):
             return Path(find(local_files_only=True))
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({reason}); "
+            f"MODEL={model}: neither a folder nor to be had from the Hugging Face hub ({first_line(error)}); "
             "give a folder, or accept the licence and set HF_TOKEN"
         ) from None
 
@@ -136,21 +124,18 @@ def pinned(model: str, folder: Path) -> str:
 
 def refuse_unsupported(model: str, hf: transformers.PretrainedConfig) -> None:
     """Raises UserError if MaxText's layers differ from those of `hf`; `model` is MODEL."""
-    if hf.model_type not in ARCHITECTURES:
-        supported = " and ".join(ARCHITECTURES)
-        raise UserError(f"MODEL={model}: architecture {hf.model_type!r} is not supported; {supported} are")
-    own = dict(attention_bias=False, mlp_bias=False, use_sliding_window=False, hidden_act="silu")
-    for name, wanted in own.items():
-        found = getattr(hf, name, wanted)  # Qwen3 has no mlp_bias, a Llama no sliding window
-        if found != wanted:
-            raise UserError(f"MODEL={model}: {name}={found} is not supported; {name}={wanted} is")
-    rope_type = hf.rope_parameters["rope_type"]
-    rope_types = ("default", "llama3") if hf.model_type == "llama" else ("default",)
-    if rope_type not in rope_types:
-        raise UserError(
-            f"MODEL={model}: rope type {rope_type!r} is not supported with {hf.model_type}; "
-            f"{' or '.join(rope_types)} is"
-        )
+    supported = dict(
+        model_type=tuple(ARCHITECTURES), attention_bias=(False,), mlp_bias=(False,),
+        use_sliding_window=(False,), hidden_act=("silu",),
+        rope_type=("default", "llama3") if hf.model_type == "llama" else ("default",),
+    )  # fmt: skip
+    for name, wanted in supported.items():
+        # Qwen3 has no mlp_bias, a Llama no sliding window
+        found = hf.rope_parameters["rope_type"] if name == "rope_type" else getattr(hf, name, wanted[0])
+        if found not in wanted:
+            raise UserError(
+                f"MODEL={model}: {name}={found} is not supported; {' or '.join(map(str, wanted))} is"
+            )
 
 
 def load_tokenizer(folder: Path):
@@ -160,36 +145,35 @@ def load_tokenizer(folder: Path):
     would be masked, too, and the model would never learn to stop. `eos_ids` are the ids that end an answer:
     the tokenizer's own and those in generation_config.json (Llama 3.1 has three), where vLLM stops, too.
     """
+    generation, fault = folder / "generation_config.json", ""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        named = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else []
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"MODEL={folder}: no tokenizer that can be read ({reason}); fetch its files"
+            f"MODEL={folder}: its tokenizer is missing or damaged ({first_line(error)}); fetch it again"
         ) from None
+    ids = {tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])}
+    vocabulary = tokenizer.get_vocab()
+    token, number = max(vocabulary.items(), key=lambda item: item[1])
+    spare = [token for token in SPARE_TOKENS if token in vocabulary]
+    needs_pad = tokenizer.pad_token_id in {None, *ids}
     if tokenizer.eos_token_id is None:
-        raise UserError(f"MODEL={folder}: its tokenizer has no eos_token; name it in tokenizer_config.json")
-    ids = {tokenizer.eos_token_id}
-    if (path := folder / "generation_config.json").is_file():
-        try:
-            named = json.loads(path.read_text()).get("eos_token_id")
-            ids.update([named] if isinstance(named, int) else named or [])
-        except (ValueError, AttributeError):
-            raise UserError(f"MODEL={folder}: its {path.name} is damaged; fetch it again") from None
-    if tokenizer.pad_token_id in {None, *ids}:
-        spare = [token for token in SPARE_TOKENS if token in tokenizer.get_vocab()]
-        if not spare:
-            raise UserError(f"MODEL={folder}: its tokenizer has no pad token of its own; add one")
+        fault = "its tokenizer has no eos_token; name it in tokenizer_config.json"
+    elif needs_pad and not spare:
+        fault = "its tokenizer has no pad token of its own; add one"
+    elif tokenizer.chat_template is None:
+        fault = "its tokenizer has no chat template; use an instruct model"
+    elif number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
+        fault = (
+            f"its tokenizer has number {number} for {token!r}, and its config.json only vocab_size={rows} "
+            "embeddings; resize the model's, or take the token out of the tokenizer"
+        )
+    if fault:
+        raise UserError(f"MODEL={folder}: {fault}")
+    if needs_pad:
         tokenizer.pad_token = spare[0]
     tokenizer.eos_ids = tuple(sorted(ids))
-    if tokenizer.chat_template is None:
-        raise UserError(f"MODEL={folder}: its tokenizer has no chat template; use an instruct model")
-    token, number = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if number >= (rows := json.loads((folder / "config.json").read_text())["vocab_size"]):
-        raise UserError(
-            f"MODEL={folder}: its tokenizer has number {number} for {token!r}, and its config.json only "
-            f"vocab_size={rows} embeddings; resize the model's, or take the token out of the tokenizer"
-        )
     return tokenizer
 
 
@@ -198,28 +182,31 @@ def eos_ids(tokenizer) -> tuple[int, ...]:
     return getattr(tokenizer, "eos_ids", (tokenizer.eos_id(),))
 
 
+def check_teacher(c, tokenizer) -> None:
+    """Refuses a TEACHER that can't be read, or whose tokens differ from MODEL's."""
+    if not c.TEACHER:
+        return
+    try:
+        theirs = load_tokenizer(load_hf_config(c.TEACHER)[0])
+    except UserError as error:
+        raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
+            f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
+        )
+
+
 # %% MaxText's side -----------------------------------------------------------------------------------------
 def to_maxtext_config(
-    hf: transformers.PretrainedConfig,
-    *,
-    rows: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    dtype: str = "float32",
-    weight_dtype: str = "float32",
-    attention: str = "dot_product",
-    scan_layers: bool = False,
-    remat_policy: str = "none",
-    **machine: Any,
-):
+    hf: transformers.PretrainedConfig, *, rows: int, prompt_tokens: int, new_tokens: int,
+    dtype: str = "float32", weight_dtype: str = "float32", attention: str = "dot_product",
+    scan_layers: bool = False, remat_policy: str = "none", **machine: Any,
+):  # fmt: skip
     """The MaxText config for a model with the sizes in `config.json`.
 
-    Args:
-        hf: the checkpoint's config.
-        rows: sequences in one forward pass, over all devices.
-        prompt_tokens, new_tokens: P and T, the two parts of the KV cache.
-        dtype, weight_dtype, attention, scan_layers, remat_policy: as the constants of these names.
-        machine: other MaxText settings: parallelism, a machine other than this one.
+    `rows` are the sequences in one forward pass, over all devices; `prompt_tokens` and `new_tokens`, P and T,
+    the two parts of the KV cache. The others are constants of these names, and MaxText's own settings.
     """
     rope = hf.rope_parameters
     settings = dict(
@@ -240,32 +227,22 @@ def to_maxtext_config(
         per_device_batch_size=rows / jax.device_count(),
         max_prefill_predict_length=prompt_tokens,
         max_target_length=prompt_tokens + new_tokens,
-        dtype=dtype,
-        weight_dtype=weight_dtype,
-        matmul_precision="highest" if dtype == "float32" else "default",
-        attention=attention,
-        scan_layers=scan_layers,
-        remat_policy=remat_policy,
+        dtype=dtype, weight_dtype=weight_dtype, attention=attention, scan_layers=scan_layers,
+        remat_policy=remat_policy, matmul_precision="highest" if dtype == "float32" else "default",
         ici_fsdp_parallelism=-1,  # all devices the other axes don't use
         hardware=jax.default_backend() if jax.default_backend() in ("cpu", "gpu") else "tpu",
-        skip_jax_distributed_system=True,
-        enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
-        convert_checkpoint_if_possible=False,
-        log_config=False,
+        skip_jax_distributed_system=True, enable_checkpointing=False,  # Tunix and Orbax save, not MaxText
+        convert_checkpoint_if_possible=False, log_config=False, run_name="grpo", base_output_directory="runs",
         jax_cache_dir="",  # process.keep_compiled sets up the compilation cache
-        run_name="grpo",
-        base_output_directory="runs",
-    )
+    )  # fmt: skip
     settings |= machine
     if settings["hardware"] == "cpu":
         settings |= faster_on_cpu.CACHE_LAYOUT
-    base = f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"
     try:
-        config = pyconfig.initialize(["", base], **settings)
+        config = pyconfig.initialize(["", f"{maxtext_globals.MAXTEXT_CONFIGS_DIR}/base.yml"], **settings)
     except ValueError as error:  # lists everything MaxText accepts, for pages
-        reason = str(error).splitlines()[-1].strip()
-        if isinstance(error, pydantic.ValidationError):  # ends with a URL
-            reason = error.errors()[0]["msg"]
+        validation = isinstance(error, pydantic.ValidationError)
+        reason = error.errors()[0]["msg"] if validation else str(error).splitlines()[-1].strip()
         raise UserError(
             f"DTYPE={dtype}, WEIGHT_DTYPE={weight_dtype}, ATTENTION={attention}: MaxText refuses one of "
             f"these ({reason}); see its base.yml"
@@ -279,16 +256,13 @@ def to_run_config(c, hf: transformers.PretrainedConfig, rows: int = 0, **machine
     """The MaxText config of a training run: B * G sequences (or `rows`) per pass, weights split over all
     devices; `machine` as in `to_maxtext_config`.
     """
+    names = ("dtype", "weight_dtype", "attention", "scan_layers", "remat_policy")
     return to_maxtext_config(
         hf,
         rows=rows or c.BATCH_SIZE * c.NUM_GENERATIONS,
         prompt_tokens=c.MAX_PROMPT_LENGTH,
         new_tokens=c.TOTAL_GENERATION_STEPS,
-        dtype=c.DTYPE,
-        weight_dtype=c.WEIGHT_DTYPE,
-        attention=c.ATTENTION,
-        scan_layers=c.SCAN_LAYERS,
-        remat_policy=c.REMAT_POLICY,
+        **{name: getattr(c, name.upper()) for name in names},
         **{"ici_tensor_parallelism": c.TRAINER_TENSOR_PARALLEL} | machine,
     )
 
@@ -317,12 +291,8 @@ def use_rope_scaling(model: nnx.Module, hf: transformers.PretrainedConfig) -> No
     rope = hf.rope_parameters
     if rope["rope_type"] != "llama3":
         return
-    scale = rope_scaling(
-        rope["factor"],
-        rope["low_freq_factor"],
-        rope["high_freq_factor"],
-        rope["original_max_position_embeddings"],
-    )
+    names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+    scale = rope_scaling(*(rope[name] for name in names))
     for _, module in nnx.iter_modules(model):
         if isinstance(module, LLaMARotaryEmbedding):
             module._apply_scaling_factor = scale  # on the instance, so other models keep theirs
@@ -358,11 +328,9 @@ def abstract_model(hf, config, devices=None) -> tuple[nnx.Module, jax.sharding.M
 
 
 def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: int, devices=None):
-    """Builds the MaxText model in Tunix's adapter and fills it with a checkpoint's weights.
+    """The MaxText model in Tunix's adapter with a checkpoint's weights, and its mesh, over `devices` or all.
 
-    Returns:
-        The adapter, which maps tokens [B, L], positions [B, L], None and a mask [B, L, L] or None to logits
-        [B, L, V] and None; and its mesh, over `devices` or all devices.
+    The adapter maps tokens [B, L], positions [B, L], None and a mask [B, L, L] to logits [B, L, V] and None.
     """
     # MaxText's own `from_pretrained` would compile a program for random weights that we'd overwrite.
     model, mesh = abstract_model(hf, config, devices)
@@ -378,16 +346,14 @@ def load_llama(folder: Path, hf: transformers.PretrainedConfig, config, pad_id: 
             fault = "lacks" if odd in wanted else "has the unknown"
             raise UserError(f"MODEL={folder}: {fault} weight {odd}; is config.json of this model?")
         shapes = nnx.to_pure_dict(params)
-        loaded = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)[
-            "params"
-        ]
+        found = load_dynamic.transform_hf_state_to_mt_state(checkpoint, shapes, names, layout_hooks, config)
 
     def fit(path, wanted, found):
         if wanted.shape != found.shape or isinstance(found, jax.ShapeDtypeStruct):  # not filled
             raise UserError(f"MODEL={folder}: weight {jax.tree_util.keystr(path)} is missing or misshapen")
         return jax.device_put(found.astype(wanted.dtype), wanted.sharding)
 
-    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, loaded))
+    nnx.replace_by_pure_dict(params, jax.tree_util.tree_map_with_path(fit, shapes, found["params"]))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     # Jitted, because `device_put` can't place a key on the devices of several hosts.
     unused = jax.jit(lambda: jax.tree.map(unused_random_state, rest), out_shardings=everywhere)()
@@ -400,22 +366,6 @@ def unused_random_state(abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """A key or a counter of that shape; a model without dropout never uses it."""
     is_key = jax.dtypes.issubdtype(abstract.dtype, jax.dtypes.prng_key)
     return jnp.broadcast_to(jax.random.key(0) if is_key else jnp.zeros((), abstract.dtype), abstract.shape)
-
-
-def check_teacher(c, tokenizer) -> None:
-    """Refuses a TEACHER that can't be read, or whose tokens differ from MODEL's."""
-    if not c.TEACHER:
-        return
-    try:
-        folder, _ = load_hf_config(c.TEACHER)
-        theirs = load_tokenizer(folder)
-    except UserError as error:
-        raise UserError(str(error).replace("MODEL=", "TEACHER=", 1)) from None
-    if theirs.get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            f"TEACHER={c.TEACHER}: its vocabulary of {len(theirs):,} tokens is not that of MODEL={c.MODEL} "
-            f"({len(tokenizer):,}); it judges token by token, so choose one of the same family"
-        )
 
 
 def copy_of(adapter):
@@ -437,8 +387,7 @@ def named_weights(adapter) -> dict[str, np.ndarray]:
 
 def hf_shapes(hf: transformers.PretrainedConfig, config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by Hugging Face name, in the order of `hf_weights`."""
-    names, _ = weight_mapping(hf, config, saving_to_hf=True)
-    shapes = hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
+    names, shapes = weight_mapping(hf, config, True)[0], hf_shape.HF_SHAPE[config.model_name](hf.to_dict())
     return {str(name): tuple(shapes[name]) for value in names.values() for name in np.atleast_1d(value)}
 
 

@@ -18,7 +18,7 @@ from flax import nnx
 from flax.linen import partitioning as nn_partitioning
 from tqdm import tqdm
 from tunix.rl.rl_cluster import Mode, RLCluster, Role
-from tunix.rl.rollout.base_rollout import RolloutOutput
+from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 from grpo_variants import temperature_at
 from model import devices, llama
@@ -55,7 +55,7 @@ class Pi(NamedTuple):
 class Model:
     """The policy without its params: structure, frozen weights (with LoRA the base), temperature.
 
-    It's a pytree, so a jitted function takes it as an argument and a new temperature doesn't recompile.
+    A pytree, so a jitted function takes it as an argument and a new temperature doesn't recompile.
     """
 
     graphdef: Any
@@ -135,27 +135,24 @@ class Llm:
         self.cluster.global_steps = step
         config = self.cluster.get_rollout_config(Mode.TRAIN)
         config.temperature = self.temperature = temperature_at(self.c, step)
-        prompts = questions["prompts"].tolist()
+        return self._ask(questions["prompts"].tolist(), questions["question"].tolist(), config)
+
+    def _ask(self, prompts: list[str], questions: list[str], config: RolloutConfig) -> RolloutOutput:
         if self.c.ENVIRONMENT:
-            return turns.walk(self.c, self.rollout, prompts, questions["question"].tolist(), config)
-        return self.cluster.generate(prompts)
+            return turns.walk(self.c, self.rollout, prompts, questions, config)
+        return self.rollout.generate(prompts, config)
 
     def answer(self, questions: Sequence[dict[str, str]], config_name: str) -> Answers:
         """One answer per question, sampled with an entry of GENERATION_CONFIGS."""
         vllm = self.c.ROLLOUT_ENGINE == "vllm"  # batches requests itself, and takes no seed per request
         chunk = len(questions) if vllm else self.c.BATCH_SIZE * self.c.NUM_GENERATIONS
-        chunks = []
-        starts = range(0, len(questions), chunk)
+        starts, chunks = range(0, len(questions), chunk), []
         for start in tqdm(starts, f"evaluate, {config_name}", leave=None, disable=devices.no_bar()):
-            part = questions[start : start + chunk]
             # The same noise before and after training, so only the model differs.
             seed = None if vllm else jax.random.fold_in(jax.random.key(self.c.SEED + 1), start)
-            config, prompts = sampling(self.c, config_name, seed=seed), [row["prompts"] for row in part]
-            if self.c.ENVIRONMENT:
-                output = turns.walk(self.c, self.rollout, prompts, [row["question"] for row in part], config)
-            else:
-                output = self.rollout.generate(prompts, config)
-            chunks.append(self.to_arrays(output))
+            part = questions[start : start + chunk]
+            asked = ([row[name] for row in part] for name in ("prompts", "question"))
+            chunks.append(self.to_arrays(self._ask(*asked, sampling(self.c, config_name, seed=seed))))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
 
     def to_arrays(self, output: RolloutOutput) -> Answers:
@@ -190,16 +187,16 @@ class Llm:
     def place(self, batch):
         """NumPy arrays [B, G, ...] on the trainer's devices, in gradient passes: [passes, N / passes, ...].
 
-        The rows of a pass are split over the devices. On one CPU, `llama.used_columns` drops unused columns.
+        A pass is TRAIN_MICRO_BATCH_SIZE questions, and [B, G] becomes [passes, N / passes, 1]. The rows of a
+        pass are split over the devices. On one CPU, `llama.used_columns` drops unused columns.
         """
         B, G, T = batch.completion_ids.shape
         width = llama.used_columns(self.actor, T, (batch.completion_ids != self.pad_id).sum(axis=-1).max())
         passes = B // (self.c.TRAIN_MICRO_BATCH_SIZE or B)
-        mesh = self.cluster.cluster_config.role_to_mesh[Role.ACTOR]
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
+        sharding = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec(None, "fsdp"))
 
         def put(name, x):
-            x = x.reshape(passes, B * G // passes, -1)  # [B, G] becomes [passes, N / passes, 1]
+            x = x.reshape(passes, B * G // passes, -1)
             x = x if name == "prompt_ids" else x[..., :width]
             x = x.astype(np.float32) if x.dtype == np.float64 else x
             # Not device_put: it compares the hosts' arrays in a collective, which on CPUs with one device per
@@ -215,10 +212,10 @@ class Llm:
     def reference_log_probs(self, batch) -> jax.Array:
         """The same under the starting model or the TEACHER."""
         graphdef, *states = self._reference
-        if not self.c.REFERENCE_OFFLOAD:
-            return self._log_probs(graphdef, tuple(states), batch)
-        on_device = tuple(llama.in_memory(states, "device"))
-        return jax.block_until_ready(self._log_probs(graphdef, on_device, batch))  # before the copy is freed
+        if self.c.REFERENCE_OFFLOAD:
+            states = llama.in_memory(states, "device")
+        found = self._log_probs(graphdef, tuple(states), batch)
+        return jax.block_until_ready(found) if self.c.REFERENCE_OFFLOAD else found  # then the copy is freed
 
     def _log_probs(self, graphdef, states, batch) -> jax.Array:
         with self.model.on_mesh():
@@ -234,8 +231,7 @@ class Llm:
 
         By default a counter lives on one device, and would be tied to it when restored from a checkpoint.
         """
-        mesh = self.cluster.cluster_config.role_to_mesh[Role.ACTOR]
-        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        everywhere = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
 
         def put(x):
             return x if x.ndim else jax.make_array_from_callback((), everywhere, np.asarray(x).__getitem__)
@@ -259,15 +255,12 @@ class SampledAhead:
     """
 
     def __init__(self, llm: Llm, saved: dict[str, Any] | None):
-        self._llm, self._executor = llm, futures.ThreadPoolExecutor(max_workers=1)
-        self._next: futures.Future | None = None
+        self._llm, self._executor, self._next = llm, futures.ThreadPoolExecutor(max_workers=1), None
         if saved:
             lists = {name: [np.array(row) for row in saved[name]] for name in ("tokens", "logprobs")}
-            prompts = np.array(saved["left_padded_prompt_tokens"], np.int32)
+            lists["left_padded_prompt_tokens"] = np.array(saved["left_padded_prompt_tokens"], np.int32)
             self._next = futures.Future()
-            self._next.set_result(
-                RolloutOutput(text=saved["text"], logits=None, left_padded_prompt_tokens=prompts, **lists)
-            )
+            self._next.set_result(RolloutOutput(text=saved["text"], logits=None, **lists))
 
     def take(self, questions, step: int) -> Answers:
         """The answers sampled ahead; samples them now if there are none."""

@@ -12,25 +12,13 @@ from model import faster_on_cpu
 
 
 def log_probs(
-    model,
-    prompts,
-    completions,
-    *,
-    pad_id: int,
-    temperature,
-    logits_clip: float = 0.0,
-    num_generations: int = 1,
+    model, prompts, completions, *, pad_id: int, temperature, logits_clip: float = 0.0, num_generations=1
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs [N, T] of the answers' tokens, and the logits [N, T, V], clipped and divided by temperature.
 
-    Args:
-        model: called as Tunix calls it.
-        prompts: int32 [N, P], left-padded.
-        completions: int32 [N, T], right-padded.
-        pad_id: padding token.
-        temperature: the sampler's; may be traced, so a schedule doesn't recompile.
-        logits_clip: largest absolute logit (0 = off).
-        num_generations: G, adjacent rows with the same prompt.
+    `model` is called as Tunix calls it, with `prompts` int32 [N, P], left-padded, of which `num_generations`
+    adjacent ones are equal, and `completions` int32 [N, T], right-padded. The sampler's `temperature` may be
+    traced, so a schedule doesn't recompile. `logits_clip` is the largest absolute logit (0 = off).
     """
     tokens = jnp.concatenate([prompts, completions], axis=1)  # [N, P + T]
     segment_ids = (tokens != pad_id).astype(jnp.int32)  # 1; 0 for padding, which no token sees
@@ -51,21 +39,12 @@ def log_probs(
 
 @functools.partial(jax.jit, static_argnames=("pad_id", "logits_clip", "num_generations"))
 def log_probs_of_states(graphdef, states, prompts, completions, **arguments) -> jax.Array:
-    """`log_probs` as a separate compiled program, without the logits: [passes, N, T].
-
-    `graphdef` and `states` come from `nnx.split`; the tokens have a leading axis of passes.
-    """
+    """`log_probs` of a split model as a program, without logits; tokens and result are [passes, N, ...]."""
 
     def one_pass(tokens):
         return log_probs(nnx.merge(graphdef, *states, copy=True), *tokens, **arguments)[0]
 
     return jax.lax.map(one_pass, (prompts, completions))
-
-
-def completion_log_probs(model, prompts, completions, **arguments) -> jax.Array:
-    """`log_probs_of_states` of a model that isn't split yet."""
-    graphdef, state = nnx.split(model)
-    return log_probs_of_states(graphdef, (state,), prompts, completions, **arguments)
 
 
 def entropy_of(logits: jax.Array) -> jax.Array:
@@ -75,7 +54,7 @@ def entropy_of(logits: jax.Array) -> jax.Array:
 
 
 def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
-    """Reduces a gradient pass's metrics [N, T] for the log, over the trained tokens.
+    """A gradient pass's metrics [N, T] over the trained tokens, for the log.
 
     Returns:
         Sum and count [2] of each, and of `mismatch`, |log pi_old - log pi_sampler| (nats); the largest
@@ -89,10 +68,9 @@ def token_metrics(batch, **per_token: jax.Array) -> dict[str, jax.Array]:
 
 
 def mean_metrics(metrics: dict[str, jax.Array]) -> dict[str, float]:
-    """Reduces `token_metrics` of all gradient passes of an update to one number each.
+    """`token_metrics` of an update's passes as one number each: the mean over all tokens, nan without any.
 
-    A mean of the passes' means would weigh a few tokens like many. Without any tokens it's nan, because 0
-    would look like a measurement. `metrics` are of one pass, or stacked: [passes, 2], and [passes].
+    A mean of the passes' means would weigh a few tokens like many. The arrays may be stacked: [passes, ...].
     """
     means = {}
     for name, values in jax.tree.map(np.asarray, metrics).items():

@@ -6,10 +6,9 @@
 puts A and B into the MaxText model. The main script differentiates, updates and saves only those two, and the
 reference shares the frozen weights. Generation and export use W + (alpha / r) A B.
 
-We create A and B here because qwix (0.1.8) would do it in a first run of the model. That samples the same A
-for every layer of the Llama, copies a stack's frozen weights (SCAN_LAYERS=True), and gives A and B the axis
-names of W, which has one more dimension, so the next pass would raise. qwix uses existing A and B if it finds
-them. Drop this when its own initialization works with MaxText's Llama.
+We create A and B here because qwix (0.1.8), in a first run of the model, would sample the same A for every
+layer, copy a stack's frozen weights, and give A and B the axis names of W, which has one more dimension. It
+uses existing ones if it finds them. Drop this when its own initialization works with MaxText's Llama.
 """
 
 import functools
@@ -37,13 +36,12 @@ TARGETS = {  # Hugging Face's (and PEFT's) name of a weight: MaxText's module
 class LoraProvider(qwix.LoraProvider):
     """qwix's provider, with the sum x W + (alpha / r) x A B in the dtype of x.
 
-    A and B have the dtype of the weights. If that's float32 and activations are bfloat16, qwix's sum and
-    every later activation would be float32. That would take twice the memory, and stacked layers
-    (SCAN_LAYERS=True) wouldn't compile. Drop this when qwix rounds its sum.
+    With float32 weights and bfloat16 activations, qwix's sum and every later activation would be float32, and
+    stacked layers (SCAN_LAYERS=True) wouldn't compile. Drop this when qwix rounds its sum.
     """
 
     def dot_general(self, lhs, *args, **kwargs):
-        """`jax.lax.dot_general` of an activation and a weight, with the LoRA product added."""
+        """Activation times weight, with the LoRA product added."""
         return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
 
@@ -56,9 +54,8 @@ def add_lora(
     small, so they're replicated on each device of `mesh`.
 
     Returns:
-        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` and
-        `kernel_lora_b`, in the dtype of the weights: for an array W [in, ...] A [in, r] and B [r, out]; for
-        stacked layers A [in, layer, r] and B [r, layer, out].
+        Another adapter, and `merge` for its parameters. Its `nnx.LoRAParam` are `kernel_lora_a` [in, r] and
+        `kernel_lora_b` [r, out], for stacked layers [in, layer, r] and [r, layer, out].
     """
     names = {TARGETS[name]: name for name in lora_targets(targets)}
     provider = LoraProvider(module_path=rf"decoder/layers.*/({'|'.join(names)})", rank=rank, alpha=alpha)

@@ -16,8 +16,6 @@ Three things differ from Tunix's vanilla sampler. Getting any of them wrong woul
 """
 
 import contextlib
-import functools
-import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -26,18 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.linen import partitioning as nn_partitioning
-from maxtext.common.common_types import (
-    CACHE_BATCH,
-    CACHE_BATCH_PREFILL,
-    MODEL_MODE_AUTOREGRESSIVE,
-    MODEL_MODE_PREFILL,
-)
+from maxtext.common import common_types
 from maxtext.utils import model_creation_utils
 from tunix.generate.sampler import sample_top_p
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 from model import faster_on_cpu, llama
-from model.log_probs import completion_log_probs
+from model.log_probs import log_probs_of_states
 
 GENERATION_CONFIGS = {
     "greedy": dict(temperature=0.0, top_k=1, top_p=1.0),
@@ -66,24 +59,12 @@ def right_padded(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype) ->
     return padded
 
 
-def batch_axis(variable: nnx.Variable) -> int:
-    """The batch axis of an array in MaxText's KV cache; -1 if it has none."""
-    names = variable.get_metadata("out_sharding")
-    return next((i for i, name in enumerate(names) if name in (CACHE_BATCH, CACHE_BATCH_PREFILL)), -1)
-
-
-# How a token is sampled: (greedy, top_p, top_k). The temperature is an argument of the compiled program.
-SamplingMethod = tuple[bool, float, int]
-
-
-def method_of(config: RolloutConfig) -> SamplingMethod:
-    """The sampling method of a `RolloutConfig`."""
+def method_of(config: RolloutConfig) -> tuple[bool, float, int]:
+    """How a token is sampled: greedy, top_p, top_k. The temperature is the compiled program's argument."""
     return config.temperature == 0.0, config.top_p, config.top_k
 
 
-def sample(
-    logits: jax.Array, t, key: jax.Array, temperature, method, methods: tuple[SamplingMethod, ...]
-) -> tuple[jax.Array, jax.Array]:
+def sample(logits: jax.Array, t, key: jax.Array, temperature, method, methods) -> tuple[jax.Array, jax.Array]:
     """Samples token t of each row's answer from logits [B, V]: the tokens and their log-probs, [B] each.
 
     `method`, an index into the static `methods`, is traced, so training and both evaluations share a program.
@@ -125,30 +106,19 @@ class MaxTextRollout(BaseRollout):
 
     Args:
         rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them.
-        maxtext_config: the actor's MaxText config. `max_prefill_predict_length` is the prompt limit P,
-            `max_target_length` is P + T, `global_batch_size_to_load` the number of rows B of one call.
-        prompt_config: the same with R rows, the size of a prompt pass (None = B).
+        maxtext_config: the actor's, for P prompt tokens, P + T tokens and B rows of one call.
         hf: the checkpoint's config, for the rotary scaling.
+        prompt_config: MaxText's config for the R rows of a prompt pass (None = B).
         current_step, seed: the training step and the run's seed, which determine the sampling key.
         logits_clip: largest absolute logit, as in training (0 = off).
         merge: merges the actor's LoRA matrices, if any, into plain parameters.
     """
 
     def __init__(
-        self,
-        rollout_actor,
-        tokenizer,
-        mesh: jax.sharding.Mesh,
-        rollout_config: RolloutConfig,
-        *,
-        maxtext_config,
-        hf,
-        prompt_config=None,
-        current_step: Callable[[], int],
-        seed: int,
-        logits_clip: float = 0.0,
-        merge: Callable[[nnx.State], nnx.State] | None = None,
-    ):
+        self, rollout_actor, tokenizer, mesh: jax.sharding.Mesh, rollout_config: RolloutConfig, *,
+        maxtext_config, hf, prompt_config=None, current_step: Callable[[], int], seed: int,
+        logits_clip: float = 0.0, merge: Callable[[nnx.State], nnx.State] | None = None,
+    ):  # fmt: skip
         self._actor, self.tokenizer, self._mesh, self._config = rollout_actor, tokenizer, mesh, maxtext_config
         self._rollout_config = rollout_config  # not a copy, because a schedule changes its temperature
         self._current_step, self._seed, self._logits_clip = current_step, seed, logits_clip
@@ -171,17 +141,12 @@ class MaxTextRollout(BaseRollout):
         self._next = jax.jit(self._column, static_argnames="methods", donate_argnames="cache")
 
     def _decoder(self, config, hf) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-        """The structure of a module with the actor's layers and a KV cache, but without weights.
-
-        `eval_shape` builds it without allocating anything.
-        """
+        """The structure of a module with the actor's layers and a KV cache; allocates nothing."""
         with self._axes(), faster_on_cpu.modules_for(self._mesh):
-            decoder = nnx.eval_shape(
-                lambda: model_creation_utils.from_config(
-                    config, mesh=self._mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE,
-                    rngs=nnx.Rngs(params=0, dropout=1),
-                )
-            )  # fmt: skip
+            decoder = nnx.eval_shape(lambda: model_creation_utils.from_config(
+                config, mesh=self._mesh, model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
+                rngs=nnx.Rngs(params=0, dropout=1),
+            ))  # fmt: skip
         llama.use_rope_scaling(decoder, hf)
         graphdef, _, cache, rest = nnx.split(decoder, nnx.Param, nnx.Cache, ...)
         return graphdef, cache, rest
@@ -215,11 +180,17 @@ class MaxTextRollout(BaseRollout):
         empty = nnx.to_pure_dict(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._prompt_cache))
         return self._forward(
             self._prompt_graphdef, self._prompt_cache, params, rest, empty, prompts, positions,
-            MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32),
+            common_types.MODEL_MODE_PREFILL, segment_ids=mask.astype(jnp.int32),
         )  # fmt: skip
 
     def _spread_rows(self, passes, rows):
         """Repeats the prompt passes' output for each answer; `rows` [B] maps answers to prompt rows."""
+
+        def batch_axis(variable):
+            names = variable.get_metadata("out_sharding")
+            batch = common_types.CACHE_BATCH, common_types.CACHE_BATCH_PREFILL
+            return next((i for i, name in enumerate(names) if name in batch), -1)
+
         axes = nnx.traversals.unflatten_mapping(
             {path: batch_axis(leaf) for path, leaf in nnx.to_flat_state(self._prompt_cache)}
         )
@@ -247,17 +218,16 @@ class MaxTextRollout(BaseRollout):
         positions = lengths[:, None] + t - 1  # [B, 1]
         logits, cache = self._forward(
             self._graphdef, self._cache, params, rest, cache, token[:, None], positions,
-            MODEL_MODE_AUTOREGRESSIVE,
+            common_types.MODEL_MODE_AUTOREGRESSIVE,
         )  # fmt: skip
         return *sample(logits, t, key, temperature, method, methods), cache
 
     def _decode_all(
         self, params, rest, cache, logits, lengths, key, temperature, method, methods, max_tokens
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Decodes whole answers in one program.
+        """Decodes whole answers in one program; token t is sampled with `fold_in(key, t)`.
 
-        `logits` [B, V] and `cache` come from the prompts; `lengths` [B] are 0 for rows that only fill up the
-        batch. Token t is sampled with `fold_in(key, t)`.
+        `logits` [B, V] and `cache` are the prompts'; `lengths` [B] are 0 for rows that fill up the batch.
 
         Returns:
             Tokens up to and including end-of-sequence, padding after it: int32 [B, T]; their log-probs [B, T]
@@ -285,8 +255,8 @@ class MaxTextRollout(BaseRollout):
         return tokens, log_probs, cache
 
     def _ends(self, token):
-        """Whether these tokens end their answers; any shape."""
-        return functools.reduce(operator.or_, (token == eos_id for eos_id in llama.eos_ids(self.tokenizer)))
+        """Whether tokens, of any shape, end their answers."""
+        return sum(token == eos_id for eos_id in llama.eos_ids(self.tokenizer)) > 0
 
     def _how_to_sample(self, config: RolloutConfig) -> dict[str, Any]:
         """Temperature, method and methods of a `RolloutConfig`, as arguments for `_decode`."""
@@ -318,11 +288,8 @@ class MaxTextRollout(BaseRollout):
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
         """Samples one completion for each prompt (its chat template already applied).
 
-        With `seed=None` (training) the key is a function of (run seed, step, call within the step).
-
-        Returns:
-            `RolloutOutput`; `tokens` are unpadded and keep the end-of-sequence token, `logprobs` are of the
-            distribution they were sampled from (temperature, top-k and top-p applied).
+        The `tokens` are unpadded and keep the end-of-sequence token; `logprobs` are of the distribution they
+        were sampled from (temperature, top-k and top-p applied).
         """
         padded = self.encode(prompts, rollout_config.max_prompt_length)
         key, how = self.key(rollout_config.seed), self._how_to_sample(rollout_config)
@@ -349,10 +316,7 @@ class MaxTextRollout(BaseRollout):
         )
 
     def stream(self, prompt: str, rollout_config: RolloutConfig) -> Iterator[str]:
-        """Yields the completion of one prompt piece by piece, as the tokens arrive.
-
-        Joined, the pieces are the text `generate` returns for this prompt alone with the same seed.
-        """
+        """Yields what `generate` returns for this prompt alone, piece by piece, as the tokens arrive."""
         key = jax.random.fold_in(self.key(rollout_config.seed), 0)
         columns = self.token_by_token([prompt], rollout_config, key)
         tokens, said = [], ""
@@ -371,13 +335,10 @@ class MaxTextRollout(BaseRollout):
     def token_by_token(
         self, prompts: Sequence[str], rollout_config: RolloutConfig, key: jax.Array
     ) -> Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]:
-        """Samples a token for each prompt, column by column; the caller decides which token the row gets.
+        """Samples a token for each of at most `rows` prompts, column by column, with `fold_in(key, t)`.
 
-        That's the sampled one or an environment's (task/turns.py). The KV cache persists between columns.
-        There are at most `rows` prompts; token t is sampled with `fold_in(key, t)`.
-
-        Yields:
-            The sampled tokens [N] and their log-probs [N]. Send back the tokens [N] for the rows.
+        Yields the sampled tokens [N] and their log-probs [N]. Send back the tokens [N] that the rows get, the
+        sampled ones or an environment's (task/turns.py).
         """
         prompt_ids = self._fill_up(self.encode(prompts, rollout_config.max_prompt_length), self.rows)
         how, lengths = self._how_to_sample(rollout_config), self._lengths(prompt_ids)
@@ -414,8 +375,9 @@ class MaxTextRollout(BaseRollout):
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """Log-probs [B, T] of the completions under the current weights, at the step's temperature."""
-        return completion_log_probs(
-            self._actor, prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
+        graphdef, state = nnx.split(self._actor)
+        return log_probs_of_states(
+            graphdef, (state,), prompt_tokens[None], completion_tokens[None], pad_id=self.pad_id(),
             temperature=self._rollout_config.temperature, logits_clip=self._logits_clip,
         )[0]  # fmt: skip
 
@@ -431,5 +393,5 @@ class MaxTextRollout(BaseRollout):
         return self.tokenizer.eos_id()
 
     def model(self):
-        """The model whose weights generate: the actor itself."""
+        """The actor itself."""
         return self._actor

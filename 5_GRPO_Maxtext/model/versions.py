@@ -27,6 +27,11 @@ def check_versions() -> None:
             )
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, without the pages that some libraries add."""
+    return str(error).strip().partition("\n")[0]
+
+
 @contextlib.contextmanager
 def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
     """Replaces `owner.name` while the block runs."""
@@ -38,41 +43,35 @@ def patched(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-class StandIn(types.ModuleType):
-    """Imports the module of its name on first use."""
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        remove_stand_ins()
-        return getattr(importlib.import_module(self.__name__), attribute)
-
-
-STAND_INS: dict[str, types.ModuleType] = {}  # in sys.modules, by name
-
-
-def remove_stand_ins() -> None:
-    """Leaves only real modules in sys.modules."""
-    for name, module in STAND_INS.items():
-        if sys.modules.get(name) is module:
-            del sys.modules[name]
-
-
 @contextlib.contextmanager
 def imported_when_used(*names: str) -> Iterator[None]:
-    """Gives the block's imports stand-ins for these modules; afterwards imports work normally again.
+    """Gives the block's imports stand-ins for these modules, which import the real ones on first use.
 
     importlib's LazyLoader won't do: on Python 3.12.1 the next import statement loads its module. Drop a name
     when the library imports it lazily itself, and all of this with Python 3.15's lazy imports (PEP 810).
     """
+    stand_ins: dict[str, types.ModuleType] = {}
+
+    def remove() -> None:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    class StandIn(types.ModuleType):
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            remove()
+            return getattr(importlib.import_module(self.__name__), attribute)
+
     for name in (name for name in names if name not in sys.modules):
         package, _, child = name.rpartition(".")
-        STAND_INS[name] = StandIn(name)
+        stand_ins[name] = StandIn(name)
         if package:
-            STAND_INS.setdefault(package, types.ModuleType(package))
-            setattr(STAND_INS[package], child, STAND_INS[name])
-    sys.modules.update(STAND_INS)
+            stand_ins.setdefault(package, types.ModuleType(package))
+            setattr(stand_ins[package], child, stand_ins[name])
+    sys.modules.update(stand_ins)
     try:
         yield
     finally:
-        remove_stand_ins()
+        remove()

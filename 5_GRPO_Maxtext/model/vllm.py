@@ -5,10 +5,7 @@ trained weights using MaxText's map: it unstacks the scanned layers, applies the
 1 / sqrt(head_dim) into the query and interleaves the two halves of a rotation) and pads. If the map misses a
 weight, Tunix only logs it, and the engine would go on with random numbers there. Here that's an error.
 
-`stochastic_round` converts the weights for an engine in bfloat16. With rounding to nearest, most wouldn't
-change early in a run, since LoRA moves them by less than half a grid step (docs/sampler_and_trainer.md).
-
-`VllmRollout` needs the packages of requirements/tpu.txt; nothing else in this file does.
+Only `engine_class` needs the packages of requirements/tpu.txt.
 """
 
 import dataclasses
@@ -47,9 +44,7 @@ def engine_mapping(actor, model_name: str, head_dim: int) -> MappingConfig:
 
 def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State) -> None:
     """Raises ValueError unless every parameter of the actor (`source`) maps to one of the engine (`target`)
-    and every one of those is filled; otherwise some would keep their random numbers.
-
-    `names` maps MaxText's name to (engine's name, axes); the states hold arrays or shapes.
+    and every one of those is filled; `names` maps MaxText's name to (engine's name, axes).
     """
 
     def paths(state):
@@ -66,11 +61,11 @@ def check_mapping(names: dict[str, tuple], source: nnx.State, target: nnx.State)
 def stochastic_round(x: jax.Array) -> jax.Array:
     """Rounds each weight randomly to one of its two bfloat16 neighbors, without bias.
 
-    The upper 16 bits of a float32 are a bfloat16. We add 16 random bits to the lower half, and the closer the
-    weight is to its upper neighbor, the more often that carries. A weight on the grid doesn't change.
-
-    The random key is the sum of the weights. So the same weights always round the same way, also in a resumed
-    run, and each layer and step gets different noise.
+    With rounding to nearest, most weights wouldn't change early in a run, since LoRA moves them by less than
+    half a grid step (docs/sampler_and_trainer.md). The upper 16 bits of a float32 are a bfloat16. We add 16
+    random bits to the lower half, and the closer the weight is to its upper neighbor, the more often that
+    carries. The random key is the sum of the weights: the same ones always round the same way, also in a
+    resumed run, and each layer and step gets different noise.
     """
     x = x.astype(jnp.float32)
     key = jax.random.key(jax.lax.bitcast_convert_type(x.sum(), jnp.uint32))
@@ -94,8 +89,8 @@ def sync_gain(params: nnx.State, merge: Callable, mapping: MappingConfig, engine
 
         sum (H - W) (W' - W) / sum (W' - W)^2        W' = W + scale * A B
 
-    That's a regression through the origin over the middle layer, as a sample of all. Skips weights the engine
-    pads or repeats. NaN while B is 0, because there's no update yet.
+    A regression through the origin over the middle layer, without weights the engine pads or repeats. NaN
+    while B is 0.
     """
     held = build_flat_dict(engine.flat_state(), mapping.to_hf_mappings)
     layer = {  # W [in, layer, ...], A [in, layer, r] and B [r, layer, out] without the layers
@@ -141,76 +136,46 @@ def engine_config(c, folder: Path, rollout_mesh: jax.sharding.Mesh, eos_ids: tup
     )
 
 
-class VllmRollout(BaseRollout):
-    """Tunix's vLLM engine for a MaxText actor; strips special tokens from the texts.
+def engine_class() -> type[BaseRollout]:
+    """Tunix's vLLM engine for a MaxText actor; its arguments are as in `MaxTextRollout`.
 
-    Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check.
-
-    Args:
-        rollout_actor, tokenizer, mesh, rollout_config: as Tunix passes them; vLLM builds a mesh of its own
-            over the devices.
-        maxtext_config: the actor's.
-        merge: merges the actor's LoRA matrices, if any, into plain parameters, since the engine's model has
-            none. Sending them needs memory for a full copy of the weights.
-
-    Attributes:
-        metrics: of the newest weights, for the log; with LoRA, `sync_gain`.
+    vLLM builds a mesh of its own over the devices. Its model has no LoRA, so sending `merge`d weights needs
+    memory for a full copy. The engine's `metrics` of the newest weights are for the log.
     """
+    from tpu_inference.utils import get_padded_head_dim
+    from tunix.rl.rollout.vllm_rollout import VllmRollout
 
-    def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None):
-        from tpu_inference.utils import get_padded_head_dim
-        from tunix.rl.rollout import vllm_rollout
+    class MaxTextToVllm(VllmRollout):
+        def __init__(self, rollout_actor, tokenizer, mesh, rollout_config, *, maxtext_config, merge=None):
+            self._actor, self._tokenizer, self._merge, self.metrics = rollout_actor, tokenizer, merge, {}
+            head_dim = get_padded_head_dim(maxtext_config.head_dim)
+            self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
+            sent = dataclasses.replace(self._mapping, preprocess_src_state=jax.jit(merge) if merge else None)
+            if rollout_config.rollout_vllm_kwargs["dtype"] == "bfloat16":
+                sent = rounded(sent)
+            config = dataclasses.replace(rollout_config, rollout_mapping_config=sent)
+            super().__init__(rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config)
+            weights = nnx.state(rollout_actor, nnx.Param)
+            weights = nnx.eval_shape(merge, weights) if merge else weights
+            check_mapping(sent.to_hf_mappings, weights, self.parameters())
 
-        self._actor, self._tokenizer = rollout_actor, tokenizer
-        self._merge, self.metrics = merge, {}
-        head_dim = get_padded_head_dim(maxtext_config.head_dim)
-        self._mapping = engine_mapping(rollout_actor, maxtext_config.model_name, head_dim)
-        mapping = dataclasses.replace(self._mapping, preprocess_src_state=jax.jit(merge) if merge else None)
-        if rollout_config.rollout_vllm_kwargs["dtype"] == "bfloat16":
-            mapping = rounded(mapping)
-        config = dataclasses.replace(rollout_config, rollout_mapping_config=mapping)
-        self._engine = vllm_rollout.VllmRollout(
-            rollout_actor, tokenizer, rollout_config.kv_cache_size, mesh, config
-        )
-        weights = nnx.state(rollout_actor, nnx.Param)
-        weights = nnx.eval_shape(merge, weights) if merge else weights
-        check_mapping(mapping.to_hf_mappings, weights, self._parameters())
+        def parameters(self) -> nnx.State:  # without random keys; Tunix has no public name for its state
+            return self._sampler.transformer_state.filter(nnx.Param)
 
-    def _parameters(self) -> nnx.State:
-        """The engine's parameters without random keys; Tunix has no public name for its state."""
-        return self._engine._sampler.transformer_state.filter(nnx.Param)
+        def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
+            output = super().generate(prompts, rollout_config, **kwargs)
+            # Tunix leaves "<|eot_id|>" at the end, which would make every answer fail the format check.
+            text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
+            return dataclasses.replace(output, text=text)
 
-    def generate(self, prompts: list[str], rollout_config: RolloutConfig, **kwargs) -> RolloutOutput:
-        """Samples one completion per prompt; returns the same as `MaxTextRollout.generate`."""
-        output = self._engine.generate(prompts, rollout_config, **kwargs)
-        text = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens]
-        return dataclasses.replace(output, text=text)
+        def update_params(self, params, filter_types: tuple | None = None) -> None:
+            params = nnx.state(self._actor, nnx.Param)  # with LoRA more than the trained ones
+            super().update_params(params, filter_types)
+            if self._merge:
+                gain = sync_gain(params, self._merge, self._mapping, self.parameters())
+                self.metrics = {"sync_gain": gain}
 
-    def update_params(self, params, filter_types: tuple | None = None) -> None:
-        """Sends the engine the actor's weights; with LoRA that's more than `params`."""
-        params = nnx.state(self._actor, nnx.Param)
-        self._engine.update_params(params, filter_types)
-        if self._merge:
-            gain = sync_gain(params, self._merge, self._mapping, self._parameters())
-            self.metrics = {"sync_gain": gain}
+        def get_per_token_logps(self, prompt_tokens, completion_tokens):
+            raise NotImplementedError  # the trainer computes them; Tunix's would be of the last generation
 
-    def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Refused: the trainer computes log-probs; Tunix's engine would return the last generation's."""
-        raise NotImplementedError
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The engine's own mesh."""
-        return self._engine.mesh
-
-    def pad_id(self) -> int:
-        """Id of the padding token."""
-        return self._tokenizer.pad_id()
-
-    def eos_id(self) -> int:
-        """Id of the end-of-sequence token."""
-        return self._tokenizer.eos_id()
-
-    def model(self):
-        """The engine's model."""
-        return self._engine.model()
+    return MaxTextToVllm
