@@ -11,6 +11,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import make_health_logs
 import numpy as np
@@ -109,7 +110,7 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
         first = next(row for row in rows if row["step"] == kept)
         assert one(driver, "#group .question").text == first["question"]
         assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
-        marked = one(driver, "#time_table tr[data-step][style]")
+        marked = one(driver, "#time_table tr[data-step][style]:not([style=''])")
         assert marked.get_attribute("data-step") == str(4 * (step // 4))
     assert (len(find(driver, "#held_out figure")), len(find(driver, "#charts figure"))) == (2, 7)
     one(driver, "#step_back").click()
@@ -207,9 +208,9 @@ def test_an_episode_shows_whose_each_token_is(run, show, tmp_path):
     assert texts(driver, f"{card}.begins") == ["turn 1, A = +0.50", "turn 2, A = +1.50"]
     image = one(driver, f"{card}img")
     assert driver.execute_script("return arguments[0].complete && arguments[0].naturalHeight > 0", image)
-    focus(driver, find(driver, ".token")[2])
+    focus(driver, find(driver, f"{card}.token")[2])
     assert "isn't trained on it" in (said := one(driver, "#formula").text) and "weight" not in said
-    focus(driver, find(driver, ".token")[5])
+    focus(driver, find(driver, f"{card}.token")[5])
     assert "A of turn 2 = 1.500" in one(driver, "#formula").text
 
 
@@ -370,7 +371,7 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     place = "return arguments[0].getBoundingClientRect().top"
     assert 0 <= driver.execute_script(place, one(driver, "#before_after")) < 300
     for home in find(driver, "#home a"):
-        assert Path.from_uri(home.get_attribute("href").partition("#")[0]).is_file()
+        assert Path(unquote(urlsplit(home.get_attribute("href")).path)).is_file()
 
 
 def test_all_of_it_is_in_chinese_too_and_the_address_remembers(hostile, run, show):
@@ -547,14 +548,16 @@ def test_what_one_reads_off_or_operates_stands_out(run, show, scheme):
 
 
 @pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
-@pytest.mark.parametrize(
-    ("name", "size", "scheme", "place"),
-    [("page_top", "desk", "light", "body"), ("page_group", "desk", "light", "#steps"),
-     ("page_time", "desk", "dark", "#through_time"), ("page_phone", "phone", "light", "#groups")],
-)  # fmt: skip
-def test_pictures_for_the_readme(run, show, name, size, scheme, place):
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("name, size, scheme, place", [
+    ("page_top", "desk", "light", "body"), ("page_group", "desk", "light", "#steps"),
+    ("page_time", "desk", "dark", "#through_time"), ("page_phone", "phone", "light", "#groups"),
+])  # fmt: skip
+def test_pictures_for_the_readme(run, show, name, size, scheme, place, lang):
     """The group that the README's exercise asks about."""
     driver = show(Path(os.environ.get("RUN", run)) / "report.html", size, scheme)
+    if lang == "zh":
+        one(driver, "#lang").click()
     set_step(driver, 20)
     choose_group(driver, min(13, len(find(driver, "#groups button")) - 1))
     if size == "phone":
@@ -562,4 +565,5 @@ def test_pictures_for_the_readme(run, show, name, size, scheme, place):
     into_view(driver, one(driver, place), "start")
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     picture = picture.quantize(256, dither=Image.Dither.NONE)  # enough for a page, in half the space
+    name += "_ch" * (lang == "zh")
     picture.save(Path(os.environ["SCREENSHOTS"]) / f"{name}.png", optimize=True)

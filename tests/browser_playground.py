@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,14 @@ import pytest
 from chromium import find, look_like, one
 from folders import load
 from hostile import HOSTILE
+from safetensors.numpy import save_file
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from table_policy import as_batch, model_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "playground"))
+import build
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -141,30 +146,20 @@ def test_tokens_are_drawn_from_the_policy(show, maxtext):
     assert found == [int((p.cumsum() <= u).sum()) for p, u in zip(policy, uniform, strict=True)]
 
 
-def flat_gradient(gradient, layers=3):
-    """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
-    decoder = gradient["base"]["decoder"]
+def flat_gradient(gradient, c, folder):
+    """The gradient of a MaxText model as the page lays out weights; by way of Hugging Face's names."""
+    _, hf = llama.load_hf_config(c.MODEL)
 
-    def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
-        return np.concatenate([kernel[..., 0::2], kernel[..., 1::2]], axis=-1).reshape(96, -1)
+    def read(name):
+        return np.asarray(
+            functools.reduce(lambda tree, key: tree[key], name.split("-")[1:], gradient["base"])
+        )
 
-    parts = [gradient["base"]["token_embedder"]["embedding"]]
-    for layer in (decoder[f"layers_{i}"] for i in range(layers)):
-        attention, mlp = layer["self_attention"], layer["mlp"]
-        parts += [
-            layer["pre_self_attention_layer_norm"]["scale"],
-            np.concatenate([halves(attention["query"]["kernel"]), halves(attention["key"]["kernel"]),
-                            np.reshape(attention["value"]["kernel"], (96, -1))], axis=1),
-            np.reshape(attention["out"]["kernel"], (96, 96)),
-            layer["post_self_attention_layer_norm"]["scale"],
-            np.concatenate([mlp["wi_0"]["kernel"], mlp["wi_1"]["kernel"]], axis=1),
-            mlp["wo"]["kernel"],
-        ]  # fmt: skip
-    parts += [decoder["decoder_norm"]["scale"], np.pad(decoder["logits_dense"]["kernel"], ((0, 0), (0, 4)))]
-    return np.concatenate([np.ravel(part) for part in parts])
+    save_file(dict(llama.hf_weights(hf, llama.to_run_config(c, hf), read)), folder / "gradient")
+    return build.flat_weights(folder / "gradient")
 
 
-def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext):
+def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
     """The main script's own `grpo_loss`, of answers that a policy away from its reference is trained on."""
     driver = show("clip")
     model, mesh, c, questions = maxtext
@@ -200,7 +195,8 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext):
         given["epsilon"] = c.EPSILON
         found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given)
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
-        np.testing.assert_allclose(found["gradient"], flat_gradient(gradient), rtol=0, atol=1e-4)
+        expected = flat_gradient(gradient, c, tmp_path)
+        np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4)
         assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1  # else 1e-4 would say little
         assert (found["clipped"] > 0) == again
         assert ask(driver, "loss", "x.figures.kl", beta=0, **given) == found["kl"]
