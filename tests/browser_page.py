@@ -117,11 +117,25 @@ def test_the_slider_moves_curves_group_and_evaluation(run, show):
     assert one(driver, "#step_shown").text == "6 of 8"
     one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert one(driver, "#step_shown").text == "4 of 8"
+    result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
+    low, high = evaluation.wilson(result, 8)
+    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
+    assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
     picture = find(driver, "#charts svg")[0]  # a click on a curve
     into_view(driver, picture)
     to_its_end = picture.size["width"] // 2 - 8
     webdriver.ActionChains(driver).move_to_element_with_offset(picture, to_its_end, 0).click().perform()
     assert one(driver, "#step_shown").text == "8 of 8"
+
+
+def test_figures_command_and_constants(run, show):
+    table = show(run / "report.html").find_element(By.ID, "summary")
+    figures = table.text
+    for when in ("before", "after"):
+        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in figures
+    table.find_element(By.TAG_NAME, "summary").click()
+    text = table.text.removeprefix(figures)
+    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
 
 
 VARIANTS = {
@@ -241,8 +255,9 @@ def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     controls = {"theme", "step_back", "step", "step_on", "tab", "time_filter", "time_question",
                 "both_filter", "both_form", "both_search"}  # fmt: skip
     assert controls <= set(seen)
-    first, second, *_ = cards = [x.get_attribute("data-answer") for x in find(driver, "article")]
-    assert seen.count("option") == len(cards)  # one stop for each answer, not one for each token
+    assert seen.count("option") == len(
+        find(driver, "article")
+    )  # one stop for each answer, not for each token
     one(driver, '#groups button[aria-selected="true"]').send_keys(Keys.ARROW_RIGHT)
     assert one(driver, '#groups button[aria-selected="true"]').text == "2"
     first, second, *_ = [card.get_attribute("data-answer") for card in find(driver, "article")]
@@ -299,7 +314,7 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     broken = """
         const found = [], range = document.createRange();
-        const all = "th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token,p:not(.math,#about)";
+        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token,p:not(.math,#about)";
         for (const place of document.querySelectorAll(all)) {
             const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
             for (let node; (node = walker.nextNode()); )
@@ -420,21 +435,6 @@ def test_long_answers_are_folded_and_printed(run, show, tmp_path):
     assert fold.text.endswith("the end")
     driver.execute_cdp_cmd("Page.printToPDF", {})
     assert one(driver, "#both_list").text.count("the end") == 16
-
-
-def test_figures_command_and_constants(run, show):
-    driver = show(run / "report.html")
-    table = one(driver, "#summary").text
-    for when in ("before", "after"):
-        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in table
-    one(driver, "#summary summary").click()
-    text = one(driver, "#summary").text.removeprefix(table)
-    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
-    result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
-    low, high = evaluation.wilson(result, 8)
-    set_step(driver, 4)
-    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
-    assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
 
 
 def test_one_question_through_time(run, show):

@@ -253,6 +253,13 @@ def test_points_and_tokens_equal_the_main_scripts(show):
     wrong = [(t, g, f, e) for t, g, f, e in zip(texts, golds, found, expected.tolist()) if f != e]
     assert not wrong, wrong[:5]
     assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
+    cases = {
+        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
+        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
+        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
+    }  # fmt: skip
+    judged = run(driver, "given[0].map((text) => module('rewards').judged(text, '48'))", list(cases))
+    assert judged == list(cases.values())
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
     texts = [*texts[:200], "Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
     texts += [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()]
@@ -408,11 +415,6 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     shares = [float(x.text.split(" %")[0]) for x in find(driver, "#other .share")]
     rest = float(re.search(r"share ([\d.]+) %", one(driver, "#other").text)[1])
     assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(100, abs=0.6)
-
-
-def test_answers_belong_to_their_question(show):
-    driver = show("answers")
-    drawn(driver)
     one(driver, "#question_text").clear()
     one(driver, "#question_text").send_keys(KIM)
     assert not find(driver, "#cards article") and one(driver, "#gold").get_attribute("value") == ""
@@ -422,13 +424,6 @@ def test_answers_belong_to_their_question(show):
     assert address_of(driver)["question"] == KIM and address_of(driver)["gold"] == "7"
     visit(driver, urlsplit(driver.current_url).fragment)
     assert len(drawn(driver)) == 8 and one(driver, "#question_text").get_attribute("value") == KIM
-    cases = {
-        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
-        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
-        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
-    }  # fmt: skip
-    judged = "given[0].map((text) => module('rewards').judged(text, '48'))"
-    assert run(driver, judged, list(cases)) == list(cases.values())
 
 
 def test_a_hostile_question_is_text(show):
