@@ -422,6 +422,7 @@ const TEXTS = {
   preset_short: ["the form, and short", "格式，而且要短"],
   preset_mine: ["my own points", "自己訂的分數"],
   train_settings: ["What you can turn (before the start, or after a reset)", "可以調的東西（開始之前，或重來之後）"],
+  train_changed: ["Not as the course sets it: {what}", "和課程不同的設定：{what}"],
   train_points: ["Edit the points", "修改分數"],
   points_format: ["exact form", "格式完全正確"],
   points_tag: ["each tag once (else minus)", "每個標籤恰好一次（否則扣分）"],
