@@ -40,7 +40,7 @@ export function gaeFigure(place, settings) {
       bar(t, delta, "whole"), bar(t, shares[t], shares[t] > 0 ? "up" : "down"),
       svg("text", { x: t * 46 + 25, y: 170, "text-anchor": "middle", class: t < from ? "" : "best" }, t < from ? "–" : signed(shares[t])),
     ])));
-    const counted = shares.slice(from).map((x) => signed(x)).join(" ");
+    const counted = shares.slice(from).map((x) => signed(x).replace(/^0/, "+0")).join(" ");
     sum.replaceChildren(formula(
       "A(t) = δ(t) + γλ · A(t + 1)",
       `A(${step}) = ${counted} = ${signed(advantages[from], 3)}`,

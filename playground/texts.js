@@ -247,8 +247,8 @@ const TEXTS = {
     "由世界的規則算出來的（價值迭代），學習的一方從來看不到。",
   ],
   grid_click: [
-    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest colour is the largest number now in the table. Click a cell to build or remove a wall.",
-    "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。藍色大於 0，橘色小於 0；顏色最濃的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。",
+    "Each cell: the value of up, down, left and right; the arrow is the greedy move. Blue is above 0, orange below; the strongest colour is the largest number now in the table. Click a cell to build or remove a wall. Cells are numbered row by row; S is 0.",
+    "每一格的四個數字：往上、下、左、右的價值；箭頭是貪婪動作。藍色大於 0，橘色小於 0；顏色最濃的是目前表格裡最大的數字。點一下格子可以蓋牆或拆牆。格子從 S（第 0 格）開始，一列一列往下編號。",
   ],
   grid_first: ["No move yet.", "還沒有走任何一步。"],
   grid_cell: ["cell {cell}, best value {best}: build a wall", "第 {cell} 格，最高價值 {best}：蓋牆"],
@@ -277,8 +277,8 @@ const TEXTS = {
   grid_no_way: ["No cell has a way to the goal, so no move is right or wrong.", "沒有任何一格走得到終點，動作無所謂對錯。"],
   grid_told_first: ["{moves} moves in the first episode.", "第一個回合，走了 {moves} 步。"],
   grid_away: [
-    "The best value that is farthest from the optimum is {away} away (cell {cell}).",
-    "各格最高的價值裡，離最佳解最遠的差 {away}（第 {cell} 格）。",
+    "Compare each cell's best value with the optimum: cell {cell} is farthest off, by {away}.",
+    "把每一格最高的價值跟最佳解比：差最多的是第 {cell} 格，差 {away}。",
   ],
 
   // --- clip and group
@@ -422,6 +422,7 @@ const TEXTS = {
   preset_short: ["the form, and short", "格式，而且要短"],
   preset_mine: ["my own points", "自己訂的分數"],
   train_settings: ["What you can turn (before the start, or after a reset)", "可以調的東西（開始之前，或重來之後）"],
+  train_changed: ["Not as the course sets it: {what}", "和課程不同的設定：{what}"],
   train_points: ["Edit the points", "修改分數"],
   points_format: ["exact form", "格式完全正確"],
   points_tag: ["each tag once (else minus)", "每個標籤恰好一次（否則扣分）"],

@@ -178,6 +178,7 @@ export function trainRoom(place) {
   const bar = h("progress", { id: "progress", max: settings.steps, value: 0, "aria-label": text("train_progress") });
   const status = h("p", { id: "train_told", "aria-live": "off" }), figures = h("div", { class: "figures", id: "figures" });
   const curves = h("div", { class: "curves" }), learned = h("div", { class: "notice", id: "learned" }), before = quiet("ghost_none");
+  const changed = h("p", { class: "quiet", id: "train_changed" });
   // Buttons that stay: one that is replaced with every step could not be clicked, and would lose the focus.
   const numbers = Array.from({ length: BATCH }, (_, i) => button(String(i + 1), () => { training.group = i; show(); },
     { id: `group_${i + 1}`, "aria-label": text("group_number", { i: i + 1 }) }));
@@ -217,11 +218,15 @@ export function trainRoom(place) {
       drawn("length", "curve_length", { max: 28, show: (x) => number(x, 1) }),
       (training.run ?? settings).updates > 1 ? drawn("clipped", "curve_clipped", { max: 1, show: percent })
         : drawn("silent", "curve_silent", { max: 1, show: percent }));
+    const now = training.run ?? settings, valueOf = (name, run) =>
+      (name === "preset" ? text(`preset_${run.preset}`) : run[name] === "off" ? text("clip_off") : String(run[name]));
+    const differing = (other) => Object.keys(fields).filter((name) => String(other[name]) !== String(now[name]) && (name !== "points" || now.preset === "mine"));
+    const unlike = differing(starts(fields)); // a mission may have set it, while the settings are folded away
+    changed.hidden = !unlike.length;
+    changed.textContent = text("train_changed", { what: unlike.map((name) => `${text(`setting_${name}`)} ${valueOf(name, now)}`).join(", ") });
     before.hidden = !ghost;
     if (ghost) {
-      const now = training.run ?? settings, differs = Object.keys(fields).filter((name) => String(ghost.run[name]) !== String(now[name])
-        && (name !== "points" || now.preset === "mine"));
-      const valueOf = (name, run) => (name === "preset" ? text(`preset_${run.preset}`) : String(run[name]));
+      const differs = differing(ghost.run);
       before.textContent = text("ghost", { what: differs.map((name) => `${text(`setting_${name}`)} ${valueOf(name, ghost.run)} (${text("ghost_now", { value: valueOf(name, now) })})`).join(", ") || text("ghost_same") });
     }
     learned.hidden = heldOut.length < 2;
@@ -278,7 +283,7 @@ export function trainRoom(place) {
   place.append(
     h("h2", {}, text("train_title")), h("p", {}, text("train_about", { batch: BATCH })),
     h("div", { class: "controls" }, go, button(text("reset"), restart, { id: "train_reset" })),
-    bar, status, figures,
+    bar, status, changed, figures,
     h("details", { class: "fixed", id: "settings" }, h("summary", {}, text("train_settings")), h("div", { class: "controls" }, preset,
       choice("clip", text("setting_clip"), fields.clip.values.map((value) => [value, value === "off" ? text("clip_off") : value]), settings.clip, turned("clip"))),
       h("div", { class: "sliders" },

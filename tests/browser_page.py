@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import time
-import urllib.parse
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import make_health_logs
 import numpy as np
 import pytest
-from chromium import contrast, find, look_like, one, started
+from chromium import contrast, find, look_like, one, texts
 from hostile import HOSTILE
 from PIL import Image
 from selenium import webdriver
@@ -33,15 +33,7 @@ WRITTEN = 0.6  # seconds; the page writes its address at most every 0.4
 
 @pytest.fixture(scope="module")
 def run(finished):
-    """The folder of a short run."""
     return finished / "run"
-
-
-@pytest.fixture(scope="module")
-def driver():
-    driver = started()
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
@@ -58,10 +50,8 @@ def show(driver):
 
 
 def set_step(driver, step):
-    script = (
-        "const [s, step] = arguments; s.value = step; s.dispatchEvent(new Event('input', {bubbles: true}))"
-    )
-    driver.execute_script(script, one(driver, "#step"), step)
+    set_to = "const [s, to] = arguments; s.value = to; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    driver.execute_script(set_to, one(driver, "#step"), step)
 
 
 def into_view(driver, element, block="center"):
@@ -72,45 +62,24 @@ def focus(driver, element):
     driver.execute_script("arguments[0].focus()", element)
 
 
+def choose(driver, name, value):
+    Select(one(driver, f"#{name}")).select_by_value(value)
+
+
 def choose_group(driver, i):
     button = find(driver, "#groups button")[i]
     into_view(driver, button)  # not under what is sticky
     button.click()
 
 
-# --- slider and curves
-
-
-def test_the_slider_moves_curves_group_and_evaluation(run, show):
-    driver = show(run / "report.html")
-    rows = answers.read_lines(run / "answers.jsonl")
-    log = (run / "train_log.csv").read_text().splitlines()
-    rewards = [float(line.split(",")[1]) for line in log[1:]]
-    for step in (1, 2, 5, 8):
-        set_step(driver, step)
-        assert one(driver, "#step_shown").text == f"{step} of 8"
-        caption = one(driver, "#charts figure:first-child figcaption .first").text
-        assert f"{rewards[step - 1]:.3f}" in caption or f"{rewards[step - 1]:.1f}" in caption
-        kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
-        first = next(row for row in rows if row["step"] == kept)
-        assert one(driver, "#group .question").text == first["question"]
-        assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
-        marked = [row for row in find(driver, "#time_table tr[data-step]") if row.get_attribute("style")]
-        assert [row.get_attribute("data-step") for row in marked] == [str(4 * (step // 4))]
-    assert (len(find(driver, "#held_out figure")), len(find(driver, "#charts figure"))) == (2, 7)
-    one(driver, "#step_back").click()
-    assert one(driver, "#step_shown").text == "6 of 8"
-    one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert one(driver, "#step_shown").text == "4 of 8"
-    set_step(driver, 1)  # a click on a curve
-    picture = find(driver, "#charts svg")[0]
-    into_view(driver, picture)
-    to_its_end = picture.size["width"] // 2 - 8
-    webdriver.ActionChains(driver).move_to_element_with_offset(picture, to_its_end, 0).click().perform()
-    assert one(driver, "#step_shown").text == "8 of 8"
-
-
-# --- one group
+def open_group(driver, run, step):
+    """Shows a group with a signal; its row, and the numbers of its answers that have a card."""
+    set_step(driver, step)
+    rows = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == step]
+    i = next(i for i, row in enumerate(rows) if len({a["reward"] for a in row["completions"]}) > 1)
+    choose_group(driver, i)
+    texts = [answer["text"] for answer in rows[i]["completions"]]
+    return rows[i], sorted({texts.index(text) for text in texts})  # one card for answers of the same text
 
 
 def changed(run, folder, answer=None, log="", **objects):
@@ -128,18 +97,45 @@ def changed(run, folder, answer=None, log="", **objects):
     return page.write(copy)
 
 
-def numbers(text):
-    return text.replace("\u2212", "-")
+def test_the_slider_moves_curves_group_and_evaluation(run, show):
+    driver = show(run / "report.html")
+    rows = answers.read_lines(run / "answers.jsonl")
+    log = (run / "train_log.csv").read_text().splitlines()[1:]
+    for step in (1, 2, 5, 8):
+        set_step(driver, step)
+        assert one(driver, "#step_shown").text == f"{step} of 8"
+        reward, caption = float(log[step - 1].split(",")[1]), texts(driver, "#charts figcaption .first")[0]
+        assert f"{reward:.3f}" in caption or f"{reward:.1f}" in caption
+        kept = min((row["step"] for row in rows), key=lambda other: (abs(other - step), other))
+        first = next(row for row in rows if row["step"] == kept)
+        assert one(driver, "#group .question").text == first["question"]
+        assert one(driver, "#kept").text.startswith(f"Step {kept}: 4 questions, 4 answers each")
+        marked = one(driver, "#time_table tr[data-step][style]:not([style=''])")
+        assert marked.get_attribute("data-step") == str(4 * (step // 4))
+    assert (len(find(driver, "#held_out figure")), len(find(driver, "#charts figure"))) == (2, 7)
+    one(driver, "#step_back").click()
+    assert one(driver, "#step_shown").text == "6 of 8"
+    one(driver, "#step").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert one(driver, "#step_shown").text == "4 of 8"
+    result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
+    low, high = evaluation.wilson(result, 8)
+    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
+    assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
+    picture = find(driver, "#charts svg")[0]  # a click on a curve
+    into_view(driver, picture)
+    to_its_end = picture.size["width"] // 2 - 8
+    webdriver.ActionChains(driver).move_to_element_with_offset(picture, to_its_end, 0).click().perform()
+    assert one(driver, "#step_shown").text == "8 of 8"
 
 
-def last_number(text):
-    return float(text.rsplit("= ", 1)[1])
-
-
-def firsts_of_equal_answers(row):
-    """Numbers of a group's answers, of those with the same text the first one's: these have a card."""
-    texts = [answer["text"] for answer in row["completions"]]
-    return sorted({texts.index(text) for text in texts})
+def test_figures_command_and_constants(run, show):
+    table = show(run / "report.html").find_element(By.ID, "summary")
+    figures = table.text
+    for when in ("before", "after"):
+        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in figures
+    table.find_element(By.TAG_NAME, "summary").click()
+    text = table.text.removeprefix(figures)
+    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
 
 
 VARIANTS = {
@@ -155,67 +151,48 @@ VARIANTS = {
 def test_the_formula_has_the_numbers_of_the_token(run, show, tmp_path, variant):
     constants = VARIANTS[variant]
     driver = show(changed(run, tmp_path / "run", constants=constants))
-    rows = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == 6]
-    set_step(driver, 6)
-    i = next(i for i, row in enumerate(rows) if len({a["reward"] for a in row["completions"]}) > 1)
-    choose_group(driver, i)
-    row = rows[i]
+    row, cards = open_group(driver, run, 6)
     R = np.array([answer["reward"] for answer in row["completions"]])
-    G, T = len(R), 28
-    firsts = firsts_of_equal_answers(row)
-    for number in firsts:
+    for number in cards:
         answer = row["completions"][number]
-        t = len(answer["tokens"]) // 2
-        token = one(driver, f'.token[data-answer="{number}"][data-token="{t}"]')
-        focus(driver, token)
-        shown = numbers("\n".join(line.text for line in find(driver, "#formula p")))
+        N, n = row["completions_in_step"], len(answer["tokens"])
+        t = n // 2
+        focus(driver, one(driver, f'.token[data-answer="{number}"][data-token="{t}"]'))
+        text = "\n".join(line.text for line in find(driver, "#formula p")).replace("\u2212", "-")
+        [_, first, *_], lines = text.splitlines(), {line.split()[0]: line for line in text.splitlines()}
 
-        base = (R.sum() - R[number]) / (G - 1) if variant == "RLOO" else R.mean()
+        base = (R.sum() - R[number]) / (len(R) - 1) if variant == "RLOO" else R.mean()
         A = (R[number] - base) / (1 if variant in ("RLOO", "Dr. GRPO") else R.std(ddof=1) + 1e-6)
-        assert last_number(shown.splitlines()[1]) == pytest.approx(A, abs=0.00051)  # three decimals are shown
-        name = variant if variant in ("RLOO", "Dr. GRPO") else "GRPO"
-        assert shown.splitlines()[1].startswith(f"{name}: A = ")
-
-        old, new, reference = (
-            np.array(answer[name]) for name in ("log_prob", "log_prob_after", "log_prob_reference")
-        )
-        log_ratio = (new - old).mean() if variant == "GSPO" else new[t] - old[t]
+        assert first.startswith(f"{variant if variant in ('RLOO', 'Dr. GRPO') else 'GRPO'}: A = ")
+        old, new, reference = (np.array(answer[f"log_prob{x}"]) for x in ("", "_after", "_reference"))
+        ratio = np.exp((new - old).mean() if variant == "GSPO" else new[t] - old[t])
         epsilon = constants.get("EPSILON", 0.2)
         low, high = 1 - epsilon, 1 + constants.get("EPSILON_HIGH", epsilon)
-        lines = {line.split()[0]: line for line in shown.splitlines()}
-        assert last_number(lines["ratio"]) == pytest.approx(np.exp(log_ratio), abs=0.00051)
-        assert f"clip(ratio, {low:.2f}, {high:.2f})" in shown
-        ratio, A = np.exp(log_ratio), answer["advantage"]
-        objective = min(ratio * A, np.clip(ratio, low, high) * A)
-        assert last_number(lines["min(ratio"].split("←")[0]) == pytest.approx(objective, abs=0.00051)
+        assert f"clip(ratio, {low:.2f}, {high:.2f})" in text
+        objective = min(ratio * answer["advantage"], np.clip(ratio, low, high) * answer["advantage"])
         d = reference[t] - new[t]
         kl = {"kl": -d, "mse_kl": d * d / 2}.get(constants.get("KL_LOSS_MODE"), np.exp(d) - d - 1)
-        assert last_number(lines["d"].split(";")[1]) == pytest.approx(kl, abs=0.000051)
-        N, n = row["completions_in_step"], len(answer["tokens"])
-        weights = {
-            "seq-mean-token-mean": 1 / (N * n),
-            "seq-mean-token-sum-norm": 1 / (N * T),
-            "seq-mean-token-sum": 1 / N,
+        weight = {
+            "seq-mean-token-sum-norm": 1 / (N * 28), "seq-mean-token-sum": 1 / N,
             "token-mean": 1 / row["tokens_in_step"],
-        }
-        weight = weights[constants.get("LOSS_AGG_MODE", "seq-mean-token-mean")]
-        assert last_number(lines["weight"]) == pytest.approx(weight, abs=0.0000051)
+        }.get(constants.get("LOSS_AGG_MODE"), 1 / (N * n))  # fmt: skip
+        for line, expected, places in (
+            (first, A, 3), (lines["ratio"], ratio, 3), (lines["min(ratio"].split("←")[0], objective, 3),
+            (lines["d"].split(";")[1], kl, 4), (lines["weight"], weight, 5),
+        ):  # fmt: skip
+            assert float(line.rsplit("= ", 1)[1]) == pytest.approx(expected, abs=0.51 * 10**-places)
 
 
 def test_cards_have_the_points_and_their_shares_add_up_to_the_advantage(run, show):
     driver = show(run / "report.html")
-    rows = [row for row in answers.read_lines(run / "answers.jsonl") if row["step"] == 8]
-    at = next(i for i, row in enumerate(rows) if len({a["reward"] for a in row["completions"]}) > 1)
-    row = rows[at]
-    set_step(driver, 8)
-    choose_group(driver, at)
+    row, numbers = open_group(driver, run, 8)
     cards = find(driver, "article")
     order = [int(card.get_attribute("data-answer")) for card in cards]
     advantages = [row["completions"][i]["advantage"] for i in order]
-    assert advantages == sorted(advantages, reverse=True) and sorted(order) == firsts_of_equal_answers(row)
+    assert advantages == sorted(advantages, reverse=True) and sorted(order) == numbers
     for card, i in zip(cards, order):
         answer = row["completions"][i]
-        lines = [[numbers(cell.text) for cell in line.find_elements(By.TAG_NAME, "td")]
+        lines = [[cell.text.replace("\u2212", "-") for cell in line.find_elements(By.TAG_NAME, "td")]
                  for line in card.find_elements(By.CSS_SELECTOR, "tbody tr")]  # fmt: skip
         assert [line[0] for line in lines] == [*answer["points"], "sum"]
         assert [float(line[1]) for line in lines] == [*answer["points"].values(), answer["reward"]]
@@ -233,25 +210,21 @@ def test_an_episode_shows_whose_each_token_is(run, show, tmp_path):
 
     def as_episode(rows):
         for answer in rows[0]["completions"]:
-            n = len(answer["pieces"])
-            turn = [0, 0, -1, -1] + [1] * (n - 4)
-            answer |= {"turn": turn, "rewards": [1.0, 2.0]}
-            answer["advantages"] = [0.0 if t < 0 else 0.5 + t for t in turn]
+            turn = [0, 0, -1, -1] + [1] * (len(answer["pieces"]) - 4)
+            answer |= {"turn": turn, "rewards": [1.0, 2.0], "advantages": [max(0.0, 0.5 + t) for t in turn]}
             answer["picture"] = '<svg viewBox="0 0 10 20"><text>9</text></svg>'
 
     driver = show(changed(run, tmp_path / "run", as_episode))
     set_step(driver, 1)
     choose_group(driver, 0)
-    [card, *_] = find(driver, "article")
-    assert len(card.find_elements(By.CSS_SELECTOR, ".token.world")) == 2
-    begins = [mark.text for mark in card.find_elements(By.CSS_SELECTOR, ".begins")]
-    assert begins == ["turn 1, A = +0.50", "turn 2, A = +1.50"]
-    image = card.find_element(By.TAG_NAME, "img")
+    card = "article:first-child "
+    assert len(find(driver, f"{card}.token.world")) == 2
+    assert texts(driver, f"{card}.begins") == ["turn 1, A = +0.50", "turn 2, A = +1.50"]
+    image = one(driver, f"{card}img")
     assert driver.execute_script("return arguments[0].complete && arguments[0].naturalHeight > 0", image)
-    tokens = card.find_elements(By.CSS_SELECTOR, ".token")
-    focus(driver, tokens[2])
+    focus(driver, find(driver, f"{card}.token")[2])
     assert "isn't trained on it" in (said := one(driver, "#formula").text) and "weight" not in said
-    focus(driver, tokens[5])
+    focus(driver, find(driver, f"{card}.token")[5])
     assert "A of turn 2 = 1.500" in one(driver, "#formula").text
 
 
@@ -264,50 +237,40 @@ def test_a_group_without_signal_says_why(run, show, tmp_path):
 
     driver = show(changed(run, tmp_path / "run", silent))
     set_step(driver, 1)
-    buttons = find(driver, "#groups button")
-    assert ["silent" in button.get_attribute("class") for button in buttons][1:3] == [True, True]
-    choose_group(driver, 1)
-    assert "All 4 answers earn 9.5 points" in (notice := one(driver, "#group .notice").text)
-    assert "every A is 0" in notice and "All are right" in notice and "word for word" not in notice
-    choose_group(driver, 2)
-    assert "None is right" in (notice := one(driver, "#group .notice").text) and "word for word" in notice
-    [card] = find(driver, "article h3")  # the four answers are one text
-    assert card.text.startswith("Answers 1, 2, 3, 4\n× 4\n")
+    for i, why, alike in ((1, "All are right", False), (2, "None is right", True)):
+        assert find(driver, f"#groups button.silent:nth-child({i + 1})")
+        choose_group(driver, i)
+        notice = one(driver, "#group .notice").text
+        assert "every A is 0" in notice and why in notice and ("word for word" in notice) == alike
+    assert one(driver, "article h3").text.startswith("Answers 1, 2, 3, 4\n× 4\n")  # four are one text
 
 
 def test_everything_can_be_reached_and_turned_with_the_keyboard(run, show):
     driver = show(run / "report.html")
     set_step(driver, 6)
-    seen = []
+    now, seen = lambda: driver.switch_to.active_element, []
     while seen.count("theme") < 2:  # once around
-        driver.switch_to.active_element.send_keys(Keys.TAB)
-        element = driver.switch_to.active_element
-        seen.append(element.get_attribute("id") or element.get_attribute("role"))
-    for name in ("theme", "step_back", "step", "step_on", "tab", "option", "time_filter", "time_question",
-                 "both_filter", "both_form", "both_search"):  # fmt: skip
-        assert name in seen, name
-    cards = find(driver, "article")
-    assert seen.count("option") == len(cards) > 1  # one stop for each answer, not one for each token
-
-    first = one(driver, '#groups button[aria-selected="true"]')
-    first.send_keys(Keys.ARROW_RIGHT)
+        now().send_keys(Keys.TAB)
+        seen.append(now().get_attribute("id") or now().get_attribute("role"))
+    controls = {"theme", "step_back", "step", "step_on", "tab", "time_filter", "time_question",
+                "both_filter", "both_form", "both_search"}  # fmt: skip
+    assert controls <= set(seen)
+    assert seen.count("option") == len(
+        find(driver, "article")
+    )  # one stop for each answer, not for each token
+    one(driver, '#groups button[aria-selected="true"]').send_keys(Keys.ARROW_RIGHT)
     assert one(driver, '#groups button[aria-selected="true"]').text == "2"
-    order = [card.get_attribute("data-answer") for card in find(driver, "article")]
-    focus(driver, one(driver, f'.token[data-answer="{order[0]}"][data-token="0"]'))
-
-    def chosen():
-        token = one(driver, ".token.chosen")
-        assert token == driver.switch_to.active_element
-        return token.get_attribute("data-answer"), int(token.get_attribute("data-token"))
-
-    assert chosen() == (order[0], 0)
-    for key, expected in ((Keys.ARROW_RIGHT, (order[0], 1)), (Keys.ARROW_DOWN, (order[1], 1)),
-                          (Keys.ARROW_LEFT, (order[1], 0)), (Keys.ARROW_LEFT, (order[1], 0)),
-                          (Keys.ARROW_UP, (order[0], 0)), (Keys.ARROW_UP, (order[0], 0))):  # fmt: skip
-        driver.switch_to.active_element.send_keys(key)
-        assert chosen() == expected
-    driver.switch_to.active_element.send_keys(Keys.END)
-    assert chosen()[1] == len(find(driver, f'.token[data-answer="{order[0]}"]')) - 1
+    first, second, *_ = [card.get_attribute("data-answer") for card in find(driver, "article")]
+    focus(driver, one(driver, f'.token[data-answer="{first}"][data-token="0"]'))
+    last = str(len(find(driver, f'.token[data-answer="{first}"]')) - 1)
+    for key, *place in (
+        (Keys.ARROW_RIGHT, first, "1"), (Keys.ARROW_DOWN, second, "1"), (Keys.ARROW_LEFT, second, "0"),
+        (Keys.ARROW_LEFT, second, "0"), (Keys.ARROW_UP, first, "0"), (Keys.ARROW_UP, first, "0"),
+        (Keys.END, first, last),
+    ):  # fmt: skip
+        now().send_keys(key)
+        assert now() == one(driver, ".token.chosen")
+        assert [now().get_attribute(f"data-{name}") for name in ("answer", "token")] == place
     assert "token" in one(driver, "#formula").text
 
 
@@ -322,16 +285,14 @@ def test_on_a_phone_the_formula_comes_with_a_tap_and_can_be_closed(run, show):
     for token in (tokens[3], tokens[-1]):
         into_view(driver, token, "end")  # where the formula will be
         token.click()
-        assert token.get_attribute("class").split()[-1] == "chosen"
         formula, seen = (driver.execute_script(box, element) for element in (one(driver, "#formula"), token))
         assert formula["bottom"] == height and formula["height"] <= 0.41 * height
         assert one(driver, "#steps").rect["height"] < seen["top"] and seen["bottom"] < formula["top"]
         one(driver, "#close").click()
         assert not one(driver, "#formula").is_displayed() and token == driver.switch_to.active_element
-    tokens[3].send_keys(Keys.ENTER)
-    assert one(driver, "#formula").is_displayed()
-    tokens[3].send_keys(Keys.ESCAPE)
-    assert not one(driver, "#formula").is_displayed()
+    for key, shown in ((Keys.ENTER, True), (Keys.ESCAPE, False)):
+        tokens[3].send_keys(key)
+        assert one(driver, "#formula").is_displayed() == shown
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 900, 1400, "A4"])
@@ -348,16 +309,13 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
     look_like(driver, width, 800, phone=width < 400)
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print" if paper else ""})
     assert len(find(driver, "article .token")) > 10
-    for notes in find(driver, "#reasons, #look_next, #summary > :last-child"):
-        assert notes.size["width"] > min(700, 0.85 * width)  # nowhere one letter per line
     for control in find(driver, "button, select, input"):
         assert control.rect["x"] >= 0 and control.rect["x"] + control.rect["width"] <= width + 1
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     broken = """
         const found = [], range = document.createRange();
-        const places = "th, td:not(.any), h1, h2, h3, li, figcaption, .token, p:not(.math, #about)";
-        for (const place of document.querySelectorAll(places)) {
-            if (place.tagName === "TD" && place.querySelector(".written")) continue;
+        const all = "b,th,td:not(.any,:has(.written)),h1,h2,h3,li,figcaption,.token,p:not(.math,#about)";
+        for (const place of document.querySelectorAll(all)) {
             const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
             for (let node; (node = walker.nextNode()); )
                 for (const word of node.data.matchAll(/[^\\s_/-]+/g)) {
@@ -370,9 +328,8 @@ def test_no_word_is_broken_however_narrow_the_page(run, show, tmp_path, width):
         return found"""
     assert driver.execute_script(broken) == []
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    sizes = "return [...document.querySelectorAll('.scroll')].map((e) => [e.scrollWidth, e.clientWidth])"
-    for inside, outside in driver.execute_script(sizes):
-        assert inside <= outside or width == 320  # there a table of three columns may be scrolled
+    wide = "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+    assert width == 320 or not driver.execute_script(wide)  # there a table of three columns is scrolled
 
 
 def test_one_spike_does_not_flatten_a_curve(run, show, tmp_path):
@@ -396,18 +353,13 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
     Select(one(driver, "#time_question")).select_by_index(5)
     one(driver, "#both_search").send_keys("how many")
     one(driver, "#theme").click()
-
-    def place():
-        return driver.execute_script(
-            "const ids = ['step_shown', 'group', 'formula', 'time_table', 'both_list'];"
-            "return [...ids.map((id) => at(id).innerText), at('both_search').value, at('both_form').value,"
-            " document.documentElement.dataset.theme]"
-        )
-
-    before = place()
+    place = """const ids = ['step_shown', 'group', 'formula', 'time_table', 'both_list'];
+        return [...ids.map((id) => at(id).innerText), at('both_search').value, at('both_form').value,
+                document.documentElement.dataset.theme]"""
+    before = driver.execute_script(place)
     time.sleep(WRITTEN)
     driver.refresh()
-    assert place() == before and before[0] == "6 of 8" and before[-1] == "dark"
+    assert driver.execute_script(place) == before and before[0] == "6 of 8" and before[-1] == "dark"
     one(driver, "#close").click()
     time.sleep(WRITTEN)
     driver.refresh()
@@ -415,7 +367,7 @@ def test_the_address_keeps_the_place_and_a_reload_forgets_nothing(run, show):
     show(run / "after.json")  # elsewhere
     wrong = "#step=999&question=-5&answer=x&token=1e9&theme=%22&time_question=77&shown=1"
     driver.get((run / "report.html").as_uri() + wrong)
-    assert place()[0] == "8 of 8"
+    assert one(driver, "#step_shown").text == "8 of 8"
     assert one(driver, "#groups button:first-child").get_attribute("tabindex") == "0"
 
 
@@ -427,29 +379,25 @@ def test_the_top_says_what_came_of_it_and_where_to_look_next(run, show, tmp_path
     assert one(driver, "h1").text == driver.title and "% right" in driver.title
     counts = f"{16 - lost} of 16 test questions turned right, {lost} turned wrong"
     assert one(driver, "#reasons").text.startswith(counts)
-    links = find(driver, "#look_list a")
-    assert any("the KL to the starting model is" in link.text for link in links)
-    [link] = [link for link in links if f"wrong after training: {lost} of 16 " in link.text]
-    link.click()
+    assert any("the KL to the starting model is" in text for text in texts(driver, "#look_list a"))
+    driver.find_element(By.PARTIAL_LINK_TEXT, f"wrong after training: {lost} of 16 ").click()
     time.sleep(WRITTEN)
     assert len(find(driver, ".pair")) == lost
     place = "return arguments[0].getBoundingClientRect().top"
     assert 0 <= driver.execute_script(place, one(driver, "#before_after")) < 300
     for home in find(driver, "#home a"):
-        path = urllib.parse.urlparse(home.get_attribute("href")).path
-        assert Path(urllib.parse.unquote(path)).is_file()
+        assert Path(unquote(urlsplit(home.get_attribute("href")).path)).is_file()
 
 
 def test_all_of_it_is_in_chinese_too_and_the_address_remembers(hostile, run, show):
     driver = show(run / "report.html")
-    one(driver, "#lang").click()
-    assert driver.execute_script("return document.documentElement.lang") == "zh-Hant-TW"
-    assert "lang=zh" in driver.current_url and re.search("[\u4e00-\u9fff]", one(driver, "h1").text)
-    one(driver, "#theme").click()
+    root = "const { lang, dataset } = document.documentElement; return [lang, dataset.theme]"
+    for button in ("lang", "theme"):
+        one(driver, f"#{button}").click()
     time.sleep(WRITTEN)
     driver.refresh()
-    theme = driver.execute_script("return document.documentElement.dataset.theme")
-    assert theme == "dark" and one(driver, "#lang").text == "English"
+    assert driver.execute_script(root) == ["zh-Hant-TW", "dark"]
+    assert re.search("[\u4e00-\u9fff]", one(driver, "h1").text)
     for path in (run / "report.html", hostile):
         show(run / "after.json")
         driver.get(f"{path.resolve().as_uri()}#lang=zh")
@@ -461,7 +409,7 @@ def test_all_of_it_is_in_chinese_too_and_the_address_remembers(hostile, run, sho
             option.click()
         assert driver.execute_script("return [...untranslated]") == []
     one(driver, "#lang").click()
-    assert driver.execute_script("return document.documentElement.lang") == "en"
+    assert driver.execute_script(root)[0] == "en"
 
 
 def test_two_runs_in_one_picture(run, show, tmp_path):
@@ -469,104 +417,71 @@ def test_two_runs_in_one_picture(run, show, tmp_path):
     five = "\n".join(rows[:6]) + "\n"
     other = changed(run, tmp_path / "other", log=five, constants={"BETA": 0.5}).parent
     driver = show(page.write(other, run))
-    lines = [len(figure.find_elements(By.TAG_NAME, "path")) for figure in find(driver, "figure")]
-    assert lines == [2] * 9
+    assert [len(figure.find_elements(By.TAG_NAME, "path")) for figure in find(driver, "figure")] == [2] * 9
     rewards = [float(row.split(",")[1]) for row in rows[1:]]
     set_step(driver, 8)
-    caption = one(driver, "#charts figure:first-child figcaption").text
+    caption = texts(driver, "#charts figcaption")[0]
     assert f"other {rewards[4]:.3f} (step 5)" in caption and f"run {rewards[7]:.3f}" in caption
-    assert find(driver, "#summary tbody")[1].text == "BETA 0.5 0.08"
+    assert texts(driver, "#summary tbody")[1] == "BETA 0.5 0.08"
     assert not one(driver, "#inspector").is_displayed() and not one(driver, "#before_after").is_displayed()
 
 
 def test_long_answers_are_folded_and_printed(run, show, tmp_path):
-    texts = [f"{'because ' * 400}the end"] * 16
-    driver = show(changed(run, tmp_path / "run", after={"completions": texts}), "phone")
-    height = "return document.documentElement.scrollHeight"
-    folded = driver.execute_script(height)
-    [fold] = find(driver, ".pair:first-child details")
+    long = [f"{'because ' * 400}the end"] * 16
+    driver = show(changed(run, tmp_path / "run", after={"completions": long}), "phone")
+    fold = one(driver, ".pair:first-child details")
     assert "the end" not in one(driver, "#both_list").text and "all 3207 characters" in fold.text
     fold.click()
-    assert fold.text.endswith("the end") and driver.execute_script(height) > folded + 300
+    assert fold.text.endswith("the end")
     driver.execute_cdp_cmd("Page.printToPDF", {})
     assert one(driver, "#both_list").text.count("the end") == 16
-
-
-def test_figures_command_and_constants(run, show):
-    driver = show(run / "report.html")
-    table = one(driver, "#summary").text
-    for when in ("before", "after"):
-        assert f"{json.loads((run / f'{when}.json').read_text())['lenient_accuracy']:.1%}" in table
-    assert "BATCH_SIZE=4\n" not in table
-    one(driver, "#summary summary").click()
-    text = one(driver, "#summary").text
-    assert "\nBATCH_SIZE=4\n" in text and "\npython 5_GRPO_Maxtext/grpo_llama3_1_8b_demo.py NUM_B" in text
-    result = answers.read_lines(run / "evaluations.jsonl")[1]["greedy_answer_accuracy"]
-    low, high = evaluation.wilson(result, 8)
-    set_step(driver, 4)
-    caption = one(driver, "#held_out figure:last-child figcaption").text  # greedy, with its interval
-    assert f"{100 * result:.1f} % [{100 * low:.1f} to {100 * high:.1f}]" in caption
-
-
-# --- through time, before and after
 
 
 def test_one_question_through_time(run, show):
     driver = show(run / "report.html")
     evaluations = answers.read_lines(run / "evaluations.jsonl")
-    question = Select(one(driver, "#time_question"))
     right = np.array([e["greedy_correct"] for e in evaluations])  # [evaluations, questions]
-    assert len(question.options) == 8
     for i in range(8):
-        question.select_by_value(str(i))
-        rows = find(driver, "#time_table tbody tr")
-        assert [row.find_element(By.TAG_NAME, "td").text for row in rows] == ["0", "4", "8"]
-        for row, e in zip(rows, evaluations):
-            shown = [cell.text.split("\n", 1) for cell in row.find_elements(By.TAG_NAME, "td")[1:]]
-            words = ["right" if good else "wrong" for good in (e["greedy_correct"][i], e["correct"][i])]
-            assert shown == [[words[0], e["greedy_completions"][i]], [words[1], e["completions"][i]]]
-        story = one(driver, "#time_table p").text
-        since = [e["step"] for k, e in enumerate(evaluations) if right[k:, i].all()]
-        if not since:
-            assert "is still wrong" in story
-        else:
-            assert ("right from the start" if since[0] == 0 else f"right from step {since[0]} on") in story
+        choose(driver, "time_question", str(i))
+        expected = [f"{e['step']}" for e in evaluations]
+        for kind in ("greedy_", ""):
+            verdicts = [("wrong", "right")[e[f"{kind}correct"][i]] for e in evaluations]
+            expected += [f"{v}\n{e[f'{kind}completions'][i]}" for v, e in zip(verdicts, evaluations)]
+        assert [
+            text for k in (1, 2, 3) for text in texts(driver, f"#time_table td:nth-child({k})")
+        ] == expected
+        since = next((e["step"] for k, e in enumerate(evaluations) if right[k:, i].all()), None)
+        said = {None: "is still wrong", 0: "right from the start"}.get(since, f"right from step {since} on")
+        assert said in one(driver, "#time_table p").text
     Select(one(driver, "#time_filter")).select_by_index(1)
     learned = np.flatnonzero(~right[0] & right[-1])
-    offered = Select(one(driver, "#time_question")).options if len(learned) else []
+    offered = find(driver, "#time_question option") if len(learned) else []
     assert [int(option.get_attribute("value")) for option in offered] == learned.tolist()
 
 
 def test_before_and_after_are_filtered_and_searched(run, show):
     driver = show(run / "report.html")
     before, after = (json.loads((run / f"{when}.json").read_text()) for when in ("before", "after"))
+    asked = [row["question"] for row in before["asked"]]
+    questions = ".pair .question"
+    listed = lambda: [x.split("right answer:")[0].strip() for x in texts(driver, questions)]  # noqa: E731
 
-    def listed():
-        lines = [pair.find_element(By.CSS_SELECTOR, ".question").text for pair in find(driver, ".pair")]
-        return [line.split("right answer:")[0].strip() for line in lines]
+    def turned(name, now):
+        return [q for q, old, new in zip(asked, before[name], after[name]) if old != new and new == now]
 
-    def expected(rule):
-        return [before["asked"][i]["question"] for i in range(16) if rule(i)]
-
-    choices = {
-        "turned right": lambda i: not before["correct"][i] and after["correct"][i],
-        "turned wrong": lambda i: before["correct"][i] and not after["correct"][i],
-        "all questions": lambda i: True,
-    }
-    for name, rule in choices.items():
-        Select(one(driver, "#both_filter")).select_by_value(name)
-        assert listed() == expected(rule)
-        assert one(driver, "#both_count").text.startswith(f"{len(expected(rule))} of 16 questions")
-    Select(one(driver, "#both_form")).select_by_value("turned right")
-    assert listed() == expected(lambda i: not before["format_ok"][i] and after["format_ok"][i])
-    Select(one(driver, "#both_form")).select_by_value("any")
+    for name, expected in (
+        ("turned right", turned("correct", True)), ("turned wrong", turned("correct", False)),
+        ("all questions", asked),
+    ):  # fmt: skip
+        choose(driver, "both_filter", name)
+        assert listed() == expected
+        assert one(driver, "#both_count").text.startswith(f"{len(expected)} of 16 questions")
+    choose(driver, "both_form", "turned right")
+    assert listed() == turned("format_ok", True)
+    choose(driver, "both_form", "any")
     one(driver, "#both_search").send_keys("SHELLS")
-    found = expected(lambda i: "shells" in before["asked"][i]["question"])
-    assert listed() == found and 0 < len(found) < 16
+    assert listed() == [q for q in asked if "shells" in q] and 0 < len(listed()) < 16
     assert not one(driver, "#both_source_label").is_displayed()  # one source: nothing to choose
-
-
-# --- hostile texts, sizes, schemes
 
 
 @pytest.fixture(scope="module")
@@ -597,72 +512,43 @@ def test_hostile_texts_are_shown_and_never_run(hostile, run, show, size):
     assert set(driver.execute_script(tags)) <= {*harmless, "IMG"}
     # nothing wider than the window, however long a word is
     assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-
     texts = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-    shown = driver.execute_script(texts, ".token")
-    assert "<script>window.hacked = 1</script>" in shown and "{{data}} {{script}} {{policy}}" in shown
+    tokens, written, options = (
+        driver.execute_script(texts, x) for x in (".token", ".pair .written", "option")
+    )
+    assert {"<script>window.hacked = 1</script>", "{{data}} {{script}} {{policy}}"} <= set(tokens)
     every = driver.execute_script("return document.body.innerText")
     for code in ("U+202E", "U+0000", "U+001B", "U+200B", "U+D800", "U+FEFF", "U+2028"):
         assert code in every, code
-    assert HOSTILE[0] in driver.execute_script(texts, ".pair .written")
-    assert any("U+202E" in text for text in driver.execute_script(texts, "option"))
+    assert HOSTILE[0] in written and any("U+202E" in text for text in options)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_one_reads_off_or_operates_stands_out(run, show, scheme):
-    """WCAG 2.2: 3:1 for graphical objects and controls (1.4.11), 4.5:1 for the text of a token (1.4.3)."""
+    """WCAG 2.2's 1.4.11: 3:1 for graphical objects and controls. Of texts, `make test-site` asks axe."""
     driver = show(run / "report.html", scheme=scheme)
     set_step(driver, 8)
-    find(driver, "article .token")[0].click()
-    colors = """
-        const context = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-        const rgb = (...layers) => { // as the screen blends them, the lowest first
-            context.clearRect(0, 0, 1, 1);
-            for (const layer of layers) { context.fillStyle = layer; context.fillRect(0, 0, 1, 1); }
-            return `rgb(${[...context.getImageData(0, 0, 1, 1).data].slice(0, 3).join(", ")})`;
-        };
-        const style = (selector) => getComputedStyle(document.querySelector(selector));
-        const root = getComputedStyle(document.body), card = style("article").backgroundColor;
-        const found = {};
-        for (const [selector, property] of arguments[0])
-            found[`${selector} ${property}`] = [root.backgroundColor, card].map(
-                (back) => [rgb(style(selector)[property]), rgb(back)]);
-        for (const kind of ["up", "down"]) {
-            const token = document.createElement("span");
-            token.className = `token ${kind}`;
-            token.style.setProperty("--strength", "55%"); // the strongest
-            document.querySelector("article .written").append(token);
-            const own = getComputedStyle(token);
-            found[kind] = [[rgb(card, own.borderBottomColor), rgb(card)]];
-            found[`text ${kind}`] = [[rgb(own.color), rgb(card, own.backgroundColor)]];
-        }
-        return found"""
-    objects = [
-        ("button", "borderTopColor"), ("select", "borderTopColor"), ("#both_search", "borderTopColor"),
-        ("#groups button", "borderTopColor"), ("#formula", "borderTopColor"), ("svg .axis", "stroke"),
-        ("svg .cursor", "stroke"), ("path.first", "stroke"), ("path.second", "stroke"),
-        ("circle.first", "fill"), ("line.first", "stroke"), (".bar.up", "backgroundColor"),
-        (".bar.down", "backgroundColor"), (".token.chosen", "outlineColor"), ("#about", "color"),
-        (".badge.good", "color"), ("figcaption .first", "color"), (".meaning", "color"), ("a", "color"),
-    ]  # fmt: skip
-    found = driver.execute_script(colors, objects)
-    assert len(found) == len(objects) + 4
-    for name, pairs in found.items():
-        for color, back in pairs:
-            is_text = name.startswith("text") or name.endswith(" color")
-            assert contrast(color, back) >= (4.5 if is_text else 3), (name, color, back)
-            assert (contrast(back, "rgb(255, 255, 255)") < 2) == (scheme == "light") or "text" in name
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    back, card = (driver.execute_script(style, name, "backgroundColor") for name in ("body", "article"))
+    assert (contrast(back, "rgb(255, 255, 255)") < 2) == (scheme == "light")
+    objects = (("button", "borderTopColor"), ("#both_search", "borderTopColor"), ("svg .axis", "stroke"),
+               (".token.up", "borderBottomColor"), (".token.down", "borderBottomColor"))  # fmt: skip
+    for name, of in objects:
+        color = driver.execute_script(style, name, of)
+        assert contrast(color, card) >= 3 and ("token" in name or contrast(color, back) >= 3), (name, color)
 
 
 @pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS names no folder")
-@pytest.mark.parametrize(
-    ("name", "size", "scheme", "place"),
-    [("page_top", "desk", "light", "body"), ("page_group", "desk", "light", "#steps"),
-     ("page_time", "desk", "dark", "#through_time"), ("page_phone", "phone", "light", "#groups")],
-)  # fmt: skip
-def test_pictures_for_the_readme(run, show, name, size, scheme, place):
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("name, size, scheme, place", [
+    ("page_top", "desk", "light", "body"), ("page_group", "desk", "light", "#steps"),
+    ("page_time", "desk", "dark", "#through_time"), ("page_phone", "phone", "light", "#groups"),
+])  # fmt: skip
+def test_pictures_for_the_readme(run, show, name, size, scheme, place, lang):
     """The group that the README's exercise asks about."""
     driver = show(Path(os.environ.get("RUN", run)) / "report.html", size, scheme)
+    if lang == "zh":
+        one(driver, "#lang").click()
     set_step(driver, 20)
     choose_group(driver, min(13, len(find(driver, "#groups button")) - 1))
     if size == "phone":
@@ -670,4 +556,5 @@ def test_pictures_for_the_readme(run, show, name, size, scheme, place):
     into_view(driver, one(driver, place), "start")
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     picture = picture.quantize(256, dither=Image.Dither.NONE)  # enough for a page, in half the space
+    name += "_ch" * (lang == "zh")
     picture.save(Path(os.environ["SCREENSHOTS"]) / f"{name}.png", optimize=True)

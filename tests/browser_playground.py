@@ -4,13 +4,13 @@ The engine's numbers are compared with MaxText's model and the main script's own
 with reward_func.py. The training is the page's own, through its buttons.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,15 +21,20 @@ import jax.numpy as jnp
 import machine
 import numpy as np
 import optax
+import pandas as pd
 import psutil
 import pytest
-from chromium import contrast, find, look_like, one, started
+from chromium import find, look_like, one
 from folders import load
 from hostile import HOSTILE
+from safetensors.numpy import save_file
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 from table_policy import as_batch, model_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "playground"))
+import build
 
 import grpo_llama3_1_8b_demo as demo
 import grpo_variants
@@ -42,16 +47,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "5_GRPO_Maxtext/assets/playground.html"
 ROOMS = ("grid", "clip", "answers", "train")
 KIM = "Kim has 8 cards, loses 6 and then buys 5 more. How many cards are there now?"
-P, T = 28, 28  # tokens of a prompt and of an answer
+TRACED = True  # conftest.py's `driver` logs tasks and requests
 REWARDS = ("match_format_exactly", "match_format_approximately", "check_answer", "check_numbers")
-
-
-@pytest.fixture(scope="module")
-def driver():
-    driver = started("performance", perfLoggingPrefs={"traceCategories": "toplevel"})
-    driver.set_script_timeout(600)
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
@@ -61,8 +58,7 @@ def show(driver):
     def show(room, scheme="light", lang="en", more=""):
         look_like(driver, 1280, 900, phone=False, scheme=scheme)
         driver.get((ROOT / "LICENSE").as_uri())  # of the same origin: what was kept is forgotten from here
-        forget = "indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]"
-        driver.execute_async_script(forget)
+        driver.execute_async_script("indexedDB.deleteDatabase('grpo-playground').onsuccess = arguments[0]")
         return visit(driver, f"room={ROOMS.index(room) + 1}&lang={lang}{more}")
 
     yield show
@@ -111,48 +107,37 @@ def ask(driver, task, then="x", **given):
 
 
 @pytest.fixture(scope="module")
-def questions():
-    """Token ids of held-out questions, with begin and end marks."""
-    tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    rows = [json.loads(line) for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
-    return [[1, *tokenizer(row["question"], add_special_tokens=False)["input_ids"], 4] for row in rows]
-
-
-@pytest.fixture(scope="module")
 def maxtext():
-    """The tiny Llama as the main script loads it, its mesh, and the constants."""
+    """The tiny Llama as the main script loads it, its mesh, the constants, and questions as tokens."""
     c = settings.read(demo.Constants, ["BATCH_SIZE=2", "NUM_GENERATIONS=4"])
     folder, hf = llama.load_hf_config(c.MODEL)
     model, mesh = llama.load_llama(folder, hf, llama.to_run_config(c, hf), pad_id=0)
-    return model, mesh, c
+    rows = [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/validation.jsonl").open()]
+    tokens = llama.load_tokenizer(settings.HERE / "tiny_llama")(rows[:10], add_special_tokens=False)
+    return model, mesh, c, [[1, *row, 4] for row in tokens["input_ids"]]
 
 
 def padded(prompts, answers):
-    """int32 [N, P] left-padded, int32 [N, T] right-padded."""
-    left = [[0] * (P - len(prompt)) + prompt for prompt in prompts]
-    return np.int32(left), np.int32([answer + [0] * (T - len(answer)) for answer in answers])
+    """int32 [N, 28] left-padded, int32 [N, 28] right-padded."""
+    left = [[0] * (28 - len(prompt)) + prompt for prompt in prompts]
+    return np.int32(left), np.int32([answer + [0] * (28 - len(answer)) for answer in answers])
 
 
-def logits_under_jax(maxtext, prompts, answers):
-    """Logits [N, T, V]: those at t follow the prompt and t tokens of the answer."""
-    model, mesh, _ = maxtext
-    with mesh:
-        return np.array(log_probs(model, *padded(prompts, answers), pad_id=0, temperature=1.0)[1])
-
-
-def test_tokens_are_drawn_from_the_policy(show, questions, maxtext):
+def test_tokens_are_drawn_from_the_policy(show, maxtext):
     """What the tokens of some answers were drawn from is JAX's policy; and how one is drawn from it."""
     driver = show("clip")
-    for prompt in questions[:10]:
+    model, mesh, _, questions = maxtext
+    for prompt in questions:
         given = dict(model="start", tokens=prompt[1:-1], answers=8, seed=1)
         drawn = ask(driver, "draw", sampling={"temperature": 0.8, "topK": 76, "topP": 1}, **given)
-        logits = logits_under_jax(maxtext, [prompt] * 8, [row["tokens"] for row in drawn])  # [N, T, V]
+        with mesh:
+            tokens = padded([prompt] * 8, [row["tokens"] for row in drawn])
+            logits = np.array(log_probs(model, *tokens, pad_id=0, temperature=1.0)[1])  # [8, 28, V]
         logits[..., 0] = -np.inf  # padding: the main script's sampler never draws it either
         for row, of_answer in zip(drawn, logits, strict=True):
             expected = jax.nn.log_softmax(of_answer[: len(row["tokens"])] / 0.8, axis=-1)
-            found = np.log(
-                row["choices"], where=np.array(row["choices"]) > 0, out=np.full_like(expected, -np.inf)
-            )
+            with np.errstate(divide="ignore"):
+                found = np.log(row["choices"])
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)  # 1e-4 on each of two logits
     random = np.random.default_rng(4)
     policy, uniform = random.dirichlet(np.full(76, 0.1), 200), random.random(200)
@@ -161,35 +146,24 @@ def test_tokens_are_drawn_from_the_policy(show, questions, maxtext):
     assert found == [int((p.cumsum() <= u).sum()) for p, u in zip(policy, uniform, strict=True)]
 
 
-def flat_gradient(gradient, layers=3):
-    """The gradient of a MaxText model as the page lays it out; MaxText interleaves the halves of a head."""
-    decoder = gradient["base"]["decoder"]
+def flat_gradient(gradient, c, folder):
+    """The gradient of a MaxText model as the page lays out weights; by way of Hugging Face's names."""
+    _, hf = llama.load_hf_config(c.MODEL)
 
-    def halves(kernel):  # [96, heads, 24]: columns 0, 2, 4 .. are the first half
-        return np.concatenate([kernel[..., 0::2], kernel[..., 1::2]], axis=-1).reshape(96, -1)
+    def read(name):
+        return np.asarray(
+            functools.reduce(lambda tree, key: tree[key], name.split("-")[1:], gradient["base"])
+        )
 
-    parts = [gradient["base"]["token_embedder"]["embedding"]]
-    for layer in (decoder[f"layers_{i}"] for i in range(layers)):
-        attention, mlp = layer["self_attention"], layer["mlp"]
-        parts += [
-            layer["pre_self_attention_layer_norm"]["scale"],
-            np.concatenate([halves(attention["query"]["kernel"]), halves(attention["key"]["kernel"]),
-                            np.reshape(attention["value"]["kernel"], (96, -1))], axis=1),
-            np.reshape(attention["out"]["kernel"], (96, 96)),
-            layer["post_self_attention_layer_norm"]["scale"],
-            np.concatenate([mlp["wi_0"]["kernel"], mlp["wi_1"]["kernel"]], axis=1),
-            mlp["wo"]["kernel"],
-        ]  # fmt: skip
-    parts += [decoder["decoder_norm"]["scale"], np.pad(decoder["logits_dense"]["kernel"], ((0, 0), (0, 4)))]
-    return np.concatenate([np.ravel(part) for part in parts])
+    save_file(dict(llama.hf_weights(hf, llama.to_run_config(c, hf), read)), folder / "gradient")
+    return build.flat_weights(folder / "gradient")
 
 
-def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
+def test_loss_and_gradient_of_a_step_equal_jaxs(show, maxtext, tmp_path):
     """The main script's own `grpo_loss`, of answers that a policy away from its reference is trained on."""
     driver = show("clip")
-    model, mesh, c = maxtext
-    random = np.random.default_rng(1)
-    prompts = questions[:2]
+    model, mesh, c, questions = maxtext
+    prompts, random = questions[:2], np.random.default_rng(1)
     answers = [[[*random.integers(5, 76, n).tolist(), 2] for n in random.integers(0, 20, 4)] for _ in prompts]
     answers[0][0] = [2]  # ends at once: its only token is drawn from the prompt's last row
     advantages = random.normal(size=(2, 4)).astype(np.float32)
@@ -202,8 +176,8 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
     mask = np.asarray(tokens[1]) != 0
     batch = as_batch(dict(
         prompt_ids=tokens[0], completion_ids=tokens[1], mask=mask, advantage=advantages.reshape(8, 1),
-        weight=demo.mean_of_answers(mask.reshape(2, 4, T)).reshape(8, T), beta=np.full((8, 1), 0.08),
-        sampler_log_prob=np.zeros((8, T)), ref_log_prob=reference,
+        weight=demo.mean_of_answers(mask.reshape(2, 4, 28)).reshape(8, 28), beta=np.full((8, 1), 0.08),
+        sampler_log_prob=np.zeros((8, 28)), ref_log_prob=reference,
     ))  # fmt: skip
     # AdamW with a gradient of 0 and a rate of -0.2 multiplies every weight by 1 + 0.2 * WEIGHT_DECAY.
     ask(driver, "reset")
@@ -221,7 +195,8 @@ def test_loss_and_gradient_of_a_step_equal_jaxs(show, questions, maxtext):
         given["epsilon"] = c.EPSILON
         found = ask(driver, "loss", "({...x.figures, gradient: Array.from(x.gradient)})", beta=0.08, **given)
         assert found["loss"] == pytest.approx(float(expected), abs=1e-4)
-        np.testing.assert_allclose(found["gradient"], flat_gradient(gradient), rtol=0, atol=1e-4)
+        expected = flat_gradient(gradient, c, tmp_path)
+        np.testing.assert_allclose(found["gradient"], expected, rtol=0, atol=1e-4)
         assert found["kl"] > 1 and np.abs(found["gradient"]).max() > 0.1  # else 1e-4 would say little
         assert (found["clipped"] > 0) == again
         assert ask(driver, "loss", "x.figures.kl", beta=0, **given) == found["kl"]
@@ -254,21 +229,7 @@ def random_texts(count):
     """Answers of the 76 tokens, many of them nearly right."""
     words = json.loads((settings.HERE / "tiny_llama/tokenizer.json").read_text())["model"]["vocab"]
     words, random = sorted(words, key=words.get), np.random.default_rng(3)
-    numbers = [
-        *"70",
-        "18",
-        "1,080",
-        "08",
-        "7.",
-        ".5",
-        "-7",
-        "- 7",
-        "6+1=7",
-        "8-6=2,2+5=7",
-        "+7",
-        "3*6",
-        " 7 ",
-    ]
+    numbers = ["70", "18", "1,080", "08", "7.", ".5", "-7", "- 7", "6+1=7", "8-6=2,2+5=7", "+7", "3*6", " 7 "]
 
     def piece():
         pool = [numbers, words[5:], [*"0123456789+-*=,. "], words[9:52]][random.integers(4)]
@@ -292,11 +253,16 @@ def test_points_and_tokens_equal_the_main_scripts(show):
     wrong = [(t, g, f, e) for t, g, f, e in zip(texts, golds, found, expected.tolist()) if f != e]
     assert not wrong, wrong[:5]
     assert all(len(set(column)) > 1 for column in expected.T) and (expected[:, 3] > 0).sum() > 100
+    cases = {
+        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
+        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
+        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
+    }  # fmt: skip
+    judged = run(driver, "given[0].map((text) => module('rewards').judged(text, '48'))", list(cases))
+    assert judged == list(cases.values())
     tokenizer = llama.load_tokenizer(settings.HERE / "tiny_llama")
-    texts = texts[:200] + [
-        json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()
-    ]
-    texts += ["Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
+    texts = [*texts[:200], "Zoe has 3 <b>apples</b>.", " Kim  has", "twice\tas many", ""]
+    texts += [json.loads(line)["question"] for line in (settings.HERE / "tiny_gsm8k/test.jsonl").open()]
     pieces = "module('tokenizer').pieces(text, module('pool').VOCABULARY_WORDS).map(({token}) => token ?? 3)"
     found = run(driver, f"given[0].map((text) => {pieces})", [*texts, "<|eot_id|>"])
     assert found[:-1] == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -449,11 +415,6 @@ def test_eight_answers_have_points_advantages_and_alternatives(show):
     shares = [float(x.text.split(" %")[0]) for x in find(driver, "#other .share")]
     rest = float(re.search(r"share ([\d.]+) %", one(driver, "#other").text)[1])
     assert shares == sorted(shares, reverse=True) and sum(shares) + rest == pytest.approx(100, abs=0.6)
-
-
-def test_answers_belong_to_their_question(show):
-    driver = show("answers")
-    drawn(driver)
     one(driver, "#question_text").clear()
     one(driver, "#question_text").send_keys(KIM)
     assert not find(driver, "#cards article") and one(driver, "#gold").get_attribute("value") == ""
@@ -463,25 +424,6 @@ def test_answers_belong_to_their_question(show):
     assert address_of(driver)["question"] == KIM and address_of(driver)["gold"] == "7"
     visit(driver, urlsplit(driver.current_url).fragment)
     assert len(drawn(driver)) == 8 and one(driver, "#question_text").get_attribute("value") == KIM
-    cases = {
-        "<reasoning>40+8=48</reasoning><answer>48</answer>": "right", "<reasoning>48</reasoning>21": "wrong",
-        "<reasoning>40+8=48</reasoning>48</answer>": "untagged", "<answer>48</answer>": "untagged",
-        "<reasoning>48</reasoning><answer>21</answer>": "wrong", "<reasoning></reasoning>": "none",
-    }  # fmt: skip
-    judged = "given[0].map((text) => module('rewards').judged(text, '48'))"
-    assert run(driver, judged, list(cases)) == list(cases.values())
-
-
-def test_what_a_browser_lacks_is_said(show, driver, tmp_path):
-    """A page whose WebAssembly program no browser takes: as where SIMD is missing."""
-    broken = tmp_path / "broken.html"
-    broken.write_text(re.sub(r'"wasm": "AGFzbQ', '"wasm": "AAAAAA', PAGE.read_text()))
-    show("clip")
-    driver.get(f"{broken.as_uri()}#answers")
-    WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#known").text)
-    one(driver, "#tab_train").click()
-    one(driver, "#train_go").click()
-    WebDriverWait(driver, 60).until(lambda d: "needs WebAssembly with SIMD" in one(d, "#train_told").text)
 
 
 def test_a_hostile_question_is_text(show):
@@ -506,17 +448,11 @@ def test_a_hostile_question_is_text(show):
         assert said in one(driver, "#known").text and one(driver, "#draw").is_enabled() == (said == "")
 
 
-def trace_of(driver):
-    """Since the last call: processor seconds of each task of a main thread, and the addresses asked for."""
-    tasks, addresses = [], []
-    for entry in driver.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        event = message["params"]
-        if message["method"] == "Network.requestWillBeSent":
-            addresses.append(event["request"]["url"])
-        if "tdur" in event and event["name"].endswith("RunTask") and event["pid"] == event["tid"]:
-            tasks.append((event["pid"], event["tdur"] / 1e6))
-    return tasks, addresses
+def tasks_of(driver):
+    """Processor seconds of each task of a main thread since the last call: [(process, seconds)]."""
+    events = [json.loads(entry["message"])["message"]["params"] for entry in driver.get_log("performance")]
+    tasks = [x for x in events if "tdur" in x and x["name"].endswith("RunTask") and x["pid"] == x["tid"]]
+    return [(task["pid"], task["tdur"] / 1e6) for task in tasks]
 
 
 def test_training_reaches_80_percent_within_5_minutes(show, driver):
@@ -539,17 +475,14 @@ def test_training_reaches_80_percent_within_5_minutes(show, driver):
             pages = {p.pid: p.memory_info().rss for p in children if "--type=renderer" in p.cmdline()}
             memory = max(memory, *pages.values())
             # Processor time: the wall clock of a task also counts what else this machine is busy with.
-            blocks += [duration for pid, duration in trace_of(driver)[0] if pid in pages]
+            blocks += [duration for pid, duration in tasks_of(driver) if pid in pages]
         row = dict(seed=seed, right_before=float(shown[0]), steps=progress(driver) // 25 * 25)
         rows.append(row | dict(right=float(shown[1]), seconds=round(time.monotonic() - began, 1)))
     print(f"{rows}; {memory / 1e6:.0f} MB; longest of {len(blocks)} tasks {max(blocks):.3f} s")
     if "TABLE" in os.environ:
         row = dict(memory_mb=round(memory / 1e6), longest_task_ms=round(1e3 * max(blocks)))
         row |= dict(load=round(os.getloadavg()[2], 1), machine=machine.processor(), date=time.strftime("%F"))
-        with open(os.environ["TABLE"], "w", newline="") as file:
-            table = csv.DictWriter(file, [*rows[0], *row], lineterminator="\n")
-            table.writeheader()
-            table.writerows(seen | row for seen in rows)
+        pd.DataFrame(rows).assign(**row).to_csv(os.environ["TABLE"], index=False)
     assert all(25 < row["right_before"] < 45 for row in rows)  # untrained
     assert np.median([row["seconds"] if row["right"] >= 80 else np.inf for row in rows]) < 300
     assert memory < 1e9 and len(blocks) > 100 and max(blocks) < 0.1
@@ -589,26 +522,25 @@ def go_on_until(driver, step, lang="en"):
     WebDriverWait(driver, 60).until(lambda d: kept in one(d, "#train_told").text)
 
 
-def test_verdicts_name_what_pays_and_curves_show_what_moved(show):
+def test_verdicts_name_what_pays(show):
     """What pays is asked of the reward itself: the same answer, once with and once without."""
     driver = show("clip")
-    random, kinds = np.random.default_rng(5), set()
-    form = "<reasoning>7</reasoning><answer>{}</answer>"
+    random, kinds, form = np.random.default_rng(5), set(), "<reasoning>7</reasoning><answer>{}</answer>"
     pairs = {"right": (form.format(7), 9, form.format(70), 9), "form": (form.format(70), 9, "70", 9)}
     pairs["length"] = (form.format(7), 20, form.format(7), 10)
     names = ["format", "tag", "right", "whitespace", "close", "near", "wrong", "number", "token"]
-    script = """given[0].map(([points, before, after, pairs]) => {
+    script = """given[0].map(([points, before, after]) => {
       const { reward, total } = module('rewards'), sum = (text, n) => total(reward(text, '7', points, n));
-      const pays = pairs.map(([a, m, b, n]) => sum(a, m) - sum(b, n));
+      const pays = given[1].map(([a, m, b, n]) => sum(a, m) - sum(b, n));
       return [module('verdict').verdict(points, before, after), pays];
     })"""
     cases = []
     for _ in range(300):
         points = dict(zip(names, random.choice([0, 0, 0.5, 3, -1], 9).tolist(), strict=True))
-        kinds_of = ("right", "form", "length", "reward", "kl")
-        looks = [dict(zip(kinds_of, x, strict=True)) for x in random.random((2, 5)) * [1, 1, 28, 1, 1]]
-        cases.append([points, *looks, list(pairs.values())])
-    for (points, before, after, _), (said, pays) in zip(cases, run(driver, script, cases), strict=True):
+        looks = random.random((2, 5)) * [1, 1, 28, 1, 1]
+        cases.append([points, *(dict(zip([*pairs, "reward", "kl"], look.tolist())) for look in looks)])
+    found = run(driver, script, cases, list(pairs.values()))
+    for (points, before, after), (said, pays) in zip(cases, found, strict=True):
         for name, pay in zip(pairs, pays, strict=True):
             pay -= points["wrong"] * (name == "form")  # an answer without its tags isn't graded as wrong
             change, least = after[name] - before[name], 2 if name == "length" else 0.1
@@ -617,8 +549,11 @@ def test_verdicts_name_what_pays_and_curves_show_what_moved(show):
             assert told == ([f"verdict_{kind}"] if abs(change) >= least and any(points.values()) else [])
             kinds.update(told)
     assert len(kinds) == 3
-    # One spike of a curve doesn't flatten it.
-    values, end = [0.1 + 0.004 * i for i in range(100)], "module('dom').axisEnd(given[0], 0.3)"
+
+
+def test_one_spike_of_a_curve_does_not_flatten_it(show):
+    driver, values = show("clip"), [0.1 + 0.004 * i for i in range(100)]
+    end = "module('dom').axisEnd(given[0], 0.3)"
     assert run(driver, end, values) == max(values)
     assert run(driver, end, values[:50] + [3.0] * 50) == 3  # a run that has left stays visible
     values[50] = 31.0
@@ -633,6 +568,7 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     assert one(driver, "#points_right").get_attribute("value") == "0"
     turn(driver, "answers", 2)
     go_on_until(driver, 2)
+    assert one(driver, "#train_changed").text.endswith(": reward only the form, G 2")
     stopped = progress(driver)
     assert len(find(driver, "#train_group tr")) == 3 and not one(driver, "#beta").is_enabled()
     one(driver, "#tab_answers").click()  # what was trained here answers in the other room
@@ -652,20 +588,13 @@ def test_a_training_stops_goes_on_and_is_reset(show):
     assert len(find(driver, "#train_group tr")) == 17
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_room_on_a_phone_and_on_a_desk(show, room, scheme):
-    """Colours, sizes and keys; and nothing leaves the page."""
-    colours = """const of = (e) => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; };
-      return arguments[0].map((name) => document.querySelector(name)).filter(Boolean).map(of)"""
-    controls = """const named = (e) => e.textContent.trim() || e.ariaLabel || e.labels?.[0]?.textContent;
-      return [...document.querySelectorAll('button, a.button, select, summary, input')].every((e) => {
-      const r = (e.focus(), e.getBoundingClientRect());
-      const large = e.type === 'checkbox' || (r.width > 23.9 && r.height > 23.9); // a box has its label
-      return named(e) && (!e.checkVisibility() || large && (e.disabled || e.matches(":focus"))); })"""
-    trace_of(show(room))
+def test_each_room_on_a_phone_and_on_a_desk(show, room):
+    """Widths and keys; of colours, names and sizes `make test-site` asks axe."""
+    reached = """return [...document.querySelectorAll('button, a.button, select, summary, input')].every(
+      (e) => (e.focus(), !e.checkVisibility() || e.disabled || e.matches(':focus')))"""
     for lang in ("en", "zh"):
-        driver = show(room, scheme, lang)
+        driver = show(room, lang=lang)
         if room == "answers":
             drawn(driver)
             find(driver, ".token")[4].click()
@@ -675,19 +604,9 @@ def test_each_room_on_a_phone_and_on_a_desk(show, room, scheme):
         assert not [word for word in ("undefined", "{", "NaN", "[object") if word in words]
         assert bool(re.search("[\u4e00-\u9fff]", one(driver, "main").text)) == (lang == "zh")
         for width in (320, 390, 768, 900, 1400):
-            look_like(driver, width, 900, phone=width < 500, scheme=scheme)
+            look_like(driver, width, 900, phone=width < 500)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-            assert driver.execute_script(controls), width
-        names = ["body", ".quiet", ".good", ".bad", "button.main", ".notice"]
-        body, *others = driver.execute_script(colours, names)
-        assert (contrast(body[1], "rgb(255, 255, 255)") < 2) == (scheme == "light")
-        for color, back in (body, *others):
-            back = body[1] if back == "rgba(0, 0, 0, 0)" else back
-            assert contrast(color, back) > 4.5, (color, back)  # WCAG's AA
-    # A worker is a blob of the page's own, and the icon is empty.
-    own = ("file:", "about:blank", "blob:null/", "data:,")
-    addresses = trace_of(driver)[1]
-    assert len(addresses) >= 4 and not [x for x in addresses if not x.startswith(own)]
+            assert driver.execute_script(reached), width
     one(driver, f"#tab_{room}").send_keys(Keys.ARROW_RIGHT)
     after = ROOMS[(ROOMS.index(room) + 1) % 4]
     WebDriverWait(driver, 20).until(lambda d: find(d, f'#tab_{after}[aria-selected="true"]:focus'))

@@ -9,12 +9,13 @@ import http.server
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from axe_selenium_python import Axe
-from chromium import find, look_like, one, started
+from chromium import find, look_like, one
 from pages import ALL, ROOT
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -23,7 +24,7 @@ import build
 import build_site
 
 SITE = ROOT / "site"
-PLAYGROUND = SITE / "5_GRPO_Maxtext/assets/playground.html"
+PLAYGROUND, REPORT = SITE / "5_GRPO_Maxtext/assets/playground.html", SITE / "report.html"
 WIDTHS = (320, 390, 768, 900, 1400)
 LOOK = """
 const all = (selector) => [...document.querySelectorAll(selector)];
@@ -34,6 +35,11 @@ return {
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
 }"""
 WIDE = "return document.documentElement.scrollWidth > innerWidth"
+# What comes with a click: a mission and the answer to a guess, a token's formula; its strongest colours.
+OPENED = """
+for (const name of [".missions button", "[id^=guess_]", "article .token"])
+  document.querySelector(name)?.click();
+for (const token of document.querySelectorAll(".token")) token.style.setProperty("--strength", "55%")"""
 SAMPLE = ("index.html", "zh/3_Pendulum/ppo.html", "GLOSSARY.html", "4_GRPO_MNIST/grpo_mnist.py.html")
 
 
@@ -41,13 +47,6 @@ def test_the_committed_playground_is_what_its_sources_make():
     page = ROOT / "5_GRPO_Maxtext/assets/playground.html"
     assert page.read_text() == build.build(), "run make playground"
     assert page.stat().st_size <= 3_000_000
-
-
-@pytest.fixture(scope="module")
-def driver():
-    driver = started()
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -79,51 +78,47 @@ def target_of(link):
 
 
 def test_every_link_leads_to_a_file_and_an_anchor_and_no_page_fetches_anything(seen):
-    followed = 0
     for page, look in seen.items():
         assert all(name.startswith(("file:", "blob:", "data:")) for name in look["fetched"]), page
+        assert all(link.startswith(("file:", "http")) for link in look["links"]), page
         for link in look["links"]:
-            if not link.startswith("file:"):
-                assert link.startswith("http"), (page, link)
-                continue
             path, anchor = target_of(link)
-            assert path.is_relative_to(SITE) and path.is_file(), (page, link)
-            if anchor and "=" not in anchor:  # else it says what to show
-                assert anchor in seen[path]["ids"], (page, link)
-            followed += 1
-    assert followed > 3000
+            if link.startswith("file:"):
+                assert path.is_relative_to(SITE) and path.is_file(), (page, link)
+                assert not anchor or "=" in anchor or anchor in seen[path]["ids"], (page, link)
 
 
-def test_every_page_of_the_course_is_reached_in_its_language(seen):
+def test_every_page_of_the_course_is_shown_whole_and_in_its_language(seen):
     for page in ALL:
         look, chinese = seen[SITE / build_site.place(page)], page.stem.endswith("_ch")
         assert look["lang"] == ("zh-TW" if chinese else "en")
         other = page.with_stem(page.stem.removesuffix("_ch") if chinese else f"{page.stem}_ch")
         assert (SITE / build_site.place(other)).as_uri() in look["links"], page
-    assert SITE / "report.html" in seen and PLAYGROUND in seen
-
-
-def test_formulas_and_pictures_are_shown(seen):
-    for page in ALL:
-        look = seen[SITE / build_site.place(page)]
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         assert look["math"] == len(re.findall(r"^\$\$.*?\$\$$", prose, re.M | re.S)), page
         assert "$$" not in look["text"], page
-    assert sum(look["math"] for look in seen.values()) > 50
-    mine = {page: look for page, look in seen.items() if page not in (PLAYGROUND, SITE / "report.html")}
-    assert not [(page, look["missing"]) for page, look in mine.items() if look["missing"]]
-    assert not [(page, look["wide"]) for page, look in mine.items() if look["wide"]]
+    mine = [(page, look) for page, look in seen.items() if page not in (PLAYGROUND, REPORT)]
+    assert len(mine) == len(seen) - 2
+    assert not [
+        (page, look["missing"], look["wide"]) for page, look in mine if look["missing"] or look["wide"]
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", SAMPLE)
+@pytest.mark.parametrize("page", [*SAMPLE, *(f"{PLAYGROUND}#room={room}" for room in (1, 2, 3, 4)), REPORT])
 def test_axe_finds_nothing(driver, page, scheme):
-    look_like(driver, 900, 844, phone=False, scheme=scheme)
-    driver.get((SITE / page).as_uri())
-    axe = Axe(driver)
-    axe.inject()
-    faults = axe.run(options="{iframes: false}")["violations"]  # the playground has tests of its own
-    assert not [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in faults]
+    driver.get("about:blank")
+    driver.get(f"{SITE.as_uri()}/{page}" if page in SAMPLE else f"file://{page}")
+    if str(page).endswith("=3"):
+        WebDriverWait(driver, 60).until(lambda _: one(driver, "#eight_told").is_displayed())
+    driver.execute_script(OPENED)
+    for width in (390, 1280):
+        look_like(driver, width, 844, phone=width == 390, scheme=scheme)
+        time.sleep(0.6)  # Material fades colours, and lets keys reach what now scrolls
+        axe = Axe(driver)
+        axe.inject()
+        found = axe.run(options="{iframes: false, rules: {'target-size': {enabled: true}}}")["violations"]
+        assert not [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in found]
 
 
 @pytest.mark.parametrize(

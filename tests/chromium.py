@@ -1,27 +1,26 @@
 """A headless Chromium for the tests of pages; needs Debian's chromium and chromium-driver."""
 
 import shutil
-from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
+FLAGS = "headless=new no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
 
 
-def started(*logs: str, **experimental: Any) -> webdriver.Chrome:
-    """A browser that keeps the log of its complaints, and those named."""
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", dict.fromkeys(("browser", *logs), "ALL"))
-    for name, value in experimental.items():
-        options.add_experimental_option(name, value)
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+def started(traced: bool) -> webdriver.Chrome:
+    """A browser that keeps the log of its complaints; where traced, also of its tasks and requests."""
+    options, logs = webdriver.ChromeOptions(), {"browser": "ALL"}
+    for flag in FLAGS.split():
+        options.add_argument(f"--{flag}")
+    if traced:
+        logs["performance"] = "ALL"
+        options.add_experimental_option("perfLoggingPrefs", {"traceCategories": "toplevel"})
+    options.set_capability("goog:loggingPrefs", logs)
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_script_timeout(600)
+    return driver
 
 
 def look_like(driver, width, height, *, phone, scheme="light"):
@@ -41,6 +40,11 @@ def one(driver, selector):
     """The only element that a CSS selector finds."""
     [element] = find(driver, selector)
     return element
+
+
+def texts(driver, selector):
+    """Of each element that a CSS selector finds."""
+    return [element.text for element in find(driver, selector)]
 
 
 def contrast(first, second):

@@ -56,3 +56,13 @@ def finished(tmp_path_factory):
     return short_runs.made_once(
         tmp_path_factory, "finished", lambda folder: short_runs.run_here(folder, *short_runs.SHORT)
     )
+
+
+@pytest.fixture(scope="module")
+def driver(request):
+    """A browser for the files that want one."""
+    import chromium
+
+    driver = chromium.started(traced=hasattr(request.module, "TRACED"))
+    yield driver
+    driver.quit()

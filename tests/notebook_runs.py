@@ -25,10 +25,6 @@ SHORT = {
 }
 
 
-def run(notebook, folder):
-    NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(folder)}}).execute()
-
-
 @pytest.mark.parametrize("script", notebooks.PAGES, ids=lambda script: Path(script).stem)
 def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     made, chinese = notebooks.notebook(script), notebooks.notebook(script, "_ch")
@@ -36,7 +32,7 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
     assert [cell.source for cell in cells] == [c.source for c in chinese.cells if c.cell_type == "code"]
     arguments = [*SHORT[Path(script).stem], f"RUN_DIR={tmp_path}"]
     cells[0].source = cells[0].source.replace("ARGUMENTS = []", f"ARGUMENTS = {arguments}")
-    run(made, ROOT)
+    NotebookClient(made, timeout=1200, resources={"metadata": {"path": ROOT}}).execute()
     assert all(cell.execution_count for cell in cells)
     assert (tmp_path / "result.json").is_file()
     if (kept := tmp_path / "constants.json").is_file():
@@ -53,6 +49,5 @@ def test_a_notebook_runs_from_the_first_to_the_last_cell(script, tmp_path):
 def test_without_the_course_the_first_cell_says_what_to_set(tmp_path):
     made = notebooks.notebook("1_Q_Learning/Q_Learning.py")
     del made.cells[2:]
-    with pytest.raises(CellExecutionError) as caught:
-        run(made, tmp_path)
-    assert caught.value.ename == "SystemExit" and "set REPOSITORY in this cell" in caught.value.evalue
+    with pytest.raises(CellExecutionError, match=r"SystemExit: .*set REPOSITORY in this cell"):
+        NotebookClient(made, resources={"metadata": {"path": tmp_path}}).execute()

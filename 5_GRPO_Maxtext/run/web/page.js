@@ -66,7 +66,7 @@ function written(text) {
 const number = (value, digits = 3) =>
   value === null || Number.isNaN(value) ? "–" : value.toFixed(digits).replace(/^-(?=0[.]?0*$)/, "").replace("-", "−");
 const points = (value) => number(value, Number.isInteger(value * 10) ? 1 : 3);
-const inner = (value, digits = 3) => (value < 0 ? `(${number(value, digits)})` : number(value, digits));
+const inner = (value, digits = 3) => number(value, digits).replace(/^−.*/, "($&)");
 const signed = (value, digits = 3) => (number(value, digits).startsWith("−") ? "" : "+") + number(value, digits);
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
@@ -175,7 +175,7 @@ function drawCurve(title, lines, meaning, show, most, large) {
   picture.addEventListener("pointerdown", choose);
   picture.addEventListener("pointermove", (event) => event.buttons && choose(event));
   const caption = el("figcaption");
-  at(large ? "held_out" : "charts").append(el("figure", {}, picture, caption));
+  at(large ? "held_out" : "charts").append(el("figure", {}, el("b", {}, title, way), picture, caption));
   charts.push((step) => {
     cursor.setAttribute("x1", x(Math.max(step, first)));
     cursor.setAttribute("x2", x(Math.max(step, first)));
@@ -189,7 +189,7 @@ function drawCurve(title, lines, meaning, show, most, large) {
     });
     const peak = Math.max(...found), { steps, values } = lines.find((line) => line.values.includes(peak));
     const beyond = peak > high ? say` ▲ up to ${show(peak)} (step ${steps[values.indexOf(peak)]})` : "";
-    caption.replaceChildren(el("b", {}, title, way), el("span", { class: "meaning" }, meaning), ...shown, beyond);
+    caption.replaceChildren(el("span", { class: "meaning" }, meaning), ...shown, beyond);
   });
 }
 
@@ -659,7 +659,7 @@ function lookNext() {
   const never = evaluations.length > 1 ? data.asked.filter((_, i) => STORIES["never right"](evaluations.map((e) => e.greedy_correct[i]))).length : 0;
   if (never) found.push([say`Never right: ${never} of ${data.asked.length} held-out questions. Too hard, or a wrong answer in the data?`, place("through_time", { time_filter: "never right" })]);
   const names = data.headline.map(([name]) => name), flat = data.headline.find(([name]) => name === "flat");
-  if (flat) found.push([say`No clear gain since step ${flat[1].step}: fewer steps may do (NUM_BATCHES=${c.NUM_BATCHES}), or take harder questions (DATASET=${c.DATASET}).`, place("held_out", {})]);
+  if (flat) found.push([say`No clear gain since step ${flat[1].step}: fewer steps may do (NUM_BATCHES is ${c.NUM_BATCHES} here), or take harder questions (DATASET is ${c.DATASET}).`, place("held_out", {})]);
   if (names.includes("unclear")) found.push([say`Too few test questions to tell (NUM_TEST_QUESTIONS=${c.NUM_TEST_QUESTIONS}), or too few steps (NUM_BATCHES=${c.NUM_BATCHES}).`, place("before_after", {})]);
   if (names.includes("rising")) found.push([say`The held-out curve was still rising: more steps may help (NUM_BATCHES=${c.NUM_BATCHES}).`, place("held_out", {})]);
   return found;
@@ -670,7 +670,7 @@ const table = (header, rows, cell) => el("div", { class: "scroll", tabindex: 0, 
 
 function drawSummary() {
   const { kind, notes = [], reasons = [], headline = [] } = data;
-  const about = kind === "run" ? say`${c.MODEL}, ${c.DATASET}, ${data.folder}, ${data.steps} of ${c.NUM_BATCHES} steps of ${c.BATCH_SIZE} questions × ${c.NUM_GENERATIONS} answers, seed ${c.SEED}`
+  const about = kind === "run" ? say`Model ${c.MODEL}, questions ${c.DATASET}, folder ${data.folder}: ${data.steps} of ${c.NUM_BATCHES} steps of ${c.BATCH_SIZE} questions × ${c.NUM_GENERATIONS} answers, seed ${c.SEED}`
     : kind === "compare" ? say`Two runs: ${data.names[0]} and ${data.names[1]}` : data.about;
   at("about").textContent = plain(about);
   at("title").textContent = plain(headline.map(spoken).join(semicolon) || tell("Answers to questions"));
