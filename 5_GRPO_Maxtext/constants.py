@@ -50,9 +50,9 @@ class Variants:
     TEMPERATURE_END: NonNegative = 0.0  # TEMPERATURE goes there in a straight line over all steps (0 = stays)
     ADVANTAGE_CLIP: NonNegative = 0.0  # largest absolute advantage (0 = off)
     LOGITS_CLIP: NonNegative = 0.0  # largest absolute logit; a clipped logit has no gradient (0 = off)
-    ENVIRONMENT: str = ""  # Python file with a class Environment, a world to act in by turns (empty = off)
+    ENVIRONMENT: str = ""  # Python file with a class Environment, to act in by turns (empty = off)
     MAX_TURNS: Count = 12  # actions per episode of ENVIRONMENT; longer ones are cut off
-    GAMMA: Share = 1.0  # discount of the world's rewards per turn; below 1 a short way is worth more
+    GAMMA: Share = 1.0  # discount of the environment's rewards per turn; below 1 a short way is worth more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class Constants(Arrays):
     PAGE: bool = False  # True: answers.html in the run's folder shows them; 8 SAMPLES instead of 1
     ANSWER: str = ""  # the right answer to the question on the command line; then it is graded
     SAMPLING: Literal["", "greedy", "standard", "liberal"] = ""  # (empty = greedy; standard if SAMPLES > 1)
-    SEED: Seed = 0  # draws the samples; greedy answers do not depend on it
+    SEED: Seed = 0  # of the samples; greedy answers do not depend on it
     INPUT: str = ""  # JSON, JSONL or Parquet file with question or prompt; answer or ground_truth is graded
     OUTPUT: str = ""  # JSONL file: INPUT's rows and the answers (empty = INPUT's name with .answers)
     BATCH_SIZE: Count = 64  # answers decoded at once; more: faster, and more memory

@@ -33,7 +33,7 @@ class Constants:
     SAMPLES: Annotated[int, Field(ge=2)] = 256  # n, answers per question; k goes up to n in powers of two
     NUM_QUESTIONS: Count = 512  # from the top of the run's test set
     BATCH_SIZE: Count = 512  # answers decoded at once; more: faster, and more memory
-    SEED: Seed = 0  # draws the answers
+    SEED: Seed = 0  # of the sampled answers
     REWARD_FUNC: str = ""  # Python file with the runs' own compute_score; none is run unless named here
     RUN_DIR: str = "runs/pass_at_k"  # folder for counts, CSV and picture
 
