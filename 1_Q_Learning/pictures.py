@@ -35,10 +35,7 @@ def table_text(q_table: np.ndarray, actions: Sequence[str]) -> str:
 
 
 def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_return: float) -> plt.Figure:
-    """Above: return against episodes, and where epsilon stops falling. Below: the largest error of the table.
-
-    `log` is float64 [rows, 4], see `train`; `errors`, [rows], are those at the end of each row.
-    """
+    """Above: return, and where epsilon stops falling; `log` is `train`'s. Below: the table's error [rows]."""
     episodes, epsilon, returns = log[:, 0], log[:, 1], log[:, 2]
     figure, (above, below) = plt.subplots(2, 1, figsize=(6, 5.2), facecolor="white", layout="constrained")
     above.plot(episodes, returns, color=BLUE)
@@ -59,10 +56,9 @@ def draw_learning_curve(path: Path, log: np.ndarray, errors: np.ndarray, best_re
 
 
 def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int]]) -> plt.Figure:
-    """The grid: each cell split into one triangle per action, colored and labeled by Q; greedy arrows.
+    """The grid of a table [SIZE^2, 4]: a triangle per action, colored and labeled by Q, and greedy arrows.
 
-    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes. `q_table`
-    is float64 [SIZE^2, 4], `moves` has (rows, columns) of each action.
+    Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
     """
     size = size_of(q_table)
     figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")

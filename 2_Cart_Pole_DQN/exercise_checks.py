@@ -109,18 +109,14 @@ N_STEP = Exercise(
         "rewards count beyond a truncation: only a termination stops the sum": "| batch.truncated =>",
         "rewards count beyond a termination: only a truncation stops the sum": "batch.terminated | =>",
         "the step that ends the episode does not count": "(axis=1) - ended => (axis=1)",
-        "only the steps that end an episode are left out, not what follows them":
-            "ended.cumsum(axis=1) - ended == 0 => ended == 0",
+        "only the steps that end an episode are left out": "ended.cumsum(axis=1) - ended => ended",
         "the rewards are not discounted": "gamma ** jnp.arange(n) * =>",
         "the first reward is discounted already": "jnp.arange(n) => (1 + jnp.arange(n))",
         "gamma * k stands where gamma^k belongs": "gamma ** => gamma *",
         "every later reward is discounted once, by gamma": "jnp.arange(n) => jnp.minimum(jnp.arange(n), 1)",
-        "the last transition is always the window's last, which may belong to the next episode":
-            "m - 1], batch => 0 * m - 1], batch",
-        "the last transition is number m of the window, one too far: they are counted from 0":
-            "m - 1], batch => jnp.minimum(m, n - 1)], batch",
-        "the sum runs over the batch, not over the window: wrong axis":
-            ".sum(axis=1), m, => .sum(axis=0), m,",
+        "the last transition is always the window's last": "m - 1], batch => 0 * m - 1], batch",
+        "the last transition is number m, one too far": "m - 1], batch => jnp.minimum(m, n - 1)], batch",
+        "the sum runs over the batch, not the window: wrong axis": ".sum(axis=1), m, => .sum(axis=0), m,",
     },
 )  # fmt: skip
 
@@ -194,16 +190,11 @@ SAMPLE = Exercise(
     look_at_sample,
     sample,
     {
-        "windows begin anywhere in the ring: they run over its seam, and into rows never written":
-            f"{RANGE} => 0, capacity",
-        "windows lie anywhere in the array: over its seam, and in rows never written":
-            f"{RANGE} => 0, capacity - n + 1",
-        "windows begin anywhere in what was written: they run over its end":
-            f"{RANGE} => 0, jnp.minimum(count, capacity)",
-        "windows begin at 0 to count: in overwritten rows, and beyond the newest one into empty ones":
-            f"{RANGE} => 0, count",
-        "the oldest is taken to be number 0 even when it has been overwritten":
-            "jnp.maximum(count - capacity, 0) => 0",
+        "windows run over the ring's seam, and start in rows never written": f"{RANGE} => 0, capacity",
+        "windows lie anywhere: in rows never written": f"{RANGE} => 0, capacity - n + 1",
+        "windows run over the end of what was written": f"{RANGE} => 0, jnp.minimum(count, capacity)",
+        "windows begin at 0 to count: in overwritten rows, or run into empty ones": f"{RANGE} => 0, count",
+        "the oldest is number 0 even when it's overwritten": "jnp.maximum(count - capacity, 0) => 0",
         "the newest window is never drawn: randint already leaves its end out": "count - n + 1 => count - n",
         "one window too many: the last one runs past the newest row": "count - n + 1 => count - n + 2",
         "% capacity is missing: what lies beyond the array is its last row": "% capacity =>",

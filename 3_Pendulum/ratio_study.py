@@ -53,17 +53,7 @@ def ratios_after(c: ppo.Constants, agent: ppo.Agent, batch: ppo.Batch, rng: jax.
 
 # %% Main -----------------------------------------------------------------------------------------------
 def main(arguments: list[str]) -> Path:
-    """The same update with the clip and without; writes ratio_passes.csv.
-
-    Args:
-        arguments: `NAME=value` each, constants of ppo.py.
-
-    Returns:
-        The run's folder.
-
-    Raises:
-        settings.UserError: see `settings.read` and `runs.open_run`.
-    """
+    """The same update with the clip and without; writes ratio_passes.csv, returns the run's folder."""
     c = ppo.configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("ratio_study", c)

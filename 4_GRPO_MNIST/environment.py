@@ -6,10 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from data import NUM_DIGITS, NUM_PIXELS, Data
+from data import Data
 from settings import UserError
-
-__all__ = ["NUM_DIGITS", "NUM_PIXELS", "Data", "evaluate", "final_rows", "pixels", "shuffled", "step"]
 
 
 def pixels(images: jax.Array) -> jax.Array:
@@ -58,10 +56,8 @@ def final_rows(c: Any, policy: Callable, method: str, agents: Any, log: Any, dat
     """
     accuracies = {name: getattr(log, name)[:, -1] for name in log._fields if name.startswith("validation")}
     if data:
-        evaluate_all = jax.jit(
-            jax.vmap(lambda actor: evaluate(policy, actor, data.test_images, data.test_labels))
-        )
-        greedy, sampled = evaluate_all(agents.actor)  # [NUM_SEEDS]
+        one = lambda actor: evaluate(policy, actor, data.test_images, data.test_labels)  # noqa: E731
+        greedy, sampled = jax.jit(jax.vmap(one))(agents.actor)  # [NUM_SEEDS]
         accuracies |= {"test_accuracy": greedy, "test_sampled_accuracy": sampled}
     return [
         {"method": method, "seed": c.SEED + i} | {name: x[i].item() for name, x in accuracies.items()}

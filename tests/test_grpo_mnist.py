@@ -465,7 +465,7 @@ def test_learns_the_packaged_subset_almost_as_well_as_when_told_the_digits():
     for method in ("grpo", "cross_entropy"):
         c = variants.configure(["NUM_SEEDS=1", "NUM_EPOCHS=6", "LOGS_PER_EPOCH=1", f"METHOD={method}"])
         script = grpo_mnist if method == "grpo" else variants
-        agents, log, _ = script.train(c, subset())
+        agents, log, _ = grpo_mnist.train(c, subset(), script.make_agent, script.update)
         rows = environment.final_rows(c, grpo_mnist.policy, method, agents, log, subset())
         accuracy[method] = np.mean([row["test_accuracy"] for row in rows])
     assert accuracy["grpo"] > 0.90
@@ -497,7 +497,7 @@ def test_equal_seeds_begin_with_equal_weights_by_any_method_and_the_critic_has_i
 def test_a_line_an_epoch_and_a_log_row_each_evaluation(run):
     trained, data = run["grpo"], split()
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        grpo_mnist.train(trained.c, data)
+        grpo_mnist.train(trained.c, data, grpo_mnist.make_agent, grpo_mnist.update)
     images = [int(number) for number in re.findall(r"^images +(\d+)", out.getvalue(), re.M)]
     assert images == [384, 768, 1152]  # 420 images are 3 batches of 64 for each of 2 rows
     log = trained.log
