@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+ROOT = Path(__file__).resolve().parent.parent
 Lines = Iterator[dict[str, Any]]
 
 
@@ -29,9 +30,10 @@ def read_json(path: Path) -> Any:
 
 
 def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
-    """The columns of log.csv, float32 as the script had them; of one seed, or of the only one."""
+    """The columns of log.csv: of the only seed, or of one of several, float32 as the script had them."""
     rows = [row for row in read_csv(run / "log.csv") if seed is None or int(row["seed"]) == seed]
-    return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0] if name != "method"}
+    dtype = float if seed is None else np.float32
+    return {name: np.array([row[name] for row in rows], dtype) for name in rows[0] if name != "method"}
 
 
 def seeds_of(run: Path) -> list[int]:
@@ -41,68 +43,34 @@ def seeds_of(run: Path) -> list[int]:
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
-def q_learning_facts(run: Path) -> dict[str, Any]:
-    """What the tables of folder 1 choose from: constants, log, table and optimum, and figures of them."""
-    constants, result = read_json(run / "constants.json"), read_json(run / "result.json")
-    rows = read_csv(run / "log.csv")
-    log = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
-    copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
-    folder = copy if copy.exists() else Path(__file__).resolve().parent.parent / "1_Q_Learning"
-    grid, c = runpy.run_path(str(folder / "grid.py")), SimpleNamespace(**constants)
-    error = np.abs(Q - grid["value_iteration"](c))
-    last = log["return"][log["episode"] > constants["NUM_EPISODES"] - 1000].mean()
-    moves = grid["greedy_moves"](c, Q, grid["START"])
-    facts = {"seed": constants["SEED"], "result": result, "log": log}
-    return facts | {"error": error, "last": last, "moves": moves}
-
-
-def q_learning_seed(runs: Sequence[Path]) -> Lines:
-    """seeds.csv."""
+def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
+    """Some figures of each run; the goal's row of the table is left out."""
     for run in runs:
-        facts = q_learning_facts(run)
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": facts["result"]["max_abs_error"],
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
-            "return_of_last_1000_episodes": round(facts["last"], 3),
-            "seconds": round(facts["result"]["seconds"], 3),
-        }
-
-
-def q_learning_study(runs: Sequence[Path]) -> Lines:
-    """compare.csv."""
-    for run in runs:
-        facts = q_learning_facts(run)
-        close = facts["log"]["episode"][facts["log"]["max_abs_error"] < 1e-6]
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": facts["result"]["max_abs_error"],
-            "pairs_off_by_0.01": int((facts["error"] > 0.01).sum()),
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
+        constants, result, log = (
+            read_json(run / "constants.json"),
+            read_json(run / "result.json"),
+            log_of(run),
+        )
+        Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
+        copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
+        grid = runpy.run_path(str((copy if copy.exists() else ROOT / "1_Q_Learning") / "grid.py"))
+        c = SimpleNamespace(**constants)
+        error = np.abs(Q - grid["value_iteration"](c))[:-1]  # [15, 4]
+        close = log["episode"][log["max_abs_error"] < 1e-6]
+        found = {
+            "max_abs_error": error.max(), "pairs_off_by_0.01": int((error > 0.01).sum()),
+            "optimal_from_every_state": result["optimal_from_every_state"],
             "episodes_to_1e-6": int(close[0]) if len(close) else "never",
-            "return_of_last_1000_episodes": facts["last"],
-        }
-
-
-def q_learning_mistake(runs: Sequence[Path]) -> Lines:
-    """mistakes.csv and exercises.csv; the goal's row of the table is left out."""
-    for run in runs:
-        facts = q_learning_facts(run)
-        error = facts["error"][:-1]  # [15, 4]
-        yield {
-            "seed": facts["seed"],
-            "max_abs_error": error.max(),
-            "pairs_off_by_0.01": int((error > 0.01).sum()),
-            "optimal_from_every_state": facts["result"]["optimal_from_every_state"],
-            "moves_from_start": facts["moves"] or "never",
-            "return_of_last_1000_episodes": round(facts["last"], 3),
-        }
+            "moves_from_start": grid["greedy_moves"](c, Q, grid["START"]) or "never",
+            "return_of_last_1000_episodes": log["return"][log["episode"] > c.NUM_EPISODES - 1000].mean(),
+            "seconds": round(result["seconds"], 3),
+        }  # fmt: skip
+        yield {"seed": c.SEED} | {name: found[name] for name in figures}
 
 
 def q_learning_curves(runs: Sequence[Path]) -> Lines:
     """compare_curves.csv: geometric mean of the errors, mean of the returns, and extremes over the seeds."""
-    logs = [q_learning_facts(run)["log"] for run in runs]
+    logs = [log_of(run) for run in runs]
     errors = np.maximum([log["max_abs_error"] for log in logs], 1e-14)  # 0 isn't on a logarithmic axis
     returns = np.array([log["return"] for log in logs])
     lines = {

@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from measure.columns import read_csv
-from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, numbers, panels, plt
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt, read
 
 Point = tuple[float, float]
 
@@ -151,16 +150,14 @@ def gae_timeline() -> plt.Figure:
 
 def ratio_passes(table: Path) -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
-    lines = read_csv(table)
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds = dict.fromkeys(line["clip_epsilon"] for line in lines)
-    for axes, epsilon, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
-        mine = [line for line in lines if line["clip_epsilon"] == epsilon]
+    kinds, titles = grouped(read(table), "clip_epsilon"), ("with the clip, ε = 0.2", "without the clip")
+    for axes, mine, title in zip(both, kinds.values(), titles, strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
         for action in grouped(mine, "step").values():
-            colour = GREEN if float(action[0]["normalized_advantage"]) > 0 else RED
-            axes.plot(numbers(action, "passes"), numbers(action, "ratio"), color=colour, lw=1.2, alpha=0.8)
-        outside = f"{100 * float(mine[-1]['share_outside']):.0f} % end outside 1 ± ε"
+            colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
+            axes.plot(action.passes, action.ratio, color=colour, lw=1.2, alpha=0.8)
+        outside = f"{100 * mine.share_outside.iloc[-1]:.0f} % end outside 1 ± ε"
         axes.set(title=f"{title}\n{outside}", xlabel="passes over the rollout", xlim=(0, 10), ylim=(0, 2.05))
     both[0].set(ylabel="ratio: new probability / old", yticks=(0, 0.4, 0.8, 1, 1.2, 1.6, 2))
     for y, colour, words in ((0.25, GREEN, "advantage above 0"), (0.08, RED, "advantage below 0")):
@@ -232,8 +229,8 @@ def token_credit(transcript: Path) -> plt.Figure:
 def values_crawl(table: Path) -> plt.Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
     figure, axes = panels(2, 2, 2.7)
-    for one, ((episodes,), rows) in zip(axes, grouped(read_csv(table), "episodes").items(), strict=True):
-        for i, value in enumerate(numbers(rows, "best_value")):
+    for one, (episodes, rows) in zip(axes, grouped(read(table), "episodes").items(), strict=True):
+        for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
             one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
             text = "goal" if i == len(rows) - 1 else f"{value:.0f}" if value >= 0.5 else "·"
@@ -275,7 +272,9 @@ def stack() -> plt.Figure:
 
 def memory(table: Path) -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
-    row = next(row for row in read_csv(table) if row["network"].startswith("8 billion, bfloat16"))
+    row = next(
+        row for name, row in read(table, index_col=0).iterrows() if name.startswith("8 billion, bfloat16")
+    )
     figure, [axes] = panels(1, height=3.0)
     parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}
     words = {"adam_moments": "Adam", "critic": "critic: weights,\ngradients, Adam"}
@@ -284,7 +283,7 @@ def memory(table: Path) -> plt.Figure:
         for name, colour in parts.items():
             if name == "critic" and method == "GRPO":
                 continue
-            size = int(row[name]) / 1e9
+            size = row[name] / 1e9
             axes.barh(y, size, left=left, color=f"{colour}30", edgecolor=colour, height=0.6)
             upright = {"rotation": 90} if size < 20 else {}
             say(axes, left + size / 2, y, f"{words.get(name, name)}\n{size:.1f}", fontsize=10, **upright)
