@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 Lines = Iterator[dict[str, Any]]
@@ -140,12 +141,10 @@ def learning_curve(runs: Sequence[Path]) -> Lines:
 
 
 def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:
-    """Last policies of one row less those of another, seed by seed.
+    """Last policies of one row less those of another, seed by seed: mean, interval, how many are lower.
 
-    Returns:
-        The mean difference; its 95 % interval by the percentile bootstrap (10,000 resamples of the seeds),
-        which makes no guess at the shape of the differences, most of them 0, and with ten seeds is a little
-        narrow; how many seeds are lower and higher.
+    The 95 % interval is the percentile bootstrap's (10,000 resamples of the seeds), which makes no guess at
+    the shape of the differences, most of them 0, and with ten seeds is a little narrow.
     """
     import scipy.stats
 
@@ -173,48 +172,29 @@ def paired_rows(table: Path) -> Lines:
 
 def best_of_tune(table: Path) -> list[dict[str, Any]]:
     """Each learner's best setting by the mean of its last policies; of equals, by that while learning."""
-    best: dict[str, tuple] = {}
-    lines = read_csv(table)
-    for key in dict.fromkeys((x["learner"], x["learning_rate"], x["target_sync_interval"]) for x in lines):
-        mine = [x for x in lines if (x["learner"], x["learning_rate"], x["target_sync_interval"]) == key]
-        score = [np.mean([float(x[name]) for x in mine]) for name in ("eval_return", "mean_while_learning")]
-        best[key[0]] = max(best.get(key[0], ([], "", "")), (score, *key[1:]))
-    rows = []
-    for learner, (_, rate, interval) in best.items():
-        words = [] if learner == "ours" else ["N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False"]
-        words += [f"LEARNING_RATE={rate}"] + ([] if learner == "ours" else [f"LEARNING_RATE_END={rate}"])
-        rows.append({"learner": learner, "changed": " ".join([*words, f"TARGET_SYNC_INTERVAL={interval}"])})
+    keys, scores = ["learning_rate", "target_sync_interval"], ["eval_return", "mean_while_learning"]
+    lines, rows = pd.read_csv(table, dtype=dict.fromkeys(keys, str)), []
+    for learner, mine in lines.groupby("learner", sort=False):
+        means = mine.groupby(keys, as_index=False)[scores].mean()
+        rate, interval = means.sort_values(scores + keys).iloc[-1][keys]
+        words = f"LEARNING_RATE={rate}"
+        if learner != "ours":
+            words = f"N_STEPS=1 DOUBLE_DQN=False SCALE_OBSERVATIONS=False {words} LEARNING_RATE_END={rate}"
+        rows.append({"learner": learner, "changed": f"{words} TARGET_SYNC_INTERVAL={interval}"})
     return rows
 
 
 # %% Folder 4 -------------------------------------------------------------------------------------------
-def mnist_study(runs: Sequence[Path]) -> Lines:
-    """Folder 4's compare.csv: the last accuracies, and means over the whole training."""
+def mnist(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
+    """Some figures of each seed: the last accuracies, means of the log, seconds of all seeds."""
     for run in runs:
         result = read_json(run / "result.json")
         for row in read_csv(run / "accuracy.csv"):
             log = log_of(run, int(row["seed"]))
-            line = {name: value for name, value in row.items() if name not in ("method", "seed")}
-            means = {name: log[name].mean().item() for name in log if name not in ("seed", "images", *line)}
-            yield {
-                "seed": row["seed"], **line, "images": int(log["images"][-1]), **means,
-                "seconds_of_all_seeds": result["seconds"] - result["compile_seconds"],
-            }  # fmt: skip
-
-
-def mnist_tuning(runs: Sequence[Path]) -> Lines:
-    """Folder 4's tune.csv: without the test images."""
-    for line in mnist_study(runs):
-        yield {name: value for name, value in line.items() if not name.startswith("test")}
-
-
-def mnist_accuracy(runs: Sequence[Path]) -> Lines:
-    """Folder 4's seeds.csv and exercises.csv: the test images."""
-    for run in runs:
-        result = read_json(run / "result.json")
-        for row in read_csv(run / "accuracy.csv"):
-            line = {name: row[name] for name in ("seed", "test_accuracy", "test_sampled_accuracy")}
-            yield line | {name: result[name] for name in ("seconds", "compile_seconds")}
+            found = result | {name: log[name].mean().item() for name in log} | row
+            found["images"] = int(log["images"][-1])
+            found["seconds_of_all_seeds"] = result["seconds"] - result["compile_seconds"]
+            yield {name: found[name] for name in ("seed", *figures)}
 
 
 def mnist_log(runs: Sequence[Path]) -> Lines:
@@ -224,6 +204,9 @@ def mnist_log(runs: Sequence[Path]) -> Lines:
 
 
 # %% Folder 5 -------------------------------------------------------------------------------------------
+WHEN = "before", "after"
+
+
 def measured(run: Path) -> dict[str, str]:
     """Machine and date."""
     return {name: read_json(run / "measured.json")[name] for name in ("machine", "date")}
@@ -233,39 +216,35 @@ def language_model(runs: Sequence[Path]) -> Lines:
     """Folder 5's seeds.csv: one line per run."""
     for run in runs:
         result = read_json(run / "result.json")
-        shares = {
-            f"{when}_{name}": value for when in ("before", "after")
-            for name, value in result[when].items() if name.endswith("_accuracy")
-        }  # fmt: skip
+        named = [(when, name) for when in WHEN for name in result[when] if name.endswith("_accuracy")]
+        shares = {f"{when}_{name}": result[when][name] for when, name in named}
         more = {name: result.get(name, "") for name in ("seconds", "seconds_per_step", "steps")}
         yield shares | {"questions": result["before"]["questions"]} | more | measured(run)
 
 
+KEYS = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
+
+
 def own_task(runs: Sequence[Path]) -> Lines:
     """Folder 5's own_tasks.csv: one line per run, and one for each data_source where it has several."""
-    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
     for run in runs:
         result = read_json(run / "result.json")
-        before, after = (
-            {"all": result[w]} | result[w].get("by_data_source", {}) for w in ("before", "after")
-        )
-        for name, old in before.items():
-            line = {"data_source": name, "questions": old["questions"]}
-            for key in keys:
-                line |= {"before_" + key: old.get(key, ""), "after_" + key: after[name].get(key, "")}
+        parts = {when: {"all": result[when]} | result[when].get("by_data_source", {}) for when in WHEN}
+        for name, before in parts["before"].items():
+            shares = {f"{when}_{key}": parts[when][name].get(key, "") for key in KEYS for when in WHEN}
+            line = {"data_source": name, "questions": before["questions"]} | shares
             yield line | {"seconds": result["seconds"]} | measured(run)
 
 
 def mismatch(runs: Sequence[Path]) -> Lines:
     """Folder 5's mismatch.csv."""
-    keys = ("answer_accuracy", "lenient_accuracy", "format_accuracy", "greedy_answer_accuracy")
     for run in runs:
-        result, about = read_json(run / "result.json"), read_json(run / "measured.json")
-        line = {"seed": read_json(run / "constants.json")["SEED"], "command": about["command"]}
-        line |= {f"{when}_{key}": result[when][key] for when in ("before", "after") for key in keys}
-        line["questions"] = result["before"]["questions"]
-        line["graded"] = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
-        yield line | {"seconds": result["seconds"]} | measured(run)
+        result, command = read_json(run / "result.json"), read_json(run / "measured.json")["command"]
+        line = {"seed": read_json(run / "constants.json")["SEED"], "command": command}
+        line |= {f"{when}_{key}": result[when][key] for when in WHEN for key in KEYS}
+        graded = sum(int(row["answers"]) for row in read_csv(run / "train_log.csv"))
+        line |= {"questions": result["before"]["questions"], "graded": graded, "seconds": result["seconds"]}
+        yield line | measured(run)
 
 
 def mismatch_curve(runs: Sequence[Path]) -> Lines:
