@@ -150,10 +150,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     q_star = grid.value_iteration(c)
     errors = np.abs(tables - q_star).max(axis=(1, 2))  # [rows]
     best_return = c.GOAL_REWARD + c.STEP_REWARD * (2 * (c.SIZE - 1) - 1)  # of the shortest way
-    result = {
-        "max_abs_error": float(errors[-1]),
-        "optimal_from_every_state": grid.optimal_from_every_state(c, Q),
-    }
+    optimal = grid.optimal_from_every_state(c, Q)
+    result = {"max_abs_error": float(errors[-1]), "optimal_from_every_state": optimal}
     columns = ["episode", "epsilon", "return", "steps", "max_abs_error"]
     log_rows = [dict(zip(columns, [int(row[0]), *row[1:], error])) for row, error in zip(log, errors)]
     runs.write_log(run_dir, log_rows)
@@ -163,8 +161,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     print(f"\nthe greedy policy\n{pictures.policy_text(Q)}")
     print(f"\nthe table\n{pictures.table_text(Q, grid.ACTIONS)}\n")
     print(f"largest distance to the optimum (value iteration), over all pairs: {errors[-1]:.2g}")
-    optimal = "yes" if result["optimal_from_every_state"] else "no"
-    print(f"shortest way from every state: {optimal}; best possible return: {best_return:g}")
+    yes = "yes" if optimal else "no"
+    print(f"shortest way from every state: {yes}; best possible return: {best_return:g}")
     pictures.draw_learning_curve(run_dir / "learning_curve.png", log, errors, best_return)
     pictures.draw_q_table(run_dir / "q_table.png", Q, grid.MOVES)
     result["seconds"] = time.perf_counter() - started

@@ -60,8 +60,7 @@ def greedy_moves(c: Any, Q: np.ndarray, state: int) -> int | None:
 
 def optimal_from_every_state(c: Any, Q: np.ndarray) -> bool:
     """Whether the greedy policy takes the shortest way from every state, also from those it never visits."""
-    last = c.SIZE - 1
+    last, states = c.SIZE - 1, range(len(Q))
     return all(
-        greedy_moves(c, Q, state) == (last - state // c.SIZE) + (last - state % c.SIZE)
-        for state in range(len(Q))
+        greedy_moves(c, Q, state) == (last - state // c.SIZE) + (last - state % c.SIZE) for state in states
     )

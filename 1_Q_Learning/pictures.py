@@ -16,14 +16,12 @@ TIE = 1e-6  # points; actions closer than this are equally good
 FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is drawn here
 
 
-def size_of(q_table: np.ndarray) -> int:
-    """Rows and columns of the grid that a table [SIZE^2, 4] is of."""
-    return math.isqrt(len(q_table))
-
-
 def policy_text(q_table: np.ndarray) -> str:
     """The greedy policy as lines of arrows, G at the goal, the last state."""
-    arrows, size = [ARROWS[action] for action in q_table.argmax(axis=1)[:-1]] + ["G"], size_of(q_table)
+    arrows, size = (
+        [ARROWS[action] for action in q_table.argmax(axis=1)[:-1]] + ["G"],
+        math.isqrt(len(q_table)),
+    )
     return "\n".join("  " + " ".join(arrows[row : row + size]) for row in range(0, size**2, size))
 
 
@@ -60,7 +58,7 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
 
     Every action within TIE of the best gets an arrow: rounding decides which of them argmax takes.
     """
-    size = size_of(q_table)
+    size = math.isqrt(len(q_table))
     figure, axes = plt.subplots(figsize=(1.5 * size, 1.35 * size), facecolor="white", layout="constrained")
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])  # (x, y), y downwards; top edge first, clockwise
     edges = [(0, 1), (2, 3), (3, 0), (1, 2)]  # the two corners on the side of up, down, left, right

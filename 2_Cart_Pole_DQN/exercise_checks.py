@@ -27,12 +27,9 @@ def look_at_td_target(function: Callable) -> dict[str, jax.Array]:
     jax.eval_shape(lambda t: function(**t), TRANSITIONS)  # traced as jax.jit does it in a training
     arrays = {name: jnp.asarray(array) for name, array in TRANSITIONS.items()}
     given = ", ".join(f"{name} {array.tolist()}" for name, array in TRANSITIONS.items())
-    return {
-        given: function(**arrays),
-        f"{given}: the gradient of the targets' sum with respect to next_q": jax.grad(
-            lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}))
-        )(arrays["next_q"]),
-    }
+    total = lambda next_q: jnp.sum(function(**arrays | {"next_q": next_q}))  # noqa: E731
+    gradient = jax.grad(total)(arrays["next_q"])
+    return {given: function(**arrays), f"{given}: the gradient of the targets' sum for next_q": gradient}
 
 
 def td_target(reward, terminated, next_q, gamma):
@@ -86,11 +83,8 @@ def look_at_n_step(function: Callable) -> dict[str, jax.Array]:
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], Windows):
         raise grader.Unusable("it must return three things: the sums, m, and the last transitions")
     rows = "\n".join(f"{name} {array.astype(int).tolist()}" for name, array in WINDOWS._asdict().items())
-    return {
-        f"{rows}\ngamma 0.5: the sums": result[0],
-        f"{rows}\ngamma 0.5: m": result[1],
-        f"{rows}\ngamma 0.5: next_obs of the last transitions": result[2].next_obs,
-    }
+    found = {"the sums": result[0], "m": result[1], "next_obs of the last transitions": result[2].next_obs}
+    return {f"{rows}\ngamma 0.5: {name}": array for name, array in found.items()}
 
 
 def n_step(batch, gamma):
@@ -157,21 +151,18 @@ def look_at_sample(function: Callable) -> dict[str, np.ndarray]:
         rows = jax.vmap(lambda rng, buffer=buffer: function(buffer, rng, BATCH_SIZE, N_STEPS))(rngs)
         shapes = [list(np.shape(x)[1:]) for x in jax.tree.leaves(rows)]
         if shapes != [[BATCH_SIZE, N_STEPS, 2], [BATCH_SIZE, N_STEPS]]:
-            raise grader.Unusable(
-                f"of rows [8, 2] and [8], batch_size 64, n_steps 3 it makes {shapes}; "
-                f"expected [[64, 3, 2], [64, 3]]"
-            )
+            given = "of rows [8, 2] and [8], batch_size 64, n_steps 3"
+            raise grader.Unusable(f"{given} it makes {shapes}; expected [[64, 3, 2], [64, 3]]")
         windows = np.asarray(rows.reward).astype(int)  # [DRAWS, B, n]
         first = windows[:, :, 0]
         what = {
             "are rows drawn that were never written?": np.any(windows == EMPTY),
             "are there windows whose transitions are not consecutive?": np.any(np.diff(windows, axis=2) != 1),
-            f"share of windows that begin with transition 0, 1, ... {count - 1}": np.array(
-                [np.mean(first == i) for i in range(count)]
-            ),
+            f"share of windows that begin with transition 0, 1, ... {count - 1}":
+                np.array([np.mean(first == i) for i in range(count)]),
             "share of batches that hold one window only": np.mean((first == first[:, :1]).all(axis=1)),
             "share of batches equal to the one before": np.mean((first[1:] == first[:-1]).all(axis=1)),
-        }
+        }  # fmt: skip
         given = f"capacity {CAPACITY}, {count} transitions added, n_steps {N_STEPS}:"
         found |= {f"{given} {asked}": answer for asked, answer in what.items()}
     return found

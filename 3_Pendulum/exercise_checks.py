@@ -15,19 +15,13 @@ from grader import Exercise
 LONG = 500  # steps of an episode of CartPole
 
 
-def unrolled(*shapes: tuple) -> Callable:
-    """The objection to a Python loop over the steps, for a function of arrays of these shapes."""
-
-    def objection(function: Callable) -> str:
-        operations = len(jax.make_jaxpr(function)(*(jnp.zeros(*shape) for shape in shapes)).eqns)
-        if operations < LONG:
-            return ""
-        return (
-            f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
-            "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
-        )
-
-    return objection
+def unrolled(function: Callable, *types: np.dtype) -> str:
+    """The objection to a Python loop over the steps, in a function of arrays [2, LONG] of these types."""
+    operations = len(jax.make_jaxpr(function)(*(jnp.zeros((2, LONG), dtype) for dtype in types)).eqns)
+    return "" if operations < LONG else (
+        f"The numbers are right, but a Python loop over {LONG} steps is {operations} operations, which\n"
+        "jax.jit compiles for minutes. jax.lax.scan(..., reverse=True) is one."
+    )  # fmt: skip
 
 
 # %% discounted_returns ---------------------------------------------------------------------------------
@@ -71,7 +65,7 @@ DISCOUNTED_RETURNS = Exercise(
             "gamma * later, reward => later, reward * gamma ** jnp.arange(reward.shape[1])",
         "it sums over the environments": "later, reward) => later, reward.T); return G => return G.T",
     },
-    also=lambda function: unrolled(((2, LONG),))(lambda reward: function(reward, 0.5)),
+    also=lambda function: unrolled(lambda reward: function(reward, 0.5), float),
 )  # fmt: skip
 
 # %% policy_loss ----------------------------------------------------------------------------------------
@@ -87,14 +81,9 @@ def look_at_policy_loss(function: Callable) -> dict[str, jax.Array]:
     if result.shape:
         raise grader.Unusable(f"it returns an array {list(result.shape)}; expected one number, []")
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(LOG_PROB, ADVANTAGE)
-    given = (
-        f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.astype(int).tolist()}: "
-    )
-    return {
-        f"{given}the loss": value,
-        f"{given}its gradient with respect to log_prob": gradients[0],
-        f"{given}its gradient with respect to the advantage, which is a constant": gradients[1],
-    }
+    names = "the loss", "its gradient for log_prob", "its gradient for the advantage, which is a constant"
+    given = f"log_prob {LOG_PROB.tolist()}, advantage {ADVANTAGE.tolist()}, alive {ALIVE.tolist()}: "
+    return {f"{given}{name}": result for name, result in zip(names, (value, *gradients))}
 
 
 def policy_loss(log_prob, advantage, alive):
@@ -168,8 +157,8 @@ GAE = Exercise(
             "delta, factor) => delta[:, ::-1], factor[:, ::-1]); return A => return A[:, ::-1]",
         "it runs over the environments": "delta, factor) => delta.T, factor.T); return A => return A.T",
     },
-    also=lambda function: unrolled(*[((2, LONG), x.dtype) for x in ROLLOUT.values()])(
-        lambda *arrays: function(*arrays, 0.5, 0.8)
+    also=lambda function: unrolled(
+        lambda *arrays: function(*arrays, 0.5, 0.8), *(x.dtype for x in ROLLOUT.values())
     ),
 )  # fmt: skip
 
@@ -183,12 +172,8 @@ def look_at_clip(function: Callable) -> dict[str, jax.Array]:
     ratio, advantage = jnp.asarray(RATIO), jnp.asarray(SIGNED)
     given = f"ratio {RATIO.tolist()}, advantage {SIGNED.astype(int).tolist()}, epsilon 0.2"
     jax.eval_shape(lambda ratio: function(ratio, advantage, 0.2), ratio)
-    return {
-        given: function(ratio, advantage, 0.2),
-        f"{given}: gradient of its sum with respect to the ratio": jax.grad(
-            lambda ratio: jnp.sum(function(ratio, advantage, 0.2))
-        )(ratio),
-    }
+    gradient = jax.grad(lambda ratio: jnp.sum(function(ratio, advantage, 0.2)))(ratio)
+    return {given: function(ratio, advantage, 0.2), f"{given}: gradient of its sum for the ratio": gradient}
 
 
 def clipped_objective(ratio, advantage, epsilon):
@@ -215,12 +200,7 @@ CLIPPED_OBJECTIVE = Exercise(
     },
 )  # fmt: skip
 
-EXERCISES = {
-    "discounted_returns": DISCOUNTED_RETURNS,
-    "policy_loss": POLICY_LOSS,
-    "gae": GAE,
-    "clipped_objective": CLIPPED_OBJECTIVE,
-}
+EXERCISES = {e.right.__name__: e for e in (DISCOUNTED_RETURNS, POLICY_LOSS, GAE, CLIPPED_OBJECTIVE)}
 
 
 # %% Main -----------------------------------------------------------------------------------------------

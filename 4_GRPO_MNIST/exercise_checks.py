@@ -59,12 +59,9 @@ def look_at_k3(function: Callable) -> dict[str, jax.Array]:
     jax.eval_shape(function, LOG_PROB, REF_LOG_PROB)
     log_prob, ref_log_prob = jnp.asarray(LOG_PROB), jnp.asarray(REF_LOG_PROB)
     given = f"log_prob {LOG_PROB.tolist()}\nref_log_prob {REF_LOG_PROB.tolist()}\n"
-    return {
-        f"{given}the estimates": function(log_prob, ref_log_prob),
-        f"{given}the gradient of their sum with respect to log_prob": jax.grad(
-            lambda log_prob: jnp.sum(function(log_prob, ref_log_prob))
-        )(log_prob),
-    }
+    gradient = jax.grad(lambda log_prob: jnp.sum(function(log_prob, ref_log_prob)))(log_prob)
+    estimates = function(log_prob, ref_log_prob)
+    return {f"{given}the estimates": estimates, f"{given}the gradient of their sum for log_prob": gradient}
 
 
 def k3(log_prob, ref_log_prob):

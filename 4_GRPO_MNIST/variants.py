@@ -112,10 +112,10 @@ def update(
 def judge(c: Constants, rollout: script.Rollout, label: jax.Array, critic: script.MLP) -> Batch:
     """How much better each guess was than expected: of its group, by PPO's critic, by nobody."""
     weight = jnp.full(len(rollout.reward), 1 / len(rollout.reward))  # [B]
-    if c.METHOD == "ppo":
-        advantage = critic_baseline(rollout.reward, value(critic, rollout.obs))
+    if c.METHOD == "ppo":  # not normalized
+        advantage = rollout.reward - value(critic, rollout.obs)[:, None]  # [B, 1], else along the wrong axis
     elif c.METHOD == "reinforce":
-        advantage = no_baseline(rollout.reward)
+        advantage = rollout.reward
     else:
         advantage = ADVANTAGES[c.ADVANTAGE](rollout.reward)
         if c.SKIP_ZERO_VARIANCE and c.METHOD == "grpo":
@@ -185,21 +185,8 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     return reward - others
 
 
-def critic_baseline(reward: jax.Array, value: jax.Array) -> jax.Array:
-    """PPO: how far above what the critic expects of the image, value [B]; not normalized."""
-    return reward - value[:, None]  # [B, 1]: a value [B] would be subtracted along the wrong axis
-
-
-def no_baseline(reward: jax.Array) -> jax.Array:
-    """REINFORCE (Williams 1992): the reward itself."""
-    return reward
-
-
-ADVANTAGES = {
-    "group_std": script.group_advantage,
-    "group": group,
-    "batch_mean": batch_mean,
-    "leave_one_out": leave_one_out,
+ADVANTAGES = {"group_std": script.group_advantage} | {
+    f.__name__: f for f in (group, batch_mean, leave_one_out)
 }
 
 
@@ -246,9 +233,7 @@ def penalized(c: Constants, objective: jax.Array, clip_fraction, log_prob: jax.A
 
 def critic_loss(critic: script.MLP, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(V(image) - R)^2 / 2: PPO's critic learns the share of right guesses, image by image."""
-    values = value(critic, batch.obs)[
-        :, None
-    ]  # [B, 1]: against reward [B, G] this broadcasts along the group
+    values = value(critic, batch.obs)[:, None]  # [B, 1] against rewards [B, G]
     return (batch.weight * ((values - batch.reward) ** 2 / 2).mean(axis=1)).sum(), {}
 
 
@@ -267,13 +252,10 @@ def exact_loss(c: Constants, actor: script.MLP, batch: Batch) -> tuple[jax.Array
     return -(batch.weight * (probs * reward).sum(axis=1)).sum(), {}
 
 
-LOSSES = {
-    "grpo": actor_loss,
-    "cross_entropy": cross_entropy_loss,  # it guesses, too, but only for the log
-    "ppo": actor_loss,
-    "reinforce": reinforce_loss,
+LOSSES = {  # cross-entropy and exact guess, too, but only for the log
+    "grpo": actor_loss, "ppo": actor_loss, "reinforce": reinforce_loss, "cross_entropy": cross_entropy_loss,
     "exact": exact_loss,
-}
+}  # fmt: skip
 
 
 # %% Main -----------------------------------------------------------------------------------------------
