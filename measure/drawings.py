@@ -246,13 +246,8 @@ def stack() -> plt.Figure:
     box(axes, (3, 5.2), (2.7, 0.62), "grpo_llama3_1_8b_demo.py\nloop, advantage, loss, update", BLUE)
     box(axes, (0.75, 5.2), (1.3, 0.62), "Grain\nthe questions", GREY)
     box(axes, (5.25, 5.2), (1.3, 0.62), "reward_func.py\nthe points", GREEN, fontsize=10)
-    box(
-        axes,
-        (1.5, 4.05),
-        (2.8, 0.8),
-        "Tunix: RLCluster\nmodels on chips,\nweights for the sampler",
-        ORANGE,
-    )
+    cluster = "Tunix: RLCluster\nmodels on chips,\nweights for the sampler"
+    box(axes, (1.5, 4.05), (2.8, 0.8), cluster, ORANGE)
     box(axes, (0.98, 2.8), (1.8, 0.9), "generation\nmodel/rollout.py\nvLLM (TPU)", ORANGE)
     box(axes, (3.0, 2.8), (1.95, 0.9), "MaxText: the Llama\npolicy (trained)\nreference (frozen)", ORANGE)
     box(axes, (5.05, 2.8), (1.75, 0.9), "Optax, Orbax\nweight updates,\ncheckpoints", GREY)
@@ -332,11 +327,8 @@ def mesh_and_axis_rules() -> plt.Figure:
         pieces = rows * columns
         for i in range(pieces):
             row, column = divmod(i, columns)
-            corner = column / columns, row / rows
-            mine = i == 0
-            one.add_patch(
-                Rectangle(corner, 1 / columns, 1 / rows, fc=f"{BLUE}50" if mine else "none", ec=GREY)
-            )
+            look = {"fc": "none" if i else f"{BLUE}50", "ec": GREY}
+            one.add_patch(Rectangle((column / columns, row / rows), 1 / columns, 1 / rows, **look))
         say(one, 0.5, 1.1, "device 0: " + (f"1/{pieces}" if pieces > 1 else "everything"))
         one.set(title=f"{name}\nmesh {mesh}", xlim=(0, 1), ylim=(1.25, 0), xticks=[], yticks=[], aspect=1)
         one.spines[:].set_visible(False)
