@@ -78,7 +78,7 @@ def make_model(peer: str, size: str, folder: Path) -> int:
 
 def measure(peer: str, rounds: int, changes: dict[str, str]) -> None:
     """Every point in every round that the table lacks, the two programs in turn."""
-    rows = pd.read_csv(TABLE, float_precision="round_trip").to_dict("records") if TABLE.exists() else []
+    rows = pd.read_csv(TABLE).to_dict("records") if TABLE.exists() else []
     there = {(row["round"], row["model"], row["tokens"], row["questions"]) for row in rows}
     for number, point in itertools.product(range(rounds), points()):
         if (number, *point) in there:

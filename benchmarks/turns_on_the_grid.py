@@ -171,8 +171,8 @@ def greedy(folder: Path, when: str) -> list[float]:
     return shares
 
 
-def table_of_runs() -> list[dict[str, Any]]:
-    """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv; the curves."""
+def table_of_runs() -> None:
+    """Every run; writes turns.csv, turns_curves.csv and turns_starts.csv."""
     lines, curves, starts = [], [], []
     pairs = [(name, run) for name in VARIANTS for run in runs_of(name)]
     perform_all([run for _, run in pairs], {}, STORE, workers=1)
@@ -202,7 +202,6 @@ def table_of_runs() -> list[dict[str, Any]]:
     write_csv(ASSETS / "turns.csv", lines)
     write_csv(ASSETS / "turns_curves.csv", curves)
     write_csv(ASSETS / "turns_starts.csv", starts)
-    return curves
 
 
 CURVES = ("step", "reward", "correct", "entropy", "mismatch", "length", "grad_norm")
@@ -270,7 +269,7 @@ def chapter_1() -> ModuleType:
     return script
 
 
-def table_of_price(curves: list[dict[str, Any]]) -> None:
+def table_of_price(curves: pd.DataFrame) -> None:
     """Moves until 95 % of the optimum: chapter 1's table, and the language model."""
     Q_Learning = chapter_1()
     c = Q_Learning.Constants(GAMMA=GAMMA, NUM_EPISODES=4_000, LOG_EVERY=10)
@@ -287,13 +286,12 @@ def table_of_price(curves: list[dict[str, Any]]) -> None:
                       / c.LOG_EVERY, 3)})  # fmt: skip
     for name in ("episode", "return to go"):
         for seed in VARIANTS[name][0]:
-            rows = [row for row in curves if row["variant"] == name and row["seed"] == seed]
-            rewards = [float(row["reward"]) for row in rows]
-            means = [np.mean(rewards[max(0, i - 2) : i + 1]) for i in range(len(rows))]
-            at = next((i for i, mean in enumerate(means) if mean >= 0.95 * optimum("")), None)
-            if at is None:
+            rows = curves.query("variant == @name and seed == @seed")
+            good = rows.reward.rolling(3, min_periods=1).mean().to_numpy() >= 0.95 * optimum("")
+            if not good.any():
                 continue
-            tokens = sum(float(row["length"]) for row in rows[: at + 1]) * 120
+            at = int(good.argmax())
+            tokens = sum(rows.length[: at + 1]) * 120
             moves = (tokens + 4 * 120 * (at + 1)) / 6  # six tokens each; after the last nothing is said
             line = read_json(runs_of(name)[seed].folder(STORE) / "measured.json")
             lines.append({"who": f"tiny Llama, {name}", "seed": seed, "numbers": 76_480,
@@ -321,8 +319,8 @@ def main() -> None:
     process.keep_compiled()
     STORE.mkdir(parents=True, exist_ok=True)
     table_of_credit()
-    curves = table_of_runs()
-    table_of_price(curves)
+    table_of_runs()
+    table_of_price(pd.read_csv(ASSETS / "turns_curves.csv"))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt, read
+from measure.pictures import BLUE, GREEN, GREY, ORANGE, RED, WIDE, grouped, panels, plt
 
 Point = tuple[float, float]
 
@@ -151,7 +152,10 @@ def gae_timeline() -> plt.Figure:
 def ratio_passes(table: Path) -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds, titles = grouped(read(table), "clip_epsilon"), ("with the clip, ε = 0.2", "without the clip")
+    kinds, titles = (
+        grouped(pd.read_csv(table), "clip_epsilon"),
+        ("with the clip, ε = 0.2", "without the clip"),
+    )
     for axes, mine, title in zip(both, kinds.values(), titles, strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
         for action in grouped(mine, "step").values():
@@ -229,7 +233,7 @@ def token_credit(transcript: Path) -> plt.Figure:
 def values_crawl(table: Path) -> plt.Figure:
     """What the table of chapter 1 holds after so many episodes: the best action's value in each cell."""
     figure, axes = panels(2, 2, 2.7)
-    for one, (episodes, rows) in zip(axes, grouped(read(table), "episodes").items(), strict=True):
+    for one, (episodes, rows) in zip(axes, grouped(pd.read_csv(table), "episodes").items(), strict=True):
         for i, value in enumerate(rows.best_value):
             row, column = divmod(i, 4)
             one.add_patch(Rectangle((column, row), 1, 1, fc=BLUE, ec=GREY, lw=0.6, alpha=max(value, 0) / 200))
@@ -268,7 +272,9 @@ def stack() -> plt.Figure:
 def memory(table: Path) -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
     row = next(
-        row for name, row in read(table, index_col=0).iterrows() if name.startswith("8 billion, bfloat16")
+        row
+        for name, row in pd.read_csv(table, index_col=0).iterrows()
+        if name.startswith("8 billion, bfloat16")
     )
     figure, [axes] = panels(1, height=3.0)
     parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}

@@ -1,6 +1,5 @@
 """The measured pictures of the pages, each a function of committed tables; `save` writes both languages."""
 
-import functools
 import io
 import re
 import runpy
@@ -85,9 +84,6 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 
 # %% Pieces -----------------------------------------------------------------------------------------------
-read = functools.partial(pd.read_csv, float_precision="round_trip")
-
-
 def grouped(rows: pd.DataFrame, *names: str) -> dict:
     """The lines by what these columns hold, in the order of appearance."""
     return dict(list(rows.groupby(names[0] if len(names) == 1 else list(names), sort=False)))
@@ -135,7 +131,7 @@ def key_below(figure: plt.Figure, axes: plt.Axes, columns: int = 2) -> plt.Figur
 
 def returns_of(table: Path) -> dict[str, np.ndarray]:
     """The seeds' last policies, by what was changed."""
-    return {label: rows.eval_return for label, rows in grouped(read(table), "changed").items()}
+    return {label: rows.eval_return for label, rows in grouped(pd.read_csv(table), "changed").items()}
 
 
 def by_seed(groups: dict[str, tuple[np.ndarray, str]], height: float) -> tuple[plt.Figure, plt.Axes]:
@@ -158,19 +154,19 @@ def of_chapter(folder: str, name: str, *given) -> plt.Figure:
 
 def of_log(folder: str, name: str, *more) -> Callable[[Path], plt.Figure]:
     """A function that draws such a picture from a log."""
-    return lambda log: of_chapter(folder, name, log_of(read(log)), *more)
+    return lambda log: of_chapter(folder, name, log_of(pd.read_csv(log)), *more)
 
 
 # %% Folder 1 -------------------------------------------------------------------------------------------
 def q_learning_curve(log: Path) -> plt.Figure:
     """Return and largest error."""
-    rows = read(log).to_numpy()
+    rows = pd.read_csv(log).to_numpy()
     return of_chapter("1_Q_Learning", "draw_learning_curve", rows[:, :4], rows[:, 4], 95.0)
 
 
 def q_table(table: Path) -> plt.Figure:
     """All values on the grid."""
-    values = read(table, index_col="state").to_numpy()
+    values = pd.read_csv(table, index_col="state").to_numpy()
     return of_chapter("1_Q_Learning", "draw_q_table", values, [(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 
@@ -178,7 +174,7 @@ def step_sizes(curves: Path) -> plt.Figure:
     """Above: largest error. Below: return. Lines are means over the seeds, bands lowest to highest."""
     figure, both = panels(2, sharex=True)
     colors = (BLUE, ORANGE, GREY, GREEN, RED)
-    for (label, rows), color in zip(grouped(read(curves), "changed").items(), colors, strict=True):
+    for (label, rows), color in zip(grouped(pd.read_csv(curves), "changed").items(), colors, strict=True):
         rows = rows.iloc[np.unique(np.geomspace(1, len(rows), 150).astype(int)) - 1]
         width = 4 if label == "unchanged" else 1.5  # where a later one covers the first, both are seen
         for axes, name in zip(both, ("error", "return"), strict=True):
@@ -208,7 +204,7 @@ def seeds_of_dqn(table: Path) -> plt.Figure:
 
 def overestimation(table: Path) -> plt.Figure:
     """What the network promises less what comes of it, with and without Double DQN."""
-    groups = grouped(read(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, both = panels(2, sharex=True)
     titles = "defaults: the estimate starts too low", "one-step targets, copied every 20 steps: too high"
     for axes, label, title in zip(both, ("", "N_STEPS=1 TARGET_SYNC_INTERVAL=20"), titles, strict=True):
@@ -263,7 +259,7 @@ FAILURES = {  # the rows from which most is to be learned
 
 def failures(table: Path) -> plt.Figure:
     """The greedy policy's learning curve of each row of FAILURES, above that of the first row in grey."""
-    groups = grouped(read(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, axes = panels(3, 2, 2.1, sharex=True, sharey=True)
     for one, (label, words) in zip(axes, FAILURES.items(), strict=True):
         one.plot(groups["unchanged"].env_step, groups["unchanged"]["mean"], color=GREY, label="unchanged")
@@ -282,7 +278,7 @@ CREDIT = {True: "return to go", False: "whole return"}
 
 def baselines(table: Path) -> plt.Figure:
     """Greedy return against steps: a row for each baseline, a column for each kind of credit."""
-    groups = grouped(read(table), "changed")
+    groups = grouped(pd.read_csv(table), "changed")
     figure, axes = panels(3, 2, 1.7, sharex=True, sharey=True)
     pairs = [(baseline, to_go) for baseline in BASELINES for to_go in CREDIT]
     for one, (baseline, to_go) in zip(axes, pairs, strict=True):
@@ -300,7 +296,7 @@ def gradient_variance(table: Path) -> plt.Figure:
     Returns to go and whole returns estimate two vectors of different lengths. Without a baseline the noise
     hides the mean, so the length is taken from the last estimator of the same kind of credit, which has one.
     """
-    lines = read(table)
+    lines = pd.read_csv(table)
     figure, (above, below) = panels(2, height=2.9)
     steps = lines.env_step.unique()
     bars = lines[lines.env_step == steps[2]]  # much is learned, and it still falls
@@ -327,13 +323,13 @@ def gradient_variance(table: Path) -> plt.Figure:
 # %% Folder 4 -------------------------------------------------------------------------------------------
 def accuracy(table: Path) -> plt.Figure:
     """All four methods while they learn."""
-    logs = {method: log_of(rows) for method, rows in grouped(read(table), "method").items()}
+    logs = {method: log_of(rows) for method, rows in grouped(pd.read_csv(table), "method").items()}
     return of_chapter("4_GRPO_MNIST", "draw_accuracy", logs)
 
 
 def pull(table: Path) -> plt.Figure:
     """The pull on an image against its probability, both logarithmic: what dividing by the spread does."""
-    rows = read(table)
+    rows = pd.read_csv(table)
     figure, [axes] = panels(1, height=3.8)
     for name, text, color, place in (
         ("cross_entropy", "cross-entropy: told the digit", GREY, (1.5e-3, 1.3)),
@@ -350,7 +346,7 @@ def pull(table: Path) -> plt.Figure:
 # %% Folder 5 -------------------------------------------------------------------------------------------
 def report(log: Path, seeds: Path) -> plt.Figure:
     """While a run trains: its own answers and held-out questions. Below: the test before and after."""
-    rows, result = read(log), read(seeds).iloc[0]
+    rows, result = pd.read_csv(log), pd.read_csv(seeds).iloc[0]
     reading, column = "answer", "correct"
     if result.after_answer_accuracy < 0.1:  # answers are paid by their last number
         reading, column = "lenient", "correct_lenient"
@@ -380,7 +376,7 @@ def report(log: Path, seeds: Path) -> plt.Figure:
 def pass_at_k(table: Path) -> plt.Figure:
     """Right answers among k, untrained and trained."""
     figure, both = panels(1, 2, 3.3, sharey=True)
-    readings = grouped(read(table), "reading")
+    readings = grouped(pd.read_csv(table), "reading")
     words = {"strict": "right, in the format asked for", "lenient": "right by the last number"}
     for axes, (reading, title) in zip(both, words.items(), strict=True):
         for i, rows in enumerate(grouped(readings[reading], "model").values()):
@@ -402,7 +398,7 @@ def methods(table: Path) -> plt.Figure:
     """Each method less its counterpart, with intervals: one answer, and the best of 64."""
     import methods as study
 
-    lines = read(table)
+    lines = pd.read_csv(table)
     present = dict.fromkeys(lines.method)
     counterpart = {name: study.METHODS.get(name, ("", "GRPO"))[1] for name in present}
     shown = [name for name in (*METHODS, *(present.keys() - study.METHODS.keys()))
@@ -428,7 +424,7 @@ def methods_pass_at_k(table: Path) -> plt.Figure:
     """Does MaxRL keep what only many answers find?"""
     figure, [axes] = panels(1, height=3.6)
     for method, color in {"untrained": GREY, "GRPO, 0/1 reward": ORANGE, "MaxRL": BLUE}.items():
-        rows = read(table).query("method == @method")
+        rows = pd.read_csv(table).query("method == @method")
         band(axes, rows.k, rows["mean"], rows.lowest, rows.highest, color, method, marker="o", ms=3)
     axes.set_xscale("log", base=2)
     axes.set_xticks(rows.k, rows.k)
@@ -441,7 +437,7 @@ def methods_dense(table: Path) -> plt.Figure:
     """What a signal at every token buys."""
     figure, [axes] = panels(1, height=3.4)
     for method, color in {"GRPO": ORANGE, "distillation": BLUE}.items():
-        log = log_of(read(table).query("method == @method"))
+        log = log_of(pd.read_csv(table).query("method == @method"))
         band_of(axes, log.graded.mean(axis=0), log.held_out, color, method)
     axes.set(xlabel="answers sampled", title="held-out questions right, one answer", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -458,7 +454,7 @@ VARIANTS = {  # of the grid in turns: what works, and the mistakes
 def turns(table: Path) -> plt.Figure:
     """Return against the optimum: two kinds of credit and three worlds, and the mistakes."""
     figure, both = panels(2, height=3.1, sharex=True)
-    groups, names = grouped(read(table), "variant"), list(VARIANTS)
+    groups, names = grouped(pd.read_csv(table), "variant"), list(VARIANTS)
     titles = "return, mean over all starts", "the same with a mistake"
     for axes, title, shown in zip(both, titles, (names[:4], [names[0], *names[4:]]), strict=True):
         for name in shown:
@@ -476,7 +472,7 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
     figure, both = panels(2, sharex=True)
     labels = {"mismatch": "mismatch, nats per token", "correct": "share of answers right"}
     for axes, (name, title) in zip(both, labels.items(), strict=True):
-        variants = grouped(read(table), "variant").items()
+        variants = grouped(pd.read_csv(table), "variant").items()
         for (variant, rows), color in zip(variants, (BLUE, ORANGE, GREEN), strict=True):
             log = log_of(rows)
             means = np.stack([np.convolve(row, np.ones(window) / window, "valid") for row in vars(log)[name]])
@@ -488,7 +484,7 @@ def mismatch(table: Path, window: int = 10) -> plt.Figure:
 
 def scaling(table: Path) -> plt.Figure:
     """Seconds and memory of a step as a share of TRL's, in each setting."""
-    by_setting = grouped(read(table), "model", "tokens", "questions")
+    by_setting = grouped(pd.read_csv(table), "model", "tokens", "questions")
     figure, [axes] = panels(1, height=4.4)
     labels = []
     for y, ((model, tokens, questions), rows) in enumerate(by_setting.items()):
