@@ -114,14 +114,10 @@ REWARDS = np.array([0, 1, 0, 1, 0, 1, 0, 5])
 PROMISES = np.array([6, 5, 6, 7, 6, 4, 2, 3])
 
 
-def surprises() -> np.ndarray:
-    """delta of each step, gamma = 1; after the last one nothing is promised."""
-    return REWARDS + np.append(PROMISES[1:], 0) - PROMISES
-
-
 def gae_timeline() -> plt.Figure:
     """The TD errors of an episode, and what of each is counted in the first step's advantage."""
-    delta, steps = surprises(), np.arange(1, 9)
+    delta = REWARDS + np.append(PROMISES[1:], 0) - PROMISES  # gamma = 1; nothing is promised at the end
+    steps = np.arange(1, 9)
     figure, rows = plt.subplots(4, 1, figsize=(WIDE, 5.6), sharex=True, height_ratios=(2, 3, 3, 3))
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, hspace=0.1)
     rows[0].set(ylim=(-3.4, 0.6))
