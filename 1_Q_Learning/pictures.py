@@ -18,10 +18,7 @@ FLOOR = 1e-14  # an error of exactly 0 has no place on a logarithmic axis: it is
 
 def policy_text(q_table: np.ndarray) -> str:
     """The greedy policy as lines of arrows, G at the goal, the last state."""
-    arrows, size = (
-        [ARROWS[action] for action in q_table.argmax(axis=1)[:-1]] + ["G"],
-        math.isqrt(len(q_table)),
-    )
+    size, arrows = math.isqrt(len(q_table)), [*(ARROWS[i] for i in q_table.argmax(axis=1)[:-1]), "G"]
     return "\n".join("  " + " ".join(arrows[row : row + size]) for row in range(0, size**2, size))
 
 
@@ -65,12 +62,10 @@ def draw_q_table(path: Path, q_table: np.ndarray, moves: Sequence[tuple[int, int
     states = range(size**2 - 1)  # all but the goal
     triangles = [
         np.array([corners[first], corners[second], (0.5, 0.5)]) + np.array([state % size, state // size])
-        for state in states
-        for first, second in edges
-    ]
-    patches = matplotlib.collections.PolyCollection(
-        triangles, array=q_table[:-1].ravel(), cmap="viridis", edgecolors="white", linewidths=0.8
-    )
+        for state in states for first, second in edges
+    ]  # fmt: skip
+    look = {"cmap": "viridis", "edgecolors": "white", "linewidths": 0.8}
+    patches = matplotlib.collections.PolyCollection(triangles, array=q_table[:-1].ravel(), **look)
     axes.add_collection(patches)
     middle = q_table[:-1].min() / 2 + q_table[:-1].max() / 2
     for state in states:

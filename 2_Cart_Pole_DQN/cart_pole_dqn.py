@@ -333,11 +333,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     c = configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("cart_pole_dqn", c)
-    num_updates = (c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL
-    print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps, {num_updates:,} gradient steps of "
-        f"{c.BATCH_SIZE} windows of {c.N_STEPS}, in {run_dir}"
-    )
+    updates = f"{(c.NUM_STEPS - c.LEARNING_STARTS) // c.TRAIN_INTERVAL:,} gradient steps of {c.BATCH_SIZE}"
+    steps = f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} environment steps"
+    print(f"{steps}, {updates} windows of {c.N_STEPS}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")

@@ -82,12 +82,10 @@ def spread_of(estimates: np.ndarray) -> dict[str, float]:
     squared_norm = (average**2).sum() - trace / m
     squared_norm_error = 2 * (estimates @ average).std(ddof=1) / np.sqrt(m)
     return {
-        "trace": trace,
-        "trace_error": squares.std(ddof=1) / np.sqrt(m),
-        "squared_norm": squared_norm,
-        "squared_norm_error": squared_norm_error,
+        "trace": trace, "trace_error": squares.std(ddof=1) / np.sqrt(m),
+        "squared_norm": squared_norm, "squared_norm_error": squared_norm_error,
         "ratio": trace / squared_norm if squared_norm > 2 * squared_norm_error else np.nan,
-    }
+    }  # fmt: skip
 
 
 def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
@@ -99,16 +97,10 @@ def measure_variance(c: reinforce.Constants) -> list[dict[str, Any]]:
     for row in tqdm(rows, unit="policy", leave=False, disable=None):
         rngs = jax.random.split(jax.random.fold_in(jax.random.key(c.SEED), row), VARIANCE_BATCHES)
         estimates, returns = estimate_all(*frozen[row], rngs)
-        lines += [
-            {
-                "env_step": steps[row],
-                "episode_return": np.asarray(returns).mean().item(),
-                "reward_to_go": reward_to_go,
-                "baseline": baseline,
-                **spread_of(np.asarray(estimates[:, i])),
-            }
-            for i, (reward_to_go, baseline) in enumerate(ESTIMATORS)
-        ]
+        policy = {"env_step": steps[row], "episode_return": np.asarray(returns).mean().item()}
+        for i, (reward_to_go, baseline) in enumerate(ESTIMATORS):
+            estimator = {"reward_to_go": reward_to_go, "baseline": baseline}
+            lines.append(policy | estimator | spread_of(np.asarray(estimates[:, i])))
     return lines
 
 

@@ -372,10 +372,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     c = configure(arguments)
     runs.start_jax()
     run_dir = runs.open_run("reinforce", c)
-    print(
-        f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {c.NUM_ENVS} episodes, "
-        f"{c.BASELINE}, in {run_dir}"
-    )
+    rollout = f"{c.NUM_ENVS} episodes, {c.BASELINE}"
+    print(f"{c.NUM_SEEDS} seeds x {c.NUM_STEPS:,} steps of {ENV.id} in rollouts of {rollout}, in {run_dir}")
     agents, log, compile_seconds = train(c)
     runs.write_log(run_dir, log, c.SEED)
     print(f"trained; now {c.EVAL_EPISODES} greedy episodes each")

@@ -24,10 +24,8 @@ def updates_per_row(c: Any, num_images: int) -> int:
     """Batches between two rows of the log. Raises UserError where the images do not fill one."""
     updates = num_images // c.BATCH_SIZE // c.LOGS_PER_EPOCH
     if not updates:
-        raise UserError(
-            f"BATCH_SIZE={c.BATCH_SIZE}: {c.LOGS_PER_EPOCH} batches (LOGS_PER_EPOCH) are more than the "
-            f"{num_images} training images; lower one of them"
-        )
+        batches = f"BATCH_SIZE={c.BATCH_SIZE}: {c.LOGS_PER_EPOCH} batches (LOGS_PER_EPOCH)"
+        raise UserError(f"{batches} are more than the {num_images} training images; lower one of them")
     return updates
 
 

@@ -13,6 +13,7 @@ without a trainer). RLOO is not one surrogate: TRL takes PPO's with an answer's 
 and whose gradient is REINFORCE's where pi_old = pi. There it is compared, and its value is left out.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -131,13 +132,11 @@ def verl_advantage(method: str) -> np.ndarray:
     rewards = torch.zeros(MASK.shape, dtype=float)
     rewards[:, 0] = torch.tensor(GOLDEN["rewards"].astype(float))
     index = np.arange(len(rewards)) // GOLDEN["num_generations"].item()
-    compute, more = (
-        core_algos.compute_grpo_outcome_advantage,
-        {"norm_adv_by_std_in_grpo": method != "dr_grpo"},
+    grpo = functools.partial(
+        core_algos.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=method != "dr_grpo"
     )
-    if method == "rloo":
-        compute, more = core_algos.compute_rloo_outcome_advantage, {}
-    return compute(rewards, MASK, index, **more)[0][:, 0].numpy()
+    compute = core_algos.compute_rloo_outcome_advantage if method == "rloo" else grpo
+    return compute(rewards, MASK, index)[0][:, 0].numpy()
 
 
 # %% Main -----------------------------------------------------------------------------------------------

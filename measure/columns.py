@@ -47,15 +47,11 @@ def seeds_of(run: Path) -> list[int]:
 def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
     """Some figures of each run; the goal's row of the table is left out."""
     for run in runs:
-        constants, result, log = (
-            read_json(run / "constants.json"),
-            read_json(run / "result.json"),
-            log_of(run),
-        )
+        c, result = SimpleNamespace(**read_json(run / "constants.json")), read_json(run / "result.json")
+        log = log_of(run)
         Q = np.array([[float(q) for q in list(row.values())[1:]] for row in read_csv(run / "q_table.csv")])
         copy = run / "changed" / "1_Q_Learning"  # a patched grid has another optimum
         grid = runpy.run_path(str((copy if copy.exists() else ROOT / "1_Q_Learning") / "grid.py"))
-        c = SimpleNamespace(**constants)
         error = np.abs(Q - grid["value_iteration"](c))[:-1]  # [15, 4]
         close = log["episode"][log["max_abs_error"] < 1e-6]
         found = {

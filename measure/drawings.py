@@ -148,11 +148,8 @@ def gae_timeline() -> plt.Figure:
 def ratio_passes(table: Path) -> plt.Figure:
     """The ratios of twenty actions while ten passes go over their rollout, with the clip and without."""
     figure, both = panels(1, 2, 3.4, sharey=True)
-    kinds, titles = (
-        grouped(pd.read_csv(table), "clip_epsilon"),
-        ("with the clip, ε = 0.2", "without the clip"),
-    )
-    for axes, mine, title in zip(both, kinds.values(), titles, strict=True):
+    kinds = grouped(pd.read_csv(table), "clip_epsilon").values()
+    for axes, mine, title in zip(both, kinds, ("with the clip, ε = 0.2", "without the clip"), strict=True):
         axes.axhspan(0.8, 1.2, color=GREY, alpha=0.2, lw=0)
         for action in grouped(mine, "step").values():
             colour = GREEN if action.normalized_advantage.iloc[0] > 0 else RED
@@ -267,11 +264,7 @@ def stack() -> plt.Figure:
 
 def memory(table: Path) -> plt.Figure:
     """What PPO and GRPO keep on the chip, at 8 billion parameters in bfloat16."""
-    row = next(
-        row
-        for name, row in pd.read_csv(table, index_col=0).iterrows()
-        if name.startswith("8 billion, bfloat16")
-    )
+    row = pd.read_csv(table, index_col="network").loc["8 billion, bfloat16, reference in bfloat16"]
     figure, [axes] = panels(1, height=3.0)
     parts = {"weights": BLUE, "gradients": BLUE, "adam_moments": BLUE, "reference": GREY, "critic": RED}
     words = {"adam_moments": "Adam", "critic": "critic: weights,\ngradients, Adam"}

@@ -92,9 +92,8 @@ def grouped(rows: pd.DataFrame, *names: str) -> dict:
 def log_of(rows: pd.DataFrame) -> SimpleNamespace:
     """A log's columns as a script has them, each [seeds, rows]."""
     columns = rows.drop(columns=["method", "variant"], errors="ignore").astype(float)
-    return SimpleNamespace(
-        **{name: columns[name].to_numpy().reshape(rows.seed.nunique(), -1) for name in columns}
-    )
+    seeds = rows.seed.nunique()
+    return SimpleNamespace(**{name: columns[name].to_numpy().reshape(seeds, -1) for name in columns})
 
 
 def panels(rows: int, columns: int = 1, height: float = 2.6, **options) -> tuple[plt.Figure, list[plt.Axes]]:

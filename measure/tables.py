@@ -104,10 +104,9 @@ def matching(rows: Rows, conditions: Sequence[str]) -> Rows:
         name, sign, value = re.fullmatch(r"(\w+)(=|!=|<=|>)(.*)", condition).groups()
         if sign in ("=", "!="):
             rows = [row for row in rows if (row[name] == value) == (sign == "=")]
-        else:
-            rows = [
-                row for row in rows if name in row and (float(row[name]) <= float(value)) == (sign == "<=")
-            ]
+        else:  # a row of another table has no such column
+            rows = [row for row in rows if name in row]
+            rows = [row for row in rows if (float(row[name]) <= float(value)) == (sign == "<=")]
     return rows
 
 
@@ -215,10 +214,8 @@ def peers(folder: Path, language: int) -> list[list[str]]:
          "達標種子數", "達標步數", "達標秒數"],
     )[language]  # fmt: skip
     rows = read_csv(ROOT / "benchmarks" / f"{name}_against_peers.csv")
-    return [
-        heading,
-        *([part.strip() for part in line.strip("| ").split(" | ")] for line in against_peers.table(rows)),
-    ]
+    lines = against_peers.table(rows)
+    return [heading, *([part.strip() for part in line.strip("| ").split(" | ")] for line in lines)]
 
 
 def methods(folder: Path, language: int) -> list[list[str]]:
