@@ -117,23 +117,13 @@ def seeds_side_by_side(runs: Sequence[Path], **figures: str) -> Lines:
         yield line | {name: FIGURES[kind](log, *rest) for name, (kind, *rest) in specs.items()}
 
 
-def band(runs: Sequence[Path], value: Any) -> Lines:
-    """Mean, lowest and highest seed of a function of the log, at each row."""
-    logs = [log for _, log in with_logs(runs)]
-    values = np.stack([value(log) for log in logs])  # [seeds, rows]
+def band(runs: Sequence[Path], value: str) -> Lines:
+    """Mean, lowest and highest seed at each row of the log: of a column, or of one less another."""
+    logs = [pd.DataFrame(log) for _, log in with_logs(runs)]
+    values = np.stack([log.eval(value) for log in logs])  # [seeds, rows]
     steps = np.mean([log["env_step"] for log in logs], axis=0)
     for step, at in zip(steps, values.T):
         yield {"env_step": f"{step:g}", "mean": at.mean(), "low": at.min(), "high": at.max()}
-
-
-def overestimation(runs: Sequence[Path]) -> Lines:
-    """Folder 2's promises.csv: what the network promises for first states less what comes of them."""
-    yield from band(runs, lambda log: log["max_q"] - log["discounted_return"])
-
-
-def learning_curve(runs: Sequence[Path]) -> Lines:
-    """The greedy policy's return."""
-    yield from band(runs, lambda log: log["eval_return"])
 
 
 def paired(lines: Sequence[dict[str, Any]], changed: str, against: str) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def test_seeds_side_by_side_by_hand(tmp_path):
     first, second = columns.seeds_side_by_side([tmp_path], **figures)
     assert first == {"seed": 7, "eval_return": 500.0, "first_step_at_500": 2000, "largest_max_q": 5}
     assert second == {"seed": 8, "eval_return": 20.0, "first_step_at_500": "never", "largest_max_q": 9}
-    at = list(columns.overestimation([tmp_path]))
+    at = list(columns.band([tmp_path], "max_q - discounted_return"))
     assert [(line["env_step"], line["mean"], line["low"], line["high"]) for line in at] == [
         ("1000", 0.5, 0, 1), ("2000", 2.5, 1, 4), ("3000", 5, 2, 8)
     ]  # fmt: skip
