@@ -1,8 +1,8 @@
 """Behind exercises.py: numbers to try the functions on, the usual mistakes, the training."""
 
 import sys
+from collections import namedtuple
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,15 +58,7 @@ TD_TARGET = Exercise(
 
 
 # %% n_step ---------------------------------------------------------------------------------------------
-class Windows(NamedTuple):
-    """The fields of the script's Transition that count here."""
-
-    reward: jax.Array  # float32 [B, n]
-    terminated: jax.Array  # bool [B, n]
-    truncated: jax.Array  # bool [B, n]
-    next_obs: jax.Array  # float32 [B, n]; in the script [B, n, 4]
-
-
+Windows = namedtuple("Windows", "reward terminated truncated next_obs")  # of the script's Transition
 # As many windows as steps: [B] against [B, n] goes wrong without a complaint.
 WINDOWS = Windows(
     np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [4, 3, 2, 1]], np.float32),
@@ -117,20 +109,8 @@ N_STEP = Exercise(
 # %% sample ---------------------------------------------------------------------------------------------
 CAPACITY, BATCH_SIZE, N_STEPS, DRAWS = 8, 64, 3, 200
 EMPTY = -1
-
-
-class Rows(NamedTuple):
-    """Each transition is its number, so that one sees which were drawn."""
-
-    obs: jax.Array  # float32 [capacity, 2]
-    reward: jax.Array  # float32 [capacity]
-
-
-class Buffer(NamedTuple):
-    """As the script's."""
-
-    rows: Rows
-    count: jax.Array  # int32 []
+Rows = namedtuple("Rows", "obs reward")  # each transition is its number, so that one sees which were drawn
+Buffer = namedtuple("Buffer", "rows count")
 
 
 def buffer_after(count: int) -> Buffer:
