@@ -37,12 +37,6 @@ def log_of(run: Path, seed: int | None = None) -> dict[str, np.ndarray]:
     return {name: np.array([row[name] for row in rows], dtype) for name in rows[0] if name != "method"}
 
 
-def seeds_of(run: Path) -> list[int]:
-    """The seeds that the run trained side by side."""
-    constants = read_json(run / "constants.json")
-    return [constants["SEED"] + i for i in range(constants["NUM_SEEDS"])]
-
-
 # %% Folder 1 -------------------------------------------------------------------------------------------
 def q_learning(runs: Sequence[Path], figures: Sequence[str]) -> Lines:
     """Some figures of each run; the goal's row of the table is left out."""
@@ -90,8 +84,11 @@ def q_learning_crawl(runs: Sequence[Path]) -> Lines:
 def with_logs(runs: Sequence[Path]) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """By seed: its number and its last policy's return, and its log."""
     for run in runs:
-        returns = read_json(run / "result.json")["eval_return"]
-        for seed, eval_return in zip(seeds_of(run), returns, strict=True):
+        first, returns = (
+            read_json(run / "constants.json")["SEED"],
+            read_json(run / "result.json")["eval_return"],
+        )
+        for seed, eval_return in enumerate(returns, start=first):
             yield {"seed": seed, "eval_return": eval_return}, log_of(run, seed)
 
 
