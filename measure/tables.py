@@ -224,10 +224,10 @@ def methods(folder: Path, language: int) -> list[list[str]]:
     import pandas as pd
 
     files = [folder / "assets" / f"methods{name}.csv" for name in ("", "_curves")]
-    lines = study.table(*map(pd.read_csv, files))
-    heading = (lines[0], "| 方法 | 評過的回答 | pass@1 | pass@8 | pass@64 | 貪婪 | 熵 | 長度 "
-               "| 到最佳的 90 % 所需的回答 | pass@1 減去對照方法的 |")[language]  # fmt: skip
-    return [[part.strip() for part in line.strip("| ").split(" | ")] for line in [heading, *lines[2:]]]
+    english, *lines = study.table(*map(pd.read_csv, files))
+    chinese = ["方法", "評過的回答", "pass@1", "pass@8", "pass@64", "貪婪", "熵", "長度",
+               "到最佳的 90 % 所需的回答", "pass@1 減去對照方法的"]  # fmt: skip
+    return [chinese if language else english, *lines]
 
 
 def transcript(folder: Path, language: int) -> list[list[str]]:
