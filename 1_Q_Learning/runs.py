@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter never ends on a full disk
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import scalar
 
 from settings import UserError
 
@@ -49,6 +51,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_log(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The log, one row per LOG_EVERY episodes: log.csv, and TensorBoard's curves."""
     write_csv(folder / "log.csv", rows)
-    with SummaryWriter(str(folder / "tensorboard")) as events:
-        for row, name in itertools.product(rows, rows[0]):
-            events.add_scalar(f"train/{name}", row[name], row["episode"])
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "tensorboard" / "events"))
+    for row, name in itertools.product(rows, rows[0]):
+        summary = scalar(f"train/{name}", row[name])
+        events.write_event(Event(wall_time=time.time(), step=row["episode"], summary=summary))
+    events.close()

@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter never ends on a full disk
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import scalar
 from tqdm import tqdm
 
 from settings import UserError
@@ -91,11 +93,14 @@ def write_log(folder: Path, log: Any, first_seed: int, **columns: str) -> None:
         {**columns, "seed": first_seed + i} | {name: x[i, j].item() for name, x in fields.items()}
         for i, j in np.ndindex(log[0].shape)
     ])  # fmt: skip
-    with SummaryWriter(str(folder / "tensorboard")) as events:
-        for name, values in fields.items():
-            for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
-                if np.isfinite(value):  # a metric is nan where there was nothing to measure
-                    events.add_scalar(f"train/{name}", float(value), int(x))
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "tensorboard" / "events"))
+    for name, values in fields.items():
+        for x, value in zip(log[0].mean(axis=0), values.mean(axis=0)):
+            if np.isfinite(value):  # a metric is nan where there was nothing to measure
+                summary = scalar(f"train/{name}", float(value))
+                events.write_event(Event(wall_time=time.time(), step=int(x), summary=summary))
+    events.close()
 
 
 def compile_row(
